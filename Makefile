@@ -1,0 +1,79 @@
+# Everything Rachis needs is set up by these targets; nothing is installed by hand.
+# `make demo` and `make test` are the two to know. PROFILE=cpu|gpu is found by looking for a GPU.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV ?= .venv
+PROFILE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# Where a CPU build of torch is found when the configured index has only the CUDA one.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.rachis-$(PROFILE)
+SOURCES := benchmarks builtin_model cluster_configs cluster_core control_plane decode_worker kv_transfer prefill_worker \
+	protos tests worker_runtime
+BUF := node_modules/.bin/buf
+
+.PHONY: help setup demo serve test unit integration check protos bench lock clean
+help: ## Show the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
+
+$(STAMP): requirements/$(PROFILE).lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	@if [ "$(PROFILE)" = cpu ]; then
+		echo "installing torch (CPU build)"
+		torch=$$(grep '^torch==' requirements/cpu.lock)
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$torch" 2>/dev/null || \
+			$(BIN)/pip install --disable-pip-version-check --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"
+	fi
+	echo "installing $$(grep -c . requirements/$(PROFILE).lock) pinned packages"
+	grep -v '^torch==.*+cpu' requirements/$(PROFILE).lock > $(VENV)/install.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/install.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup ## Bring the service up, answer three recall questions through both pools, stop
+	$(BIN)/rachis demo
+
+serve: setup ## Serve in the foreground until Ctrl-C
+	$(BIN)/rachis serve
+
+test: unit integration ## All tests: unit in seconds, then real engines, Redis, Ray and NIXL
+
+unit: setup ## Unit and contract tests without engines
+	$(BIN)/python -m pytest tests/unit tests/contract -m "not integration" -q
+
+integration: setup ## Tests with real engines, Redis, Ray and NIXL
+	$(BIN)/python -m pytest tests/integration tests/contract -m integration -q
+
+check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=protos $(BIN)/lint-imports
+	$(BUF) lint protos
+	$(BIN)/python tools/generate_protos.py --check
+
+protos: setup ## Regenerate the stubs beside the .proto files
+	$(BIN)/python tools/generate_protos.py
+
+bench: setup ## Latency and CPU that router and hand-off add
+	$(BIN)/rachis bench overhead
+
+lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
+	for profile in cpu gpu; do
+		uv pip compile requirements/$$profile.in requirements/dev.in --override requirements/$$profile-excludes.txt \
+			--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet \
+			$(UV_FLAGS) -o requirements/$$profile.lock
+	done
+
+$(BUF): package-lock.json
+	npm ci --silent --no-audit --no-fund
+	touch $@
+
+clean: ## Remove what the targets above created
+	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

@@ -1,0 +1,145 @@
+"""The configuration schema. Frozen, unknown keys refused; each part of the service receives its own section.
+
+Units stand last in the names. Defaults are those of one machine without a GPU; the profiles in `profiles/` say
+what differs.
+"""
+
+from importlib import resources
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kv_transfer.handoff import MAX_DEADLINE_SHARE
+
+BUILTIN_MODEL = "builtin"
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """Which model is served."""
+
+    path: str = Field(BUILTIN_MODEL, min_length=1, description="`builtin`, a Hugging Face id, or a folder.")
+    name: str = Field("", description="Name that clients use; empty takes it from the path.")
+
+    @property
+    def served_name(self) -> str:
+        return self.name or ("rachis-builtin" if self.path == BUILTIN_MODEL else self.path)
+
+    @property
+    def resolved_path(self) -> str:
+        """What engines and tokenizers load from."""
+        return str(resources.files("builtin_model") / "weights") if self.path == BUILTIN_MODEL else self.path
+
+
+class EngineSection(Section):
+    """The vLLM engine of every worker."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    block_size_tokens: int = Field(32, ge=1, le=512, description="On a CPU: multiples of 32 only.")
+    max_model_len: int = Field(4096, ge=32, description="Most tokens of prompt and completion together.")
+    kv_cache_gib: float = Field(1.0, gt=0, description="CPU only: memory set aside for KV blocks of one worker.")
+    kv_blocks: int | None = Field(1024, ge=8, description="Blocks per worker; null lets vLLM fill its memory.")
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1, description="GPU only: share of a GPU for one worker.")
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    max_running_requests: int = Field(64, ge=1, le=4096)
+    max_batched_tokens: int = Field(2048, ge=32, description="Most tokens of one engine step.")
+    enforce_eager: bool = Field(
+        True, description="False compiles and captures CUDA graphs: slower start, faster steps."
+    )
+    threads: int = Field(1, ge=1, le=256, description="OpenMP threads of one worker.")
+    seed: int = Field(0, ge=0)
+    nixl_backends: tuple[str, ...] = ("UCX",)
+    kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
+
+    @model_validator(mode="after")
+    def _fits_the_device(self) -> "EngineSection":
+        if self.device == "cpu" and self.block_size_tokens % 32:
+            raise ValueError("block_size_tokens must be a multiple of 32 on a CPU")
+        if self.device == "cpu" and self.kv_buffer_device != "cpu":
+            raise ValueError("kv_buffer_device must be cpu where device is cpu")
+        return self
+
+
+class PoolSection(Section):
+    """One pool of workers, a Ray placement group with a bundle for each."""
+
+    workers: int = Field(1, ge=1, le=1024)
+    cpus_per_worker: float = Field(0.5, ge=0)
+    gpus_per_worker: float = Field(0.0, ge=0)
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    max_restarts: int = Field(-1, ge=-1, description="Restarts of a dead worker; -1 is without end.")
+
+
+class PoolsSection(Section):
+    host: str | None = Field(
+        None, description="Where workers listen; null: loopback, or the node's own under ray.address."
+    )
+    prefill: PoolSection = PoolSection()
+    decode: PoolSection = PoolSection()
+
+
+class HandoffSection(Section):
+    """Leases on KV blocks between the pools."""
+
+    lease_s: int = Field(30, ge=6, le=3600, description="How long a prefill worker keeps blocks that wait for a pull.")
+    deadline_s: float = Field(15.0, gt=0, description="A pull that has not ended by then is recomputed.")
+
+    @model_validator(mode="after")
+    def _deadline_before_lease(self) -> "HandoffSection":
+        limit = self.lease_s * MAX_DEADLINE_SHARE
+        if self.deadline_s > limit:
+            raise ValueError(f"deadline_s must be at most {limit:g}, half of lease_s: a pull after the lease is wrong")
+        return self
+
+
+class RouterSection(Section):
+    host: str = "127.0.0.1"
+    port: Port = Field(7421, description="0 takes a free one.")
+    max_in_flight_requests: int = Field(256, ge=1, le=100_000)
+    max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
+    queue_timeout_s: Seconds = 30.0
+    request_timeout_s: Seconds = Field(600.0, description="For requests that bring no deadline of their own.")
+    max_message_mib: int = Field(16, ge=1, le=1024)
+    prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
+    drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
+
+
+class RedisSection(Section):
+    url: str | None = Field(None, description="null starts the embedded server with the service.")
+    worker_lease_s: Seconds = Field(
+        5.0, description="A worker that does not renew its registration for so long is gone."
+    )
+    refresh_s: Seconds = Field(0.25, description="How often routers read the registrations.")
+
+
+class RaySection(Section):
+    address: str | None = Field(None, description="null starts a local Ray with the service; `auto` joins one.")
+    object_store_mib: int = Field(
+        80, ge=75, description="Ray's minimum is enough: no token or block passes through it."
+    )
+
+
+class LimitsSection(Section):
+    start_timeout_s: Seconds = Field(300.0, description="How long the engines may take to come up.")
+    stop_timeout_s: Seconds = Field(30.0, description="How long a worker may take to stop before it is ended.")
+
+
+class RachisConfig(Section):
+    """The whole configuration in force."""
+
+    model: ModelSection = ModelSection()
+    engine: EngineSection = EngineSection()
+    pools: PoolsSection = PoolsSection()
+    handoff: HandoffSection = HandoffSection()
+    router: RouterSection = RouterSection()
+    redis: RedisSection = RedisSection()
+    ray: RaySection = RaySection()
+    limits: LimitsSection = LimitsSection()
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"

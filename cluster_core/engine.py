@@ -1,0 +1,196 @@
+"""The engine protocol: what a worker asks of the thing that computes tokens.
+
+Implementations: `worker_runtime.vllm_engine.VllmEngine` and, for tests and the simulator, a deterministic fake.
+Both pass the contract tests in `tests/contract/`.
+
+Who holds the KV blocks of a request:
+    prefill job, running             the engine
+    prefill job, finished, leased    the engine, until pulled, released, or the lease ends
+    decode job with a lease          the leasing engine until the pull has landed, then this engine
+    decode job, running              this engine
+"""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from cluster_core.clock import UnixMs
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class HandoffOutcome(Enum):
+    """How the prompt's KV got to the engine that decodes."""
+
+    NONE = "none"
+    PULLED = "pulled"
+    LOCAL = "local"
+    RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How tokens are chosen; the meaning and the ranges are those of `rachis.v1.SamplingParams`."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvLease:
+    """The leased KV blocks of a prefilled prompt, pulled by the engine that decodes.
+
+    connector_params: what the transport needs, opaque. deadline_unix_ms: no pull starts or ends after this.
+    """
+
+    lease_id: str
+    connector_params: bytes
+    deadline_unix_ms: UnixMs
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A first token that the prefill worker sampled: this engine generates on from it.
+
+    sent_text: what of its text the client has already seen.
+    """
+
+    token_id: int
+    sent_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob:
+    """One prompt for the engine.
+
+    hand_off: when the job ends by length, its KV blocks stay leased and the last output carries the lease.
+    pull: where the KV blocks of the prompt are found. first: a first token to generate on from.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingSpec
+    hand_off: bool = False
+    pull: KvLease | None = None
+    first: FirstToken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReport:
+    """What came of a pull. kv_bytes and pulled_tokens count what crossed; transfer_ms includes the wait for it."""
+
+    outcome: HandoffOutcome = HandoffOutcome.NONE
+    kv_bytes: int = 0
+    pulled_tokens: int = 0
+    transfer_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What is new of a job since its output before.
+
+    handoff, cached_tokens, queue_ms and prefill_ms belong to the first output of a job; lease to the last.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    handoff: HandoffReport | None = None
+    lease: KvLease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    model: str
+    tokenizer: str
+    vocabulary_size: int
+    max_model_len: int
+    block_size_tokens: int
+    max_running_requests: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    running_requests: int = 0
+    waiting_requests: int = 0
+    leased_handoffs: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counts since the engine started; written by the engine alone."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    handoffs_leased: int = 0
+    handoffs_pulled: int = 0
+    handoffs_recomputed: int = 0
+    handoffs_expired: int = 0
+    handoffs_released: int = 0
+    kv_bytes_pulled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    load: EngineLoad = field(default_factory=EngineLoad)
+    counters: EngineCounters = field(default_factory=EngineCounters)
+
+
+class Engine(Protocol):
+    """One engine, driven from one asyncio loop."""
+
+    async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
+        """Brings the engine up. `on_phase` hears what it is doing, `on_death` that it died later, from any thread."""
+        ...
+
+    def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
+        """Runs a job. Closing the iterator early aborts the job and frees its blocks.
+
+        Raises InvalidInputError for what the engine refuses, UnavailableError when it dies meanwhile.
+        """
+        ...
+
+    async def release(self, lease_id: str) -> bool:
+        """Frees the blocks of a lease that nobody will pull; False when there is no such lease any more."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+    async def stop(self) -> None: ...

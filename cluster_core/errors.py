@@ -1,0 +1,80 @@
+"""The one error tree. Each class names the gRPC status it becomes; `rachis.wire` holds the adapter.
+
+`ClientFault` is bad input and names the field; `OperatingFault` is expected of any cluster and says when to
+try again. Anything else that is raised is a defect of ours and becomes INTERNAL.
+"""
+
+
+class RachisError(Exception):
+    """Base of all errors that a caller may see.
+
+    status: name of the gRPC status. field: the input at fault, dotted, or empty.
+    retry_after_ms: when trying again makes sense, or None.
+    """
+
+    status = "INTERNAL"
+
+    def __init__(self, message: str, *, field: str = "", retry_after_ms: int | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+        self.retry_after_ms = retry_after_ms
+
+
+class ClientFault(RachisError):
+    """The caller sent something that can never work."""
+
+
+class InvalidInputError(ClientFault):
+    status = "INVALID_ARGUMENT"
+
+
+class OutOfRangeError(ClientFault):
+    """Valid in itself, but more than this model or service takes."""
+
+    status = "OUT_OF_RANGE"
+
+
+class NotFoundError(ClientFault):
+    status = "NOT_FOUND"
+
+
+class NotSupportedError(ClientFault):
+    status = "UNIMPLEMENTED"
+
+
+class OperatingFault(RachisError):
+    """Something that happens to a cluster: it is counted, and mostly worth another try."""
+
+
+class OverloadedError(OperatingFault):
+    status = "RESOURCE_EXHAUSTED"
+
+
+class UnavailableError(OperatingFault):
+    status = "UNAVAILABLE"
+
+
+class DeadlineError(OperatingFault):
+    status = "DEADLINE_EXCEEDED"
+
+
+class CancelledByClientError(OperatingFault):
+    status = "CANCELLED"
+
+
+class StaleGenerationError(OperatingFault):
+    """The call was meant for an earlier start of this worker."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class ConfigError(ClientFault):
+    """The configuration cannot be used as it is written."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class StartError(OperatingFault):
+    """A part of the service did not come up."""
+
+    status = "UNAVAILABLE"

@@ -1,0 +1,21 @@
+"""Names of requests, workers and services."""
+
+import secrets
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+ServiceId = NewType("ServiceId", str)
+
+
+def new_request_id() -> RequestId:
+    return RequestId(f"req-{secrets.token_hex(8)}")
+
+
+def new_service_id() -> ServiceId:
+    return ServiceId(f"svc-{secrets.token_hex(4)}")
+
+
+def worker_id(pool: str, index: int) -> WorkerId:
+    """A worker keeps its name when it is restarted; its generation tells the starts apart."""
+    return WorkerId(f"{pool}-{index}")

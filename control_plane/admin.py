@@ -1,0 +1,121 @@
+"""AdminService: what runs, what is in force, and taking workers out of rotation."""
+
+import asyncio
+import json
+
+import grpc
+from rachis import wire as conventions
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import admin_pb2_grpc
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.loading import LoadedConfig, masked
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import NotFoundError, RachisError
+from control_plane.admission import Admission
+from control_plane.dispatch import Dispatcher
+from control_plane.membership import Member, Membership
+from control_plane.redis_membership import RegistryFollower
+from control_plane.router import RouterService
+from control_plane.worker_client import WorkerClient
+
+STATUS_TIMEOUT_S = 2.0
+VERSION = "0.1.0"
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        service_id: str,
+        membership: Membership,
+        follower: RegistryFollower,
+        client: WorkerClient,
+        router: RouterService,
+        dispatcher: Dispatcher,
+        admission: Admission,
+    ) -> None:
+        self._loaded = loaded
+        self._service_id = service_id
+        self._membership = membership
+        self._follower = follower
+        self._client = client
+        self._router = router
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._started_s = monotonic_s()
+
+    async def ListWorkers(
+        self, request: admin.ListWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> admin.ListWorkersResponse:
+        members = self._membership.members()
+        return admin.ListWorkersResponse(workers=await asyncio.gather(*(self._view(member) for member in members)))
+
+    async def DrainWorker(
+        self, request: admin.DrainWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> admin.DrainWorkerResponse:
+        state = await self._set_draining(request.worker_id, True, context)
+        return admin.DrainWorkerResponse(state=state)
+
+    async def ResumeWorker(
+        self, request: admin.ResumeWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> admin.ResumeWorkerResponse:
+        state = await self._set_draining(request.worker_id, False, context)
+        return admin.ResumeWorkerResponse(state=state)
+
+    async def GetEffectiveConfig(
+        self, request: admin.GetEffectiveConfigRequest, context: grpc.aio.ServicerContext
+    ) -> admin.GetEffectiveConfigResponse:
+        entries = (
+            admin.ConfigEntry(key=entry.key, value=json.dumps(masked(entry.value)), source=entry.source)
+            for entry in self._loaded.entries
+        )
+        return admin.GetEffectiveConfigResponse(entries=entries)
+
+    async def GetRouterStatus(
+        self, request: admin.GetRouterStatusRequest, context: grpc.aio.ServicerContext
+    ) -> admin.GetRouterStatusResponse:
+        overhead = sorted(self._dispatcher.overhead_ms)
+        return admin.GetRouterStatusResponse(
+            version=VERSION,
+            service_id=self._service_id,
+            uptime_s=monotonic_s() - self._started_s,
+            in_flight_requests=self._admission.in_flight,
+            queued_requests=self._admission.queued,
+            outcomes={state.value: count for state, count in self._router.outcomes.items()},
+            registry_connected=self._follower.connected,
+            overhead_p50_ms=_quantile(overhead, 0.5),
+            overhead_p99_ms=_quantile(overhead, 0.99),
+        )
+
+    async def _view(self, member: Member) -> admin.WorkerView:
+        view = admin.WorkerView(
+            registration=member.registration,
+            in_flight_requests=member.in_flight_requests,
+            suspect=member.suspect_since_s is not None,
+        )
+        if member.registration.address:
+            try:
+                status = await self._client.status(member.registration.address, STATUS_TIMEOUT_S)
+            except RachisError:
+                return view
+            view.load.CopyFrom(status.load)
+            view.counters.CopyFrom(status.counters)
+        return view
+
+    async def _set_draining(
+        self, worker_id: str, draining: bool, context: grpc.aio.ServicerContext
+    ) -> wire.WorkerState.ValueType:
+        try:
+            member = self._membership.get(worker_id)
+            if member is None:
+                known = ", ".join(str(member.worker_id) for member in self._membership.members()) or "none"
+                raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
+            return await self._client.set_draining(member.registration.address, draining, STATUS_TIMEOUT_S)
+        except RachisError as error:
+            await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+            raise
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

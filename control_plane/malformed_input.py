@@ -1,0 +1,150 @@
+"""What protobuf refuses to parse, answered as bad input that names the field, instead of as a server's fault.
+
+gRPC hands a message to its deserializer before any handler runs, and answers INTERNAL when that raises. So the
+deserializers of our services are wrapped by an interceptor: what does not parse, or is too large, arrives at the
+handler as a `Malformed`, which aborts the call with the sentence.
+"""
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from rachis import wire as conventions
+
+from cluster_core.errors import InvalidInputError, OutOfRangeError, RachisError
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    error: RachisError
+
+
+class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps every handler of ours; `max_message_bytes` is the limit that clients are told."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None or handler.request_streaming:
+            return handler
+        parse = functools.partial(self._parse, handler.request_deserializer)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                _checked_stream(handler.unary_stream), parse, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _checked_unary(handler.unary_unary), parse, handler.response_serializer
+        )
+
+    def _parse(self, deserializer: Callable[[bytes], Message], data: bytes) -> Message | Malformed:
+        if len(data) > self._max_message_bytes:
+            return Malformed(
+                OutOfRangeError(f"has {len(data)} bytes, the limit is {self._max_message_bytes}", field="request")
+            )
+        try:
+            return deserializer(data)
+        except DecodeError:
+            kind = getattr(deserializer, "__self__", None)
+            field = invalid_utf8_field(kind.DESCRIPTOR, data) if kind is not None else None
+            if field is None:
+                return Malformed(InvalidInputError("is not a message of this method", field="request"))
+            return Malformed(InvalidInputError("is not valid UTF-8", field=field))
+
+
+def invalid_utf8_field(descriptor: Descriptor, data: bytes) -> str | None:
+    """The dotted path of the first string in `data` that is not UTF-8, or None when that is not what is wrong.
+
+    The message is parsed once more as a copy of its type in which every string is bytes.
+    """
+    message = message_factory.GetMessageClass(_bytes_pool(descriptor).FindMessageTypeByName(descriptor.full_name))()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return None
+    return _first_invalid(message, descriptor, "")
+
+
+@functools.cache
+def _bytes_pool(descriptor: Descriptor) -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    _add_with_bytes(pool, descriptor.file, set())
+    return pool
+
+
+def _add_with_bytes(pool: descriptor_pool.DescriptorPool, file: Any, added: set[str]) -> None:
+    if file.name in added:
+        return
+    added.add(file.name)
+    for dependency in file.dependencies:
+        _add_with_bytes(pool, dependency, added)
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    for message in proto.message_type:
+        _strings_to_bytes(message)
+    pool.Add(proto)
+
+
+def _strings_to_bytes(message: descriptor_pb2.DescriptorProto) -> None:
+    if not message.options.map_entry:
+        for field in message.field:
+            if field.type == descriptor_pb2.FieldDescriptorProto.TYPE_STRING:
+                field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+    for nested in message.nested_type:
+        _strings_to_bytes(nested)
+
+
+def _first_invalid(message: Message, original: Descriptor, prefix: str) -> str | None:
+    for field, value in message.ListFields():
+        declared = original.fields_by_name[field.name]
+        for index, item in enumerate(value if field.is_repeated else [value]):
+            path = f"{prefix}{field.name}" + (f"[{index}]" if field.is_repeated else "")
+            if declared.type == FieldDescriptor.TYPE_STRING and not _is_utf8(item):
+                return path
+            if declared.type == FieldDescriptor.TYPE_MESSAGE and not declared.message_type.GetOptions().map_entry:
+                found = _first_invalid(item, declared.message_type, f"{path}.")
+                if found is not None:
+                    return found
+    return None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+async def _refuse(malformed: Malformed, context: grpc.aio.ServicerContext) -> None:
+    error = malformed.error
+    await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+
+
+def _checked_unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def checked(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        if isinstance(request, Malformed):
+            await _refuse(request, context)
+        return await behaviour(request, context)
+
+    return checked
+
+
+def _checked_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    async def checked(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        if isinstance(request, Malformed):
+            await _refuse(request, context)
+        async for response in behaviour(request, context):
+            yield response
+
+    return checked

@@ -1,0 +1,68 @@
+"""Keeps a `Membership` in step with the registry in Redis. The registry is never on a request's path.
+
+Redis that does not answer leaves the last known workers in place: requests go on, `connected` turns false. When it
+answers again, possibly empty, workers have one lease to register before they count as gone.
+"""
+
+import asyncio
+import logging
+
+import redis.asyncio as redis
+from rachis import registry
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import monotonic_s
+from control_plane.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+
+class RegistryFollower:
+    """Reads all registrations every `refresh_s` until cancelled; `changed` is set whenever placement sees a change."""
+
+    def __init__(
+        self, url: str, service_id: str, membership: Membership, *, refresh_s: float, worker_lease_s: float
+    ) -> None:
+        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._service_id = service_id
+        self._membership = membership
+        self._refresh_s = refresh_s
+        self._worker_lease_s = worker_lease_s
+        self._keep_until_s = 0.0
+        self.connected = True
+        self.changed = asyncio.Condition()
+
+    async def follow(self) -> None:
+        while True:
+            try:
+                registrations = await self._read()
+            except (redis.RedisError, OSError) as error:
+                if self.connected:
+                    logger.warning("the registry does not answer, the last known workers stay: %s", error)
+                self.connected = False
+            else:
+                now = monotonic_s()
+                if not self.connected:
+                    logger.warning("the registry answers again")
+                    self._keep_until_s = now + self._worker_lease_s
+                self.connected = True
+                if now < self._keep_until_s:
+                    registrations = self._with_known(registrations)
+                if self._membership.replace(registrations, now):
+                    async with self.changed:
+                        self.changed.notify_all()
+            await asyncio.sleep(self._refresh_s)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _with_known(self, registrations: list[wire.WorkerRegistration]) -> list[wire.WorkerRegistration]:
+        fresh = {record.worker_id for record in registrations}
+        known = [member.registration for member in self._membership.members() if member.worker_id not in fresh]
+        return registrations + known
+
+    async def _read(self) -> list[wire.WorkerRegistration]:
+        names = await self._redis.smembers(registry.workers_key(self._service_id))
+        keys = [registry.worker_key(self._service_id, name.decode()) for name in sorted(names)]
+        records = await self._redis.mget(keys) if keys else []
+        return [wire.WorkerRegistration.FromString(record) for record in records if record is not None]

@@ -1,0 +1,128 @@
+"""One router process's gRPC server: our services, standard health checking and reflection, in one order of stopping."""
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from rachis import wire as conventions
+from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.loading import LoadedConfig
+from cluster_core.errors import StartError
+from control_plane.admin import AdminService
+from control_plane.admission import Admission
+from control_plane.dispatch import Dispatcher
+from control_plane.malformed_input import MalformedInputInterceptor
+from control_plane.membership import Membership
+from control_plane.placement import LEAST_LOADED
+from control_plane.redis_membership import RegistryFollower
+from control_plane.router import RouterService
+from control_plane.tokenization import Tokenizer
+from control_plane.worker_client import WorkerClient
+
+ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+# gRPC itself cuts messages off at this multiple of our limit; below it we answer with a sentence.
+_HARD_LIMIT_FACTOR = 4
+
+
+class RouterServer:
+    """Everything of one router. `start`, then `stop`; `address` is set in between."""
+
+    def __init__(self, loaded: LoadedConfig, service_id: str, redis_url: str) -> None:
+        config = loaded.config
+        self._config = config.router
+        max_message_bytes = config.router.max_message_mib << 20
+        self.membership = Membership(trust_after_s=config.redis.worker_lease_s)
+        self._follower = RegistryFollower(
+            redis_url,
+            service_id,
+            self.membership,
+            refresh_s=config.redis.refresh_s,
+            worker_lease_s=config.redis.worker_lease_s,
+        )
+        self._client = WorkerClient(max_message_bytes * _HARD_LIMIT_FACTOR)
+        self._dispatcher = Dispatcher(
+            self.membership,
+            self._follower,
+            self._client,
+            LEAST_LOADED,
+            prefill_attempts=config.router.prefill_attempts,
+            worker_wait_s=config.router.queue_timeout_s,
+        )
+        admission = Admission(
+            config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s
+        )
+        self._tokenizer = Tokenizer(config.model.resolved_path)
+        self._router = RouterService(
+            self.membership,
+            self._dispatcher,
+            admission,
+            self._tokenizer,
+            request_timeout_s=config.router.request_timeout_s,
+        )
+        self._admin = AdminService(
+            loaded,
+            service_id,
+            self.membership,
+            self._follower,
+            self._client,
+            self._router,
+            self._dispatcher,
+            admission,
+        )
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            interceptors=[MalformedInputInterceptor(max_message_bytes)],
+            options=conventions.channel_options(max_message_bytes * _HARD_LIMIT_FACTOR),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listens. Health says SERVING once a decode worker is ready. Raises StartError when the port is taken."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self._router, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (ROUTER_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        wanted = f"{self._config.host}:{self._config.port}"
+        try:
+            port = self._server.add_insecure_port(wanted)
+        except RuntimeError:
+            raise StartError(
+                f"cannot listen on {wanted}; is another service running there?", field="router.port"
+            ) from None
+        self.address = f"{self._config.host}:{port}"
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._tokenizer.load()
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self._follower.follow()), asyncio.create_task(self._watch_health())]
+
+    async def stop(self) -> None:
+        """NOT_SERVING first, then no new requests, then those that run finish or are cut off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace=self._config.drain_timeout_s)
+        await self._dispatcher.close()
+        await self._client.close()
+        await self._follower.close()
+
+    async def _watch_health(self) -> None:
+        async with self._follower.changed:
+            while True:
+                serving = bool(self.membership.usable(wire.POOL_DECODE))
+                status = health_pb2.HealthCheckResponse
+                await self._set_health(status.SERVING if serving else status.NOT_SERVING)
+                addresses = {member.registration.address for member in self.membership.members()}
+                self._client.keep_only(addresses)
+                await self._follower.changed.wait()
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", ROUTER_SERVICE, ADMIN_SERVICE):
+            await self._health.set(service, status)

@@ -1,0 +1,112 @@
+"""What runs on this machine for this user: a small file written by `serve`, read by every other command.
+
+It holds the router's address and the service's id; every process of a service carries that id in its environment,
+so what is left of one can be found even after its file is gone.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster_core.errors import ConfigError
+
+SERVICE_VARIABLE = "RACHIS_SERVICE"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    service_id: str
+    address: str
+    pid: int
+    started: float
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """`RACHIS_STATE_DIR`, or the user's state folder."""
+    given = environment.get("RACHIS_STATE_DIR")
+    base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(given) if given else Path(base) / "rachis"
+
+
+class StateFile:
+    """The one service that this folder speaks of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "service.json"
+
+    def read(self) -> ServiceState | None:
+        """The running service, or None. A file whose process is gone counts as none."""
+        try:
+            state = ServiceState(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return state if _is_running(state) else None
+
+    def claim(self, state: ServiceState) -> None:
+        """Writes the file. Raises ConfigError when another service runs there."""
+        running = self.read()
+        if running is not None and running.pid != state.pid:
+            raise ConfigError(
+                f"service {running.service_id} already runs (process {running.pid}, {running.address}); stop it, or set "
+                "RACHIS_STATE_DIR to keep a second one apart",
+                field="rachis serve",
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(f".{state.pid}")
+        temporary.write_text(json.dumps(asdict(state)))
+        temporary.replace(self._path)
+
+    def clear(self, pid: int) -> None:
+        """Removes the file when it speaks of this process."""
+        try:
+            if json.loads(self._path.read_text())["pid"] == pid:
+                self._path.unlink()
+        except (OSError, ValueError, KeyError):
+            return
+
+
+def processes_of(service_id: str | None = None) -> list[psutil.Process]:
+    """Processes of this user that belong to the service, or to any service; never this one or its parents."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid in own or process.uids().real != os.getuid():
+                continue
+            mark = process.environ().get(SERVICE_VARIABLE)
+            if mark and service_id in (None, mark) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def end_leftovers(service_id: str, timeout_s: float) -> int:
+    """Ends what is left of a stopped service; returns how many processes that were."""
+    left = processes_of(service_id)
+    for process in left:
+        _signal(process, signal.SIGTERM)
+    _, alive = psutil.wait_procs(left, timeout=timeout_s)
+    for process in alive:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=timeout_s)
+    return len(left)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _is_running(state: ServiceState) -> bool:
+    try:
+        return abs(psutil.Process(state.pid).create_time() - state.started) < 1.0
+    except psutil.Error:
+        return False

@@ -1,0 +1,121 @@
+"""What a client may ask for: every field of a request against its limit, before any worker hears of it. Pure."""
+
+from collections.abc import Sequence
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import InvalidInputError, OutOfRangeError
+
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 128
+CHAT_ROLES = ("system", "user", "assistant")
+
+# Field -> (lowest, lowest is allowed, highest).
+_RANGES: dict[str, tuple[float, bool, float]] = {
+    "temperature": (0, True, 100),
+    "top_p": (0, False, 1),
+    "min_p": (0, True, 1),
+    "presence_penalty": (-2, True, 2),
+    "frequency_penalty": (-2, True, 2),
+    "repetition_penalty": (0, False, 2),
+    "max_tokens": (1, True, 2**31 - 1),
+    "top_k": (0, True, 2**31 - 1),
+    "logprobs": (0, True, MAX_LOGPROBS),
+    "seed": (0, True, 2**63 - 1),
+    "min_tokens": (0, True, 2**31 - 1),
+}
+
+
+def check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID_CHARACTERS or not request_id.isprintable():
+        raise InvalidInputError(f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field="request_id")
+
+
+def check_model(asked: str, served: str) -> None:
+    if asked and asked != served:
+        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field="model")
+
+
+def check_prompt_form(prompt: generation.PromptInput) -> None:
+    """The prompt is there, in a form that can be turned into tokens."""
+    form = prompt.WhichOneof("input")
+    if form is None:
+        raise InvalidInputError("one of text, token_ids or chat must be set", field="prompt")
+    if form == "text" and not prompt.text:
+        raise InvalidInputError("must not be empty", field="prompt.text")
+    if form == "token_ids" and not prompt.token_ids.ids:
+        raise InvalidInputError("must not be empty", field="prompt.token_ids")
+    if form == "chat":
+        _check_chat(prompt.chat.messages)
+
+
+def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+    for name, (lowest, allowed, highest) in _RANGES.items():
+        value = getattr(sampling, name)
+        # Written so that NaN fails it.
+        inside = lowest <= value <= highest if allowed else lowest < value <= highest
+        if sampling.HasField(name) and not inside:
+            bracket = "[" if allowed else "("
+            raise InvalidInputError(f"must be in {bracket}{lowest:g}, {highest:g}], got {value}", field=_of(name))
+    if sampling.min_tokens > max_tokens_of(sampling):
+        raise InvalidInputError(
+            f"must be at most max_tokens ({max_tokens_of(sampling)}), got {sampling.min_tokens}",
+            field=_of("min_tokens"),
+        )
+    _check_stops(sampling, model)
+
+
+def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+    """The tokens are the model's, and prompt and completion fit its length."""
+    if not token_ids:
+        raise InvalidInputError("has no tokens", field="prompt")
+    largest = max(token_ids)
+    if largest >= model.vocabulary_size:
+        raise OutOfRangeError(
+            f"token {largest} is outside the vocabulary of {model.vocabulary_size} tokens", field="prompt.token_ids"
+        )
+    wanted = len(token_ids) + max_tokens_of(sampling)
+    if wanted > model.max_model_len:
+        raise OutOfRangeError(
+            f"{len(token_ids)} prompt tokens and {max_tokens_of(sampling)} max_tokens are {wanted} together, "
+            f"the model's length is {model.max_model_len}",
+            field="prompt" if len(token_ids) >= model.max_model_len else _of("max_tokens"),
+        )
+
+
+def max_tokens_of(sampling: generation.SamplingParams) -> int:
+    return sampling.max_tokens if sampling.HasField("max_tokens") else DEFAULT_MAX_TOKENS
+
+
+def _check_chat(messages: Sequence[generation.ChatMessage]) -> None:
+    if not messages:
+        raise InvalidInputError("must not be empty", field="prompt.chat.messages")
+    for index, message in enumerate(messages):
+        if message.role not in CHAT_ROLES:
+            raise InvalidInputError(
+                f"must be one of {', '.join(CHAT_ROLES)}, got `{message.role}`",
+                field=f"prompt.chat.messages[{index}].role",
+            )
+
+
+def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+    for name in ("stop", "stop_token_ids"):
+        if len(getattr(sampling, name)) > MAX_STOP_STRINGS:
+            raise InvalidInputError(f"at most {MAX_STOP_STRINGS} are taken", field=_of(name))
+    for stop in sampling.stop:
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidInputError(f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("stop"))
+    for token in sampling.stop_token_ids:
+        if token >= model.vocabulary_size:
+            raise OutOfRangeError(
+                f"token {token} is outside the vocabulary of {model.vocabulary_size} tokens",
+                field=_of("stop_token_ids"),
+            )
+
+
+def _of(name: str) -> str:
+    return f"sampling.{name}"

@@ -1,0 +1,104 @@
+"""vLLM's NIXL pull connector, with the hand-off rules of `kv_transfer.handoff` enforced inside the engine.
+
+Scheduler side: a request whose deadline has passed computes its prompt itself instead of pulling; pulls are
+recorded for the report; a lease can be ended early. Worker side: a pull that ended after its deadline counts as
+failed, so that the engine recomputes it (`kv_load_failure_policy=recompute`).
+
+Who owns the prompt's blocks on the prefill side:
+    until the prefill ends             its request
+    leased                             the scheduler's finished request, kept by the connector
+    pulled, released or expired        nobody: back in the pool, still findable as cached prefix
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+
+from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.engine import HandoffReport
+from kv_transfer import vllm_private
+from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput, KVConnectorTransferResults
+    from vllm.v1.request import Request
+
+_DEADLINES = "rachis_deadlines"
+
+
+class RachisNixlConnector(NixlPullConnector):
+    """See the module. One instance lives in the scheduler, one in each worker process."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.pulls = PullLedger()
+        self.kv_bytes_pulled = 0
+        self.handoffs_pulled = 0
+        self.handoffs_recomputed = 0
+        self.handoffs_expired = 0
+        self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
+        self._deadlines: dict[str, int] = {}
+
+    # Scheduler side.
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_prefill") and is_late(params[DEADLINE_PARAM], unix_ms()):
+            params["do_remote_prefill"] = False
+            vllm_private.stop_lease_renewal(self, request.request_id)
+            self.pulls.drop(request.request_id)
+            self.handoffs_expired += 1
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_prefill") and num_external_tokens > 0:
+            pulled = sum(len(group) for group in blocks.get_unhashed_block_ids_all_groups())
+            self.pulls.start(request.request_id, monotonic_s(), num_external_tokens, pulled * self._bytes_per_block)
+            self._deadlines[request.request_id] = params[DEADLINE_PARAM]
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
+        metadata = super().build_connector_meta(scheduler_output)
+        setattr(metadata, _DEADLINES, self._deadlines)
+        self._deadlines = {}
+        return metadata
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        super().update_connector_output(connector_output)
+        finished = connector_output.finished_recving or set()
+        failed = finished & (connector_output.failed_recving or set())
+        self.handoffs_pulled += len(finished - failed)
+        self.handoffs_recomputed += len(failed)
+        for request_id in finished:
+            self.pulls.end(request_id, monotonic_s(), failed=request_id in failed)
+        stats = connector_output.kv_connector_stats
+        if stats is not None:
+            self.kv_bytes_pulled += sum(stats.data.get("bytes_transferred", ()))
+
+    def take_report(self, request_id: str) -> HandoffReport:
+        """What came of the pull of a request that has begun to compute."""
+        return self.pulls.take(request_id)
+
+    def end_lease(self, request_id: str) -> None:
+        """Frees the leased blocks of a finished prefill; the next steps of the engine carry it out."""
+        vllm_private.expire_lease(self, request_id)
+
+    # Worker side.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._deadlines.update(getattr(self._connector_metadata, _DEADLINES, {}))
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
+        results = super().get_transfer_results(finished_req_ids)
+        now = unix_ms()
+        for request_id in results.finished_recving:
+            if is_late(self._deadlines.pop(request_id, now + 1), now):
+                results.failed_recving.add(request_id)
+        return results

@@ -1,0 +1,21 @@
+"""The connector's own parameters of a lease, as bytes that travel between workers."""
+
+import json
+from typing import Any
+
+from cluster_core.errors import InvalidInputError
+
+
+def encode_params(params: dict[str, Any]) -> bytes:
+    return json.dumps(params, separators=(",", ":")).encode()
+
+
+def decode_params(encoded: bytes) -> dict[str, Any]:
+    """Raises InvalidInputError for bytes that no `encode_params` made."""
+    try:
+        params = json.loads(encoded)
+    except ValueError:
+        raise InvalidInputError("is not valid JSON", field="handoff.connector_params") from None
+    if not isinstance(params, dict):
+        raise InvalidInputError("must be a table", field="handoff.connector_params")
+    return params

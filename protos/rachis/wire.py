@@ -1,0 +1,55 @@
+"""gRPC conventions of every Rachis server and client: channel options, and the table from errors to statuses.
+
+Bad input answers with the sentence of the error; an overload adds when to try again, both as the standard
+`google.rpc.RetryInfo` detail and as the trailing metadata `retry-after-ms`.
+"""
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from cluster_core.errors import RachisError
+
+RETRY_AFTER = "retry-after-ms"
+_DETAILS = "grpc-status-details-bin"
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+    """Options of servers and clients alike: explicit message sizes, keepalive that notices a dead peer."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def status_code(error: RachisError) -> grpc.StatusCode:
+    return grpc.StatusCode[error.status]
+
+
+def trailing_metadata(error: RachisError) -> tuple[tuple[str, str | bytes], ...]:
+    """The details of an error in the two forms that clients read."""
+    status = Status(code=status_code(error).value[0], message=str(error))
+    metadata: list[tuple[str, str | bytes]] = []
+    if error.field:
+        violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+        status.details.append(_packed(BadRequest(field_violations=[violation])))
+    if error.retry_after_ms is not None:
+        delay = Duration(seconds=error.retry_after_ms // 1000, nanos=error.retry_after_ms % 1000 * 1_000_000)
+        status.details.append(_packed(RetryInfo(retry_delay=delay)))
+        metadata.append((RETRY_AFTER, str(error.retry_after_ms)))
+    if status.details:
+        metadata.append((_DETAILS, status.SerializeToString()))
+    return tuple(metadata)
+
+
+def _packed(message: BadRequest | RetryInfo) -> Any:
+    detail = Any()
+    detail.Pack(message)
+    return detail

@@ -1,0 +1,42 @@
+"""What both kinds of Ray actor have in common: a `WorkerHost` in the actor's process.
+
+Ray runs the constructor again when it restarts a dead actor, and the constructor starts the host, so a restarted
+worker registers and serves without anybody telling it to.
+"""
+
+import logging
+import os
+from dataclasses import replace
+
+import ray
+from rachis.v1 import worker_pb2 as wire
+
+from worker_runtime.host import ServiceFactory, WorkerHost, WorkerSettings
+
+
+class WorkerActor:
+    """Base of the Ray actors. Its methods answer from threads: the engine and the server have their own."""
+
+    def __init__(self, settings: WorkerSettings, service: ServiceFactory, log_level: str) -> None:
+        logging.basicConfig(level=log_level)
+        if not settings.engine.host:
+            settings = replace(settings, engine=replace(settings.engine, host=_node_address()))
+        self._host = WorkerHost(settings, service)
+        self._host.start_in_background()
+
+    def wait_ready(self, timeout_s: float) -> bytes:
+        """The serialised registration once the worker serves. Raises StartError."""
+        record: wire.WorkerRegistration = self._host.wait_ready(timeout_s)
+        return record.SerializeToString()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def stop(self, timeout_s: float) -> bool:
+        return self._host.stop(timeout_s)
+
+
+def _node_address() -> str:
+    """The address under which other nodes of the Ray cluster reach this one."""
+    address: str = ray.util.get_node_ip_address()
+    return address

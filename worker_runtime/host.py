@@ -1,0 +1,140 @@
+"""One worker process: engine, WorkerService and registration, brought up and taken down in order.
+
+It runs on an asyncio loop of its own thread, so the process it lives in (a Ray actor, a test) only has to call
+`start_in_background` and `stop`. A dead engine ends the process: Ray starts the worker again, under a new generation.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from rachis import wire as conventions
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+
+from cluster_core.engine import Engine
+from cluster_core.errors import StartError
+from worker_runtime import wire_conversion
+from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.registration import Registration
+from worker_runtime.service import WorkerServiceBase
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DIED_EXIT_CODE = 70
+_POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DECODE}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What one worker is started with."""
+
+    worker_id: str
+    service_id: str
+    engine: EngineSettings
+    redis_url: str
+    redis_lease_s: float
+    max_message_bytes: int
+
+
+ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None]], WorkerServiceBase]
+
+
+class WorkerHost:
+    """See the module. `service` makes the pool's servicer."""
+
+    def __init__(self, settings: WorkerSettings, service: ServiceFactory) -> None:
+        self._settings = settings
+        self._service = service
+        self._record = wire.WorkerRegistration(
+            worker_id=settings.worker_id,
+            pool=_POOLS[settings.engine.role],
+            state=wire.WORKER_STATE_STARTING,
+            pid=os.getpid(),
+            node=socket.gethostname(),
+            phase="starting",
+        )
+        self._ready = threading.Event()
+        self._failure: str | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop_asked = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def start_in_background(self) -> None:
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> wire.WorkerRegistration:
+        """Blocks until the worker serves. Raises StartError when it failed or takes longer."""
+        if not self._ready.wait(timeout_s):
+            raise StartError(f"worker {self._settings.worker_id} is still {self._record.phase} after {timeout_s:g} s")
+        if self._failure is not None:
+            raise StartError(f"worker {self._settings.worker_id}: {self._failure}")
+        return self._record
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stops serving, then the engine; True when it all ended in time."""
+        self._loop.call_soon_threadsafe(self._stop_asked.set)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception as error:  # noqa: BLE001 - top of the worker's thread: its failure is the worker's answer
+            self._failure = str(error) or type(error).__name__
+            logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        from worker_runtime.vllm_engine import VllmEngine
+
+        os.environ.update(engine_environment(self._settings.engine))
+        settings = self._settings
+        registration = Registration(settings.redis_url, settings.service_id, self._record, settings.redis_lease_s)
+        await registration.open()
+        keeper = asyncio.create_task(registration.keep())
+        engine = VllmEngine(settings.engine)
+        try:
+            await self._start_engine(engine, registration)
+            server = await self._start_server(engine, registration)
+            self._record.phase = "serving"
+            self._record.state = wire.WORKER_STATE_READY
+            await registration.publish()
+            self._ready.set()
+            await self._stop_asked.wait()
+            await server.stop(grace=0.5)
+        finally:
+            keeper.cancel()
+            await registration.close()
+            await engine.stop()
+
+    async def _start_engine(self, engine: Engine, registration: Registration) -> None:
+        def on_phase(phase: str) -> None:
+            self._record.phase = phase
+            self._loop.call_soon_threadsafe(registration.changed)
+
+        info = await engine.start(on_phase, self._end_process)
+        self._record.model.CopyFrom(wire_conversion.model_to_wire(info))
+        self._record.block_size_tokens = info.block_size_tokens
+        self._record.max_running_requests = info.max_running_requests
+
+    async def _start_server(self, engine: Engine, registration: Registration) -> grpc.aio.Server:
+        server = grpc.aio.server(options=conventions.channel_options(self._settings.max_message_bytes))
+        servicer = self._service(engine, self._record, registration.changed)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+        host = self._settings.engine.host
+        port = server.add_insecure_port(f"{host}:0")
+        self._record.address = f"{host}:{port}"
+        await server.start()
+        return server
+
+    def _end_process(self, why: str) -> None:
+        """A worker without an engine is of no use: its process ends, its clients see it at once."""
+        logger.error("the engine of %s died: %s", self._settings.worker_id, why)
+        os._exit(ENGINE_DIED_EXIT_CODE)

@@ -1,0 +1,80 @@
+"""WorkerService, as far as both kinds of worker answer it alike: status, draining, releases, fencing by generation.
+
+The two subclasses, `prefill_worker.service` and `decode_worker.service`, add the call of their pool; the other
+pool's call stays UNIMPLEMENTED.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import grpc
+import psutil
+from rachis import wire as conventions
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+
+from cluster_core.engine import Engine
+from cluster_core.errors import RachisError, StaleGenerationError, UnavailableError
+from worker_runtime import wire_conversion
+
+
+class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one engine. `registration` is the worker's own record, changed here when it drains."""
+
+    def __init__(self, engine: Engine, registration: wire.WorkerRegistration, on_state: Callable[[], None]) -> None:
+        self._engine = engine
+        self._registration = registration
+        self._on_state = on_state
+        self._process = psutil.Process()
+
+    async def ReleaseHandoff(
+        self, request: wire.ReleaseHandoffRequest, context: grpc.aio.ServicerContext
+    ) -> wire.ReleaseHandoffResponse:
+        async with answering(context):
+            self._fence(request.generation)
+            return wire.ReleaseHandoffResponse(released=await self._engine.release(request.lease_id))
+
+    async def GetWorkerStatus(
+        self, request: wire.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
+    ) -> wire.GetWorkerStatusResponse:
+        status = self._engine.status()
+        return wire.GetWorkerStatusResponse(
+            registration=self._registration,
+            load=wire_conversion.load_to_wire(status.load),
+            counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
+        )
+
+    async def SetDraining(
+        self, request: wire.SetDrainingRequest, context: grpc.aio.ServicerContext
+    ) -> wire.SetDrainingResponse:
+        self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
+        self._on_state()
+        return wire.SetDrainingResponse(state=self._registration.state)
+
+    def _admit(self, generation: int) -> None:
+        """Raises StaleGenerationError or UnavailableError when this worker must not take the request."""
+        self._fence(generation)
+        if self._registration.state == wire.WORKER_STATE_DRAINING:
+            raise UnavailableError(f"worker {self._registration.worker_id} is draining")
+
+    def _fence(self, generation: int) -> None:
+        if generation != self._registration.generation:
+            raise StaleGenerationError(
+                f"the call is for generation {generation} of {self._registration.worker_id}, "
+                f"this is {self._registration.generation}"
+            )
+
+
+@asynccontextmanager
+async def answering(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Turns the errors of our tree into statuses; whatever else is raised becomes INTERNAL by gRPC itself."""
+    try:
+        yield
+    except RachisError as error:
+        await abort(context, error)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: RachisError) -> NoReturn:
+    await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+    raise AssertionError("abort raises")

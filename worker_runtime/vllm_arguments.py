@@ -1,0 +1,64 @@
+"""From our configuration to vLLM's engine arguments, and from a running engine to what the cluster knows of it."""
+
+from typing import Any
+
+from vllm import EngineArgs
+from vllm.config import KVTransferConfig
+
+from cluster_core.engine import EngineInfo
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+
+_KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
+
+
+def engine_args(settings: EngineSettings) -> EngineArgs:
+    """Arguments of one engine. Roles differ in the hand-off alone, so that their tokens agree."""
+    engine = settings.engine
+    arguments: dict[str, Any] = {
+        "model": settings.model.resolved_path,
+        "served_model_name": settings.model.served_name,
+        "dtype": engine.dtype,
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size_tokens,
+        "num_gpu_blocks_override": engine.kv_blocks,
+        "max_num_seqs": engine.max_running_requests,
+        "max_num_batched_tokens": engine.max_batched_tokens,
+        "enforce_eager": engine.enforce_eager,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "seed": engine.seed,
+        "enable_prefix_caching": True,
+        "prefix_caching_hash_algo": "sha256_cbor",
+    }
+    if engine.device == "cuda":
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    if settings.role is not EngineRole.ALONE:
+        arguments["kv_transfer_config"] = _kv_transfer_config(settings)
+        arguments["logits_processors"] = ["kv_transfer.first_token_replay:FirstTokenReplay"]
+    return EngineArgs(**arguments)
+
+
+def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
+    config = engine.vllm_config
+    return EngineInfo(
+        model=settings.model.served_name,
+        tokenizer=settings.model.path,
+        vocabulary_size=config.model_config.get_vocab_size(),
+        max_model_len=config.model_config.max_model_len,
+        block_size_tokens=config.cache_config.block_size,
+        max_running_requests=config.scheduler_config.max_num_seqs,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+    )
+
+
+def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="RachisNixlConnector",
+        kv_connector_module_path="kv_transfer.engine_connector",
+        kv_role=_KV_ROLES[settings.role],
+        kv_buffer_device=settings.engine.kv_buffer_device,
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={
+            "kv_lease_duration": settings.handoff.lease_s,
+            "backends": list(settings.engine.nixl_backends),
+        },
+    )

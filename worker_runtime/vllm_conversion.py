@@ -1,0 +1,72 @@
+"""Between the engine protocol and vLLM's own types: sampling parameters in, outputs and log-probabilities out."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from cluster_core.clock import unix_ms
+from cluster_core.engine import EngineJob, FinishReason, KvLease, PositionLogprobs, TokenLogprob
+from kv_transfer.handoff import DEADLINE_PARAM, FIRST_TOKEN_ARG, effective_deadline
+from kv_transfer.lease_params import decode_params
+
+if TYPE_CHECKING:
+    from vllm.logprobs import Logprob
+
+# What vLLM wants to hear from a prefill request whose blocks another engine will pull.
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def sampling_params(job: EngineJob, deadline_s: float) -> SamplingParams:
+    """vLLM's parameters for a job, hand-off included."""
+    spec = job.sampling
+    extra: dict[str, Any] = {}
+    if job.hand_off:
+        extra["kv_transfer_params"] = dict(REMOTE_DECODE)
+    elif job.pull is not None:
+        extra["kv_transfer_params"] = _pull_params(job.pull, deadline_s)
+    if job.first is not None:
+        extra[FIRST_TOKEN_ARG] = job.first.token_id
+    return SamplingParams(
+        max_tokens=spec.max_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        seed=spec.seed,
+        stop=list(spec.stop),
+        stop_token_ids=list(spec.stop_token_ids),
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        repetition_penalty=spec.repetition_penalty,
+        logprobs=spec.logprobs,
+        min_tokens=spec.min_tokens,
+        ignore_eos=spec.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra or None,
+    )
+
+
+def finish_reason(name: str | None) -> FinishReason | None:
+    """vLLM's reason as ours; KeyError for one that is no proper end, such as `error` or `abort`."""
+    return None if name is None else _FINISH_REASONS[name]
+
+
+def position_logprobs(row: "dict[int, Logprob]", sampled: int, top: int) -> PositionLogprobs:
+    """One position: vLLM's table holds the sampled token and the likeliest ones together."""
+    entries = [TokenLogprob(token, entry.logprob, entry.rank or 0) for token, entry in row.items()]
+    likeliest = sorted((entry for entry in entries if 1 <= entry.rank <= top), key=lambda entry: entry.rank)
+    return PositionLogprobs(next(entry for entry in entries if entry.token_id == sampled), tuple(likeliest[:top]))
+
+
+def _pull_params(lease: KvLease, deadline_s: float) -> dict[str, Any]:
+    deadline = effective_deadline(lease.deadline_unix_ms, unix_ms(), deadline_s)
+    return {**decode_params(lease.connector_params), DEADLINE_PARAM: deadline}

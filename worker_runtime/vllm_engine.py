@@ -1,0 +1,305 @@
+"""One in-process vLLM engine on a thread of its own, behind the engine protocol.
+
+The thread owns the engine: commands reach it through a queue, outputs leave it in one batch per step for the
+asyncio loop that started it. An engine that raises in a step is dead: every job fails with UnavailableError and
+`on_death` is called, so that the worker's process can end and be started again.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster_core.clock import unix_ms
+from cluster_core.engine import (
+    EngineCounters,
+    EngineInfo,
+    EngineJob,
+    EngineLoad,
+    EngineOutput,
+    EngineStatus,
+    FinishReason,
+    HandoffReport,
+    KvLease,
+)
+from cluster_core.errors import InvalidInputError, StartError, UnavailableError
+from kv_transfer import vllm_private
+from kv_transfer.handoff import stamp_deadline
+from kv_transfer.lease_params import encode_params
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+
+# While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
+_NAP_S = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One job: written by the engine thread, read by its consumer through `items`."""
+
+    job: EngineJob
+    items: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
+    internal_id: str = ""
+    started: bool = False
+    skip_chars: int = 0
+    # Set by the consumer when it has taken the last output, by the thread when it has made it.
+    taken: bool = False
+    ended: bool = False
+
+
+class VllmEngine:
+    """See `cluster_core.engine.Engine`. Create, `start` once, `stop` once."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}
+        self._leases: dict[str, str] = {}
+        self._counters = EngineCounters()
+        self._status = EngineStatus()
+        self._stopping = False
+        self._dead: str | None = None
+        self._thread: threading.Thread | None = None
+        self._engine: Any = None
+        self._loop: asyncio.AbstractEventLoop
+
+    async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(ready, on_phase, on_death), name="engine", daemon=True)
+        self._thread.start()
+        return await ready
+
+    async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
+        if self._dead is not None:
+            raise UnavailableError(f"the engine died: {self._dead}")
+        stream = _Stream(job, skip_chars=len(job.first.sent_text) if job.first else 0)
+        self._commands.put(lambda: self._add(stream))
+        try:
+            while not stream.taken:
+                item = await stream.items.get()
+                if isinstance(item, Exception):
+                    stream.taken = True
+                    raise item
+                stream.taken = item.finish_reason is not None
+                yield item
+        finally:
+            if not stream.taken:
+                self._commands.put(lambda: self._abandon(stream))
+
+    async def release(self, lease_id: str) -> bool:
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._commands.put(lambda: self._reply(done, self._release(lease_id)))
+        return await done
+
+    def status(self) -> EngineStatus:
+        return self._status
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self._commands.put(lambda: None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # Everything below runs on the engine thread.
+
+    def _run(
+        self, ready: asyncio.Future[EngineInfo], on_phase: Callable[[str], None], on_death: Callable[[str], None]
+    ) -> None:
+        try:
+            info = self._build(on_phase)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises while starting is one fault: it did not start
+            failure = StartError(f"the engine did not start: {type(error).__name__}: {error}")
+            self._loop.call_soon_threadsafe(ready.set_exception, failure)
+            return
+        self._publish_status()
+        self._reply(ready, info)
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - top of the thread's loop: an engine that raised cannot go on
+            self._die(f"{type(error).__name__}: {error}", on_death)
+        finally:
+            self._engine.engine_core.shutdown()
+
+    def _build(self, on_phase: Callable[[str], None]) -> EngineInfo:
+        on_phase("importing vLLM")
+        from vllm import __version__ as version
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from worker_runtime.vllm_arguments import engine_args, engine_info
+
+        if version != vllm_private.SUPPORTED_VLLM:
+            raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
+        on_phase("loading the model")
+        self._engine = LLMEngine.from_engine_args(engine_args(self._settings))
+        return engine_info(self._engine, self._settings)
+
+    def _turn(self) -> None:
+        """Carries out what is asked, then one engine step."""
+        scheduler = vllm_private.scheduler_of(self._engine)
+        if not self._commands.empty() or not scheduler.has_requests():
+            self._obey(block=not scheduler.has_requests())
+        if scheduler.has_requests():
+            self._step()
+            if not scheduler.running:
+                self._obey(block=True, timeout_s=_NAP_S)
+        self._publish_status()
+
+    def _obey(self, *, block: bool, timeout_s: float | None = None) -> None:
+        try:
+            self._commands.get(block, timeout_s)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _step(self) -> None:
+        batch: list[tuple[_Stream, EngineOutput | Exception]] = []
+        for output in self._engine.step():
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                batch.append((stream, self._convert(stream, output)))
+        if batch:
+            self._loop.call_soon_threadsafe(_deliver, batch)
+
+    def _add(self, stream: _Stream) -> None:
+        from worker_runtime.vllm_conversion import sampling_params
+
+        job = stream.job
+        try:
+            if job.request_id in self._streams:
+                raise InvalidInputError("is already running", field="request_id")
+            params = sampling_params(job, self._settings.handoff.deadline_s)
+            prompt = {"prompt_token_ids": list(job.token_ids)}
+            stream.internal_id = self._engine.add_request(job.request_id, prompt, params)
+        except InvalidInputError as error:
+            self._loop.call_soon_threadsafe(_deliver, [(stream, error)])
+            return
+        except (ValueError, TypeError) as error:
+            refused = InvalidInputError(str(error).strip(), field="request")
+            self._loop.call_soon_threadsafe(_deliver, [(stream, refused)])
+            return
+        self._streams[job.request_id] = stream
+        self._counters.requests += 1
+        self._counters.prompt_tokens += len(job.token_ids)
+
+    def _abandon(self, stream: _Stream) -> None:
+        """The consumer left: the job is aborted, or its lease ended where it had just finished."""
+        if stream.ended:
+            self._release(stream.job.request_id)
+        elif self._streams.pop(stream.job.request_id, None) is stream:
+            self._engine.abort_request([stream.internal_id], internal=True)
+            self._forget_pull(stream)
+
+    def _release(self, lease_id: str) -> bool:
+        """Ends a lease; a prefill that still runs under that name is aborted."""
+        stream = self._streams.get(lease_id)
+        if stream is not None:
+            self._abandon(stream)
+            error = UnavailableError("the request was released")
+            self._loop.call_soon_threadsafe(_deliver, [(stream, error)])
+            return True
+        internal_id = self._leases.pop(lease_id, None)
+        if internal_id is None or internal_id not in vllm_private.leased_request_ids(self._engine):
+            return False
+        vllm_private.connector_of(self._engine).end_lease(internal_id)
+        self._counters.handoffs_released += 1
+        return True
+
+    def _convert(self, stream: _Stream, output: Any) -> EngineOutput | Exception:
+        """One vLLM output as ours: without the replayed first token, with what belongs to first and last outputs."""
+        from worker_runtime.vllm_conversion import finish_reason, position_logprobs
+
+        completion, job = output.outputs[0], stream.job
+        tokens, text, rows = list(completion.token_ids), completion.text, list(completion.logprobs or ())
+        try:
+            reason = finish_reason(completion.finish_reason)
+        except KeyError:
+            self._end(stream)
+            return UnavailableError(f"the engine ended the request with `{completion.finish_reason}`")
+        first_output = not stream.started
+        if first_output and job.first is not None:
+            if tokens[:1] != [job.first.token_id]:
+                raise AssertionError(f"replayed token {job.first.token_id}, sampled {tokens[:1]}")
+            tokens, rows = tokens[1:], rows[1:]
+        skipped = min(stream.skip_chars, len(text))
+        stream.skip_chars -= skipped
+        stream.started = True
+        self._counters.generated_tokens += len(tokens)
+        top = job.sampling.logprobs
+        return EngineOutput(
+            token_ids=tuple(tokens),
+            text=text[skipped:],
+            logprobs=tuple(
+                position_logprobs(row, token, top or 0) for row, token in zip(rows, tokens, strict=top is not None)
+            ),
+            finish_reason=reason,
+            lease=self._end(stream, output, reason) if reason is not None else None,
+            **(self._first_output(stream, output) if first_output else {}),
+        )
+
+    def _first_output(self, stream: _Stream, output: Any) -> dict[str, Any]:
+        stats = output.metrics
+        return {
+            "cached_tokens": output.num_cached_tokens or 0,
+            "queue_ms": max(0.0, stats.scheduled_ts - stats.queued_ts) * 1000 if stats else 0.0,
+            "prefill_ms": max(0.0, stats.first_token_ts - stats.scheduled_ts) * 1000 if stats else 0.0,
+            "handoff": self._report(stream),
+        }
+
+    def _report(self, stream: _Stream) -> HandoffReport | None:
+        if stream.job.pull is None:
+            return None
+        report: HandoffReport = vllm_private.connector_of(self._engine).take_report(stream.internal_id)
+        return report
+
+    def _end(self, stream: _Stream, output: Any = None, reason: FinishReason | None = None) -> KvLease | None:
+        """Closes the books of a job; returns its lease when it has one that is of use."""
+        stream.ended = True
+        self._streams.pop(stream.job.request_id, None)
+        self._forget_pull(stream)
+        params = getattr(output, "kv_transfer_params", None)
+        if not stream.job.hand_off or not params:
+            return None
+        connector = vllm_private.connector_of(self._engine)
+        if reason is not FinishReason.LENGTH:
+            # The prompt was answered with its first token: nobody will pull.
+            connector.end_lease(stream.internal_id)
+            return None
+        self._leases[stream.job.request_id] = stream.internal_id
+        self._counters.handoffs_leased += 1
+        deadline = stamp_deadline(unix_ms(), self._settings.handoff.deadline_s)
+        return KvLease(stream.job.request_id, encode_params(params), deadline)
+
+    def _forget_pull(self, stream: _Stream) -> None:
+        if stream.job.pull is not None:
+            vllm_private.connector_of(self._engine).pulls.forget(stream.internal_id)
+
+    def _publish_status(self) -> None:
+        leased = vllm_private.leased_request_ids(self._engine)
+        self._leases = {name: internal for name, internal in self._leases.items() if internal in leased}
+        running, waiting = vllm_private.queue_lengths(self._engine)
+        free, total = vllm_private.block_counts(self._engine)
+        if self._settings.role is not EngineRole.ALONE:
+            connector = vllm_private.connector_of(self._engine)
+            self._counters.kv_bytes_pulled = connector.kv_bytes_pulled
+            self._counters.handoffs_expired = connector.handoffs_expired
+            self._counters.handoffs_pulled = connector.handoffs_pulled
+            self._counters.handoffs_recomputed = connector.handoffs_recomputed
+        self._status = EngineStatus(EngineLoad(running, waiting, len(leased), free, total), self._counters)
+
+    def _die(self, why: str, on_death: Callable[[str], None]) -> None:
+        self._dead = why
+        failures = [(stream, UnavailableError(f"the engine died: {why}")) for stream in self._streams.values()]
+        self._loop.call_soon_threadsafe(_deliver, failures)
+        on_death(why)
+
+    def _reply(self, future: asyncio.Future[Any], value: Any) -> None:
+        self._loop.call_soon_threadsafe(lambda: future.cancelled() or future.set_result(value))
+
+
+def _deliver(batch: list[tuple[_Stream, EngineOutput | Exception]]) -> None:
+    for stream, item in batch:
+        stream.items.put_nowait(item)

@@ -1,0 +1,116 @@
+"""Between the wire messages of `rachis.v1` and the engine protocol's types."""
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import UnixMs
+from cluster_core.engine import (
+    EngineCounters,
+    EngineInfo,
+    EngineLoad,
+    EngineOutput,
+    FinishReason,
+    HandoffOutcome,
+    KvLease,
+    PositionLogprobs,
+    SamplingSpec,
+    TokenLogprob,
+)
+
+FINISH_REASONS = {
+    FinishReason.STOP: generation.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation.FINISH_REASON_LENGTH,
+}
+HANDOFF_OUTCOMES = {
+    HandoffOutcome.NONE: generation.HANDOFF_OUTCOME_NONE,
+    HandoffOutcome.PULLED: generation.HANDOFF_OUTCOME_PULLED,
+    HandoffOutcome.LOCAL: generation.HANDOFF_OUTCOME_LOCAL,
+    HandoffOutcome.RECOMPUTED: generation.HANDOFF_OUTCOME_RECOMPUTED,
+}
+_OPTIONAL_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_from_wire(message: generation.SamplingParams) -> SamplingSpec:
+    """What the message sets; the protocol's defaults for the rest."""
+    given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
+    return SamplingSpec(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
+
+
+def delta_to_wire(output: EngineOutput) -> generation.CompletionDelta:
+    return generation.CompletionDelta(
+        token_ids=output.token_ids, text=output.text, logprobs=[_position(row) for row in output.logprobs]
+    )
+
+
+def finish_to_wire(reason: FinishReason | None) -> generation.FinishReason.ValueType:
+    return generation.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
+
+
+def lease_to_wire(lease: KvLease, worker_id: str, generation_number: int) -> wire.KvHandoff:
+    return wire.KvHandoff(
+        lease_id=lease.lease_id,
+        prefill_worker_id=worker_id,
+        prefill_generation=generation_number,
+        connector_params=lease.connector_params,
+        deadline_unix_ms=lease.deadline_unix_ms,
+    )
+
+
+def lease_from_wire(handoff: wire.KvHandoff) -> KvLease:
+    return KvLease(handoff.lease_id, handoff.connector_params, UnixMs(handoff.deadline_unix_ms))
+
+
+def model_to_wire(info: EngineInfo) -> wire.ModelInfo:
+    return wire.ModelInfo(
+        name=info.model,
+        tokenizer=info.tokenizer,
+        vocabulary_size=info.vocabulary_size,
+        max_model_len=info.max_model_len,
+        dtype=info.dtype,
+    )
+
+
+def load_to_wire(load: EngineLoad) -> wire.WorkerLoad:
+    return wire.WorkerLoad(
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        leased_handoffs=load.leased_handoffs,
+        free_blocks=load.free_blocks,
+        total_blocks=load.total_blocks,
+    )
+
+
+def counters_to_wire(counters: EngineCounters, resident_bytes: int) -> wire.WorkerCounters:
+    return wire.WorkerCounters(
+        requests=counters.requests,
+        prompt_tokens=counters.prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        handoffs_leased=counters.handoffs_leased,
+        handoffs_pulled=counters.handoffs_pulled,
+        handoffs_recomputed=counters.handoffs_recomputed,
+        handoffs_expired=counters.handoffs_expired,
+        handoffs_released=counters.handoffs_released,
+        kv_bytes_pulled=counters.kv_bytes_pulled,
+        resident_bytes=resident_bytes,
+    )
+
+
+def _position(row: PositionLogprobs) -> generation.PositionLogprobs:
+    return generation.PositionLogprobs(sampled=_logprob(row.sampled), top=[_logprob(entry) for entry in row.top])
+
+
+def _logprob(entry: TokenLogprob) -> generation.TokenLogprob:
+    return generation.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
