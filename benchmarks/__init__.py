@@ -1,0 +1,1 @@
+"""Measured comparisons, each against its baseline in the same run."""

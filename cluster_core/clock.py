@@ -18,3 +18,8 @@ def monotonic_s() -> float:
 def unix_ms() -> UnixMs:
     """Milliseconds since 1970, comparable between hosts whose clocks are synchronised."""
     return UnixMs(time.time_ns() // 1_000_000)
+
+
+def cpu_s() -> float:
+    """CPU seconds that this process has used."""
+    return time.process_time()

@@ -10,7 +10,7 @@ from rachis.v1 import admin_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, masked
-from cluster_core.clock import monotonic_s
+from cluster_core.clock import cpu_s, monotonic_s
 from cluster_core.errors import NotFoundError, RachisError
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
@@ -86,6 +86,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             registry_connected=self._follower.connected,
             overhead_p50_ms=_quantile(overhead, 0.5),
             overhead_p99_ms=_quantile(overhead, 0.99),
+            cpu_s=cpu_s(),
         )
 
     async def _view(self, member: Member) -> admin.WorkerView:

@@ -9,13 +9,13 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 
 
+def bind_to_parent() -> None:
+    """Runs in a forked child: the kernel ends it when the thread that forked it ends (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def start_bound(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts `command`; the kernel ends it when the thread that called this ends (Linux)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def bind_to_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
+    """Starts `command`, bound to the thread that called this."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=bind_to_parent

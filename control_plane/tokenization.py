@@ -33,9 +33,9 @@ class Tokenizer:
             return await self._encode(prompt.text, special=True)
         return await self._encode(self._rendered(prompt.chat), special=False)
 
-    def decode(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids)
-        return text
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text as a prompt."""
+        return self._encode_now(text, special=True)
 
     def _rendered(self, chat: generation.ChatMessages) -> str:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
@@ -47,10 +47,10 @@ class Tokenizer:
 
     async def _encode(self, text: str, *, special: bool) -> list[int]:
         if len(text) < _INLINE_CHARACTERS:
-            return self._encode_now(text, special)
-        return await asyncio.to_thread(self._encode_now, text, special)
+            return self._encode_now(text, special=special)
+        return await asyncio.to_thread(self._encode_now, text, special=special)
 
-    def _encode_now(self, text: str, special: bool) -> list[int]:
+    def _encode_now(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 

@@ -50,3 +50,40 @@ def stop_lease_renewal(connector: Any, request_id: str) -> None:
 def bytes_per_block(kv_cache_config: Any) -> int:
     """Device bytes of one block over all layers."""
     return sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors) // kv_cache_config.num_blocks
+
+
+class SeededChunkedPrefill:
+    """Mixin for vLLM's CPU model runner: a seeded prompt may be prefilled in several chunks.
+
+    A chunk that is not the last is sampled all the same, and the draw is undone by setting the generator's offset
+    back, which a CPU generator cannot do: stock vLLM 0.32 dies there. Here the generator's state is restored instead.
+    """
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        drawn_for_nothing = self._discarded_generators()
+        states = {row: generator.get_state() for row, generator in drawn_for_nothing.items()}
+        output = super()._sample(*args, **kwargs)  # type: ignore[misc]
+        for row, generator in drawn_for_nothing.items():
+            generator.set_state(states[row])
+        return output
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._discarded_generators()
+        generators = self.input_batch.generators  # type: ignore[attr-defined]
+        for row in hidden:
+            del generators[row]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            generators.update(hidden)
+
+    def _discarded_generators(self) -> dict[int, Any]:
+        batch: Any = self.input_batch  # type: ignore[attr-defined]
+        discarded = self.discard_request_mask.np[: batch.num_reqs]  # type: ignore[attr-defined]
+        return {row: generator for row, generator in batch.generators.items() if discarded[row]}
+
+
+def allow_seeded_chunked_prefill(model_runner: Any) -> None:
+    """Mixes `SeededChunkedPrefill` into a CPU model runner that vLLM has made."""
+    kind = type(model_runner)
+    model_runner.__class__ = type(f"SeededChunkedPrefill{kind.__name__}", (SeededChunkedPrefill, kind), {})

@@ -12,7 +12,7 @@ _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"
 
 
 def engine_args(settings: EngineSettings) -> EngineArgs:
-    """Arguments of one engine. Roles differ in the hand-off alone, so that their tokens agree."""
+    """Arguments of one engine. The plain engine gets nothing of ours."""
     engine = settings.engine
     arguments: dict[str, Any] = {
         "model": settings.model.resolved_path,
@@ -33,6 +33,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     if settings.role is not EngineRole.ALONE:
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
+        if engine.device == "cpu":
+            arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
         arguments["logits_processors"] = ["kv_transfer.first_token_replay:FirstTokenReplay"]
     return EngineArgs(**arguments)
 

@@ -1,0 +1,235 @@
+"""The `rachis` command: its commands and options, and errors as sentences instead of tracebacks."""
+
+import asyncio
+import json
+import sys
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from cluster_configs import loading
+from cluster_core.errors import ClientFault, ConfigError, RachisError
+from control_plane.cli import options
+from control_plane.cli.output import err, out, print_json, print_table
+from control_plane.client import chat_prompt, text_prompt, token_prompt
+
+app = typer.Typer(
+    name="rachis",
+    help="Disaggregated prefill and decode for large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measured comparisons.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
+
+USAGE_EXIT_CODE = 2
+
+
+def run() -> None:
+    """Console script. User errors exit 2, operating faults 1, both with one sentence on standard error."""
+    try:
+        app()
+    except RachisError as error:
+        err.print(f"[bold red]error[/bold red] {error}", markup=True)
+        sys.exit(USAGE_EXIT_CODE if isinstance(error, ClientFault) else 1)
+    except grpc.aio.AioRpcError as error:
+        err.print(f"[bold red]error[/bold red] {error.code().name}: {error.details()}")
+        sys.exit(USAGE_EXIT_CODE if error.code() in _CLIENT_CODES else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+_CLIENT_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND)
+
+
+@app.command()
+def serve(
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Bring a service up and serve until Ctrl-C."""
+    from control_plane.cli.serve import serve as serve_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(serve_now(loaded, options.state_file(), as_json=as_json))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
+    tokens: Annotated[str | None, typer.Option(help="Token ids instead of a text, for example 1,2,3.")] = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends generation; may be given several times.")] = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    logprobs: int | None = None,
+    timeout_s: float = 600.0,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send one prompt to a running service and stream the answer."""
+    from control_plane.cli.generate import generate as generate_now
+
+    sampling: dict[str, Any] = {
+        "max_tokens": _at_least_zero(max_tokens, "--max-tokens"),
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": _at_least_zero(top_k, "--top-k"),
+        "min_p": min_p,
+        "stop": stop or [],
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "repetition_penalty": repetition_penalty,
+    }
+    if seed is not None:
+        sampling["seed"] = _at_least_zero(seed, "--seed")
+    if logprobs is not None:
+        sampling["logprobs"] = _at_least_zero(logprobs, "--logprobs")
+    given = _prompt(prompt, chat, tokens)
+    asyncio.run(generate_now(_running_address(address), given, sampling, timeout_s=timeout_s, as_json=as_json))
+
+
+@app.command()
+def status(address: options.Address = None, as_json: options.AsJson = False) -> None:
+    """Show what runs here."""
+    from control_plane.cli.status import status as status_now
+
+    raise typer.Exit(asyncio.run(status_now(address, options.state_file(), as_json=as_json)))
+
+
+@app.command()
+def drain(
+    worker_id: Annotated[str, typer.Argument(help="For example decode-0.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Take it back into rotation.")] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Take a worker out of rotation: it ends what it runs and gets nothing new."""
+    from control_plane.cli.drain import drain as drain_now
+
+    asyncio.run(drain_now(_running_address(address), worker_id, resume=resume, as_json=as_json))
+
+
+@app.command()
+def demo(
+    profile: options.Profile = None,
+    assignments: options.Assignments = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a service, answer three recall questions through both pools, stop."""
+    from control_plane.cli.demo import demo as demo_now
+
+    loaded = options.load_config(profile, None, assignments, None)
+    raise typer.Exit(asyncio.run(demo_now(loaded, options.state_file(), as_json=as_json)))
+
+
+@app.command()
+def verify(
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, max=256)] = 4,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare the cluster's tokens with those of one plain vLLM."""
+    from control_plane.cli.verify import verify as verify_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    code = asyncio.run(
+        verify_now(loaded, options.state_file(), address, prompts, seed=seed, concurrency=concurrency, as_json=as_json)
+    )
+    raise typer.Exit(code)
+
+
+@config_app.command("show")
+def config_show(
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print the configuration in force, and where each value comes from."""
+    loaded = options.load_config(profile, config, assignments, model)
+    if as_json:
+        print_json(
+            {entry.key: {"value": loading.masked(entry.value), "source": entry.source} for entry in loaded.entries}
+        )
+        return
+    rows = [(entry.key, json.dumps(loading.masked(entry.value)), entry.source) for entry in loaded.entries]
+    print_table("", ("key", "value", "from"), rows)
+
+
+@config_app.command("profiles")
+def config_profiles(as_json: options.AsJson = False) -> None:
+    """List the profiles."""
+    names = loading.profile_names()
+    if as_json:
+        print_json({"profiles": names})
+    else:
+        out.print("\n".join(names))
+
+
+@bench_app.command("overhead")
+def bench_overhead(
+    requests: Annotated[int, typer.Option(min=20, help="Requests of each kind at each concurrency.")] = 200,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Latency and CPU that router and hand-off add over the same engines called directly."""
+    from control_plane.cli.bench import bench_overhead as bench_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(bench_now(loaded, options.state_file(), requests, as_json=as_json))
+
+
+def _prompt(prompt: str | None, chat: bool, tokens: str | None) -> Any:
+    if tokens is not None:
+        try:
+            return token_prompt([int(part) for part in tokens.split(",") if part.strip()])
+        except ValueError:
+            raise ConfigError("must be whole numbers from 0, separated by commas", field="--tokens") from None
+    if prompt is None:
+        raise ConfigError("give a prompt, - for standard input, or --tokens", field="prompt")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    return chat_prompt([{"role": "user", "content": text}]) if chat else text_prompt(text)
+
+
+def _at_least_zero(value: int, option: str) -> int:
+    if value < 0:
+        raise ConfigError(f"must be at least 0, got {value}", field=option)
+    return value
+
+
+def _running_address(address: str | None) -> str:
+    if address is not None:
+        return address
+    running = options.state_file().read()
+    if running is None or not running.address:
+        raise ConfigError("no service runs here; start one with `rachis serve`, or give --address", field="--address")
+    return running.address
+
+
+if __name__ == "__main__":
+    run()

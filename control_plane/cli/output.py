@@ -1,0 +1,65 @@
+"""How commands speak: tables and sentences for people, one JSON object for machines."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One line, the last of standard output."""
+    print(json.dumps(result, separators=(", ", ": ")), flush=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    out.print(table)
+
+
+class PhaseDisplay:
+    """What each part is doing, a line for each: live in a terminal, a line per change elsewhere."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+        self._phases: dict[str, str] = {}
+
+    def show(self, part: str, phase: str) -> None:
+        if self._phases.get(part) == phase:
+            return
+        self._phases[part] = phase
+        if not self._progress.live.is_started:
+            err.print(f"{part:<12} {phase}")
+        elif part in self._tasks:
+            self._progress.update(self._tasks[part], phase=phase)
+        else:
+            self._tasks[part] = self._progress.add_task(part, phase=phase, total=None)
+
+
+@contextmanager
+def phases() -> Iterator[PhaseDisplay]:
+    """Progress while a service starts or stops, on standard error."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<12}"),
+        TextColumn("{task.fields[phase]}"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+    if not err.is_terminal:
+        yield PhaseDisplay(progress)
+        return
+    with progress:
+        yield PhaseDisplay(progress)

@@ -1,0 +1,117 @@
+"""`rachis status`: what runs here, what it is doing, and whether anything was left behind."""
+
+from typing import Any
+
+import grpc
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.cli.output import out, print_json, print_table
+from control_plane.client import RachisClient
+from control_plane.service_state import StateFile, processes_of
+
+
+async def status(address: str | None, state_file: StateFile, *, as_json: bool) -> int:
+    """Prints it; returns 0 for a running service or none at all, 1 for leftovers or one that does not answer."""
+    running = state_file.read()
+    address = address or (running.address if running else None)
+    if not address:
+        return _nothing_runs(as_json, starting=running is not None)
+    try:
+        result = await _ask(address)
+    except grpc.aio.AioRpcError as error:
+        message = f"the router at {address} does not answer: {error.details()}"
+        if as_json:
+            print_json({"running": False, "address": address, "error": message})
+        else:
+            out.print(message)
+        return 1
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+    return 0
+
+
+def _nothing_runs(as_json: bool, *, starting: bool) -> int:
+    left = [] if starting else processes_of()
+    if as_json:
+        print_json({"running": False, "starting": starting, "leftover_processes": [process.pid for process in left]})
+    elif starting:
+        out.print("a service is starting")
+    elif left:
+        numbers = ", ".join(str(process.pid) for process in left)
+        out.print(f"nothing runs, but these processes of a former service are left: {numbers}")
+    else:
+        out.print("nothing runs")
+    return 1 if left else 0
+
+
+async def _ask(address: str) -> dict[str, Any]:
+    async with RachisClient(address) as client:
+        router = await client.router_status()
+        workers = await client.workers()
+    return {
+        "running": True,
+        "address": address,
+        "service_id": router.service_id,
+        "version": router.version,
+        "uptime_s": round(router.uptime_s, 1),
+        "in_flight_requests": router.in_flight_requests,
+        "queued_requests": router.queued_requests,
+        "outcomes": dict(router.outcomes),
+        "registry_connected": router.registry_connected,
+        "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
+        "workers": [
+            {
+                "worker_id": view.registration.worker_id,
+                "pool": wire.Pool.Name(view.registration.pool).removeprefix("POOL_").lower(),
+                "state": _state(view.registration.state, suspect=view.suspect),
+                "phase": view.registration.phase,
+                "generation": view.registration.generation,
+                "address": view.registration.address,
+                "node": view.registration.node,
+                "pid": view.registration.pid,
+                "running_requests": view.load.running_requests,
+                "waiting_requests": view.load.waiting_requests,
+                "leased_handoffs": view.load.leased_handoffs,
+                "free_blocks": view.load.free_blocks,
+                "total_blocks": view.load.total_blocks,
+                "requests": view.counters.requests,
+                "kv_bytes_pulled": view.counters.kv_bytes_pulled,
+                "handoffs_recomputed": view.counters.handoffs_recomputed,
+                "resident_bytes": view.counters.resident_bytes,
+            }
+            for view in workers
+        ],
+    }
+
+
+def _state(state: wire.WorkerState.ValueType, *, suspect: bool) -> str:
+    name = wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+    return f"{name} (suspect)" if suspect else name
+
+
+def _print(result: dict[str, Any]) -> None:
+    out.print(
+        f"service {result['service_id']} on {result['address']}, up {result['uptime_s']:.0f} s, "
+        f"{result['in_flight_requests']} running, {result['queued_requests']} queued, "
+        f"outcomes {result['outcomes'] or 'none yet'}"
+    )
+    if not result["registry_connected"]:
+        out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
+    rows = [
+        (
+            worker["worker_id"],
+            worker["state"],
+            worker["phase"],
+            worker["running_requests"],
+            worker["waiting_requests"],
+            worker["leased_handoffs"],
+            f"{worker['free_blocks']}/{worker['total_blocks']}",
+            f"{worker['resident_bytes'] >> 20} MiB",
+            worker["generation"],
+        )
+        for worker in result["workers"]
+    ]
+    columns = ("worker", "state", "phase", "running", "waiting", "leased", "free blocks", "memory", "generation")
+    print_table("", columns, rows)
