@@ -49,4 +49,4 @@ class DirectWorker:
         await self._stub.Prefill(request, timeout=timeout_s)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)

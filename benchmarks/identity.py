@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from builtin_model import recall
-from control_plane.client import Generated
-
 from benchmarks.direct_call import DirectWorker
-from control_plane.client import RachisClient, token_prompt
+from builtin_model import recall
+from control_plane.client import Generated, RachisClient, token_prompt
 
 MAX_PROMPT_TOKENS = 1500
 MAX_NEW_TOKENS = 24

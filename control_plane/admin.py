@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-import grpc
 from rachis import wire as conventions
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
 
 from cluster_configs.loading import LoadedConfig, masked
 from cluster_core.clock import cpu_s, monotonic_s
@@ -45,26 +45,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._admission = admission
         self._started_s = monotonic_s()
 
-    async def ListWorkers(
-        self, request: admin.ListWorkersRequest, context: grpc.aio.ServicerContext
-    ) -> admin.ListWorkersResponse:
+    async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
         members = self._membership.members()
         return admin.ListWorkersResponse(workers=await asyncio.gather(*(self._view(member) for member in members)))
 
-    async def DrainWorker(
-        self, request: admin.DrainWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> admin.DrainWorkerResponse:
+    async def DrainWorker(self, request: admin.DrainWorkerRequest, context: Context) -> admin.DrainWorkerResponse:
         state = await self._set_draining(request.worker_id, True, context)
         return admin.DrainWorkerResponse(state=state)
 
-    async def ResumeWorker(
-        self, request: admin.ResumeWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> admin.ResumeWorkerResponse:
+    async def ResumeWorker(self, request: admin.ResumeWorkerRequest, context: Context) -> admin.ResumeWorkerResponse:
         state = await self._set_draining(request.worker_id, False, context)
         return admin.ResumeWorkerResponse(state=state)
 
     async def GetEffectiveConfig(
-        self, request: admin.GetEffectiveConfigRequest, context: grpc.aio.ServicerContext
+        self, request: admin.GetEffectiveConfigRequest, context: Context
     ) -> admin.GetEffectiveConfigResponse:
         entries = (
             admin.ConfigEntry(key=entry.key, value=json.dumps(masked(entry.value)), source=entry.source)
@@ -73,7 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return admin.GetEffectiveConfigResponse(entries=entries)
 
     async def GetRouterStatus(
-        self, request: admin.GetRouterStatusRequest, context: grpc.aio.ServicerContext
+        self, request: admin.GetRouterStatusRequest, context: Context
     ) -> admin.GetRouterStatusResponse:
         overhead = sorted(self._dispatcher.overhead_ms)
         return admin.GetRouterStatusResponse(
@@ -104,9 +98,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             view.counters.CopyFrom(status.counters)
         return view
 
-    async def _set_draining(
-        self, worker_id: str, draining: bool, context: grpc.aio.ServicerContext
-    ) -> wire.WorkerState.ValueType:
+    async def _set_draining(self, worker_id: str, draining: bool, context: Context) -> wire.WorkerState.ValueType:
         try:
             member = self._membership.get(worker_id)
             if member is None:

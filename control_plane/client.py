@@ -50,7 +50,7 @@ class RachisClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     def call(self, request: api.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """The call itself, for who wants to cancel it or read its metadata."""

@@ -261,7 +261,9 @@ class Dispatcher:
         wait_s = min(self._worker_wait_s, job.remaining_s())
         try:
             async with asyncio.timeout(wait_s), self._follower.changed:
-                return await self._follower.changed.wait_for(lambda: self._choose(job, wire.POOL_DECODE, excluded))
+                while (worker := self._choose(job, wire.POOL_DECODE, excluded)) is None:
+                    await self._follower.changed.wait()
+                return worker
         except TimeoutError:
             raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None
 

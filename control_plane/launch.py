@@ -117,9 +117,7 @@ async def _report_workers(router: RouterServer, on_phase: OnPhase) -> None:
 async def _until_usable(router: RouterServer, workers: int, timeout_s: float) -> None:
     """Workers serve before the router has read so from the registry."""
     try:
-        async with asyncio.timeout(timeout_s):
-            while sum(len(router.membership.usable(pool)) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE)) < workers:
-                await asyncio.sleep(_PROGRESS_EVERY_S)
+        await router.wait_usable(workers, timeout_s)
     except TimeoutError:
         raise StartError("the workers serve but the router does not see them in the registry") from None
 

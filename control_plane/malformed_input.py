@@ -15,8 +15,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from rachis import wire as conventions
+from rachis.wire import Context
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError, RachisError
+
+_OUR_METHODS = "/rachis.v1."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Malformed:
     error: RachisError
 
 
-class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps every handler of ours; `max_message_bytes` is the limit that clients are told."""
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -32,11 +35,12 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None or handler.request_streaming:
+        ours = handler_call_details.method.startswith(_OUR_METHODS)
+        if not ours or handler is None or handler.request_deserializer is None or handler.request_streaming:
             return handler
         parse = functools.partial(self._parse, handler.request_deserializer)
         if handler.response_streaming:
@@ -111,8 +115,9 @@ def _first_invalid(message: Message, original: Descriptor, prefix: str) -> str |
             path = f"{prefix}{field.name}" + (f"[{index}]" if field.is_repeated else "")
             if declared.type == FieldDescriptor.TYPE_STRING and not _is_utf8(item):
                 return path
-            if declared.type == FieldDescriptor.TYPE_MESSAGE and not declared.message_type.GetOptions().map_entry:
-                found = _first_invalid(item, declared.message_type, f"{path}.")
+            nested = declared.message_type
+            if nested is not None and not nested.GetOptions().map_entry:
+                found = _first_invalid(item, nested, f"{path}.")
                 if found is not None:
                     return found
     return None
@@ -126,13 +131,13 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-async def _refuse(malformed: Malformed, context: grpc.aio.ServicerContext) -> None:
+async def _refuse(malformed: Malformed, context: Context) -> None:
     error = malformed.error
     await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
 
 
 def _checked_unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def checked(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def checked(request: Any, context: Context) -> Any:
         if isinstance(request, Malformed):
             await _refuse(request, context)
         return await behaviour(request, context)
@@ -141,7 +146,7 @@ def _checked_unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
 
 def _checked_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    async def checked(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
         if isinstance(request, Malformed):
             await _refuse(request, context)
         async for response in behaviour(request, context):

@@ -7,12 +7,13 @@ fails, and is trusted again when it registers under a new generation, or when it
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import WorkerId
 
-Pool = wire.Pool.ValueType
+Pool: TypeAlias = "wire.Pool.ValueType"
 
 
 @dataclass(slots=True)

@@ -63,6 +63,11 @@ class RegistryFollower:
 
     async def _read(self) -> list[wire.WorkerRegistration]:
         names = await self._redis.smembers(registry.workers_key(self._service_id))
-        keys = [registry.worker_key(self._service_id, name.decode()) for name in sorted(names)]
+        keys = [registry.worker_key(self._service_id, _bytes(name).decode()) for name in sorted(names)]
         records = await self._redis.mget(keys) if keys else []
-        return [wire.WorkerRegistration.FromString(record) for record in records if record is not None]
+        return [wire.WorkerRegistration.FromString(_bytes(record)) for record in records if record is not None]
+
+
+def _bytes(value: bytes | str) -> bytes:
+    """The client is made without `decode_responses`, its types allow for both."""
+    return value if isinstance(value, bytes) else value.encode()

@@ -61,7 +61,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 OUTCOMES = frozenset({State.FINISHED, State.REFUSED, State.CANCELLED, State.EXPIRED, State.FAILED})
 
 
-class IllegalTransition(AssertionError):  # noqa: N818 - it is an assertion about our own code
+class IllegalTransition(AssertionError):
     """An event that the table does not allow: a defect of the router."""
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import grpc
 from rachis import wire as conventions
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import (
@@ -51,9 +51,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._request_timeout_s = request_timeout_s
         self.outcomes: Counter[State] = Counter()
 
-    async def Generate(
-        self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[api.GenerateResponse]:
+    async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
         arrived_s = monotonic_s()
         lifecycle = RequestLifecycle(RequestId(request.request_id) or new_request_id())
         try:
@@ -76,16 +74,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             self.outcomes[lifecycle.state] += 1
 
     async def StreamGenerate(
-        self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
     ) -> AsyncIterator[api.StreamGenerateResponse]:
         error = NotSupportedError("streaming sessions are not served by this version; use Generate")
         await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
-        yield api.StreamGenerateResponse()
+        yield api.StreamGenerateResponse()  # type: ignore[unreachable]  # a stream has to be a generator
 
     async def _generate(
         self,
         request: api.GenerateRequest,
-        context: grpc.aio.ServicerContext,
+        context: Context,
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> AsyncIterator[api.GenerateResponse]:

@@ -73,7 +73,7 @@ class RouterServer:
             self._dispatcher,
             admission,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
             interceptors=[MalformedInputInterceptor(max_message_bytes)],
             options=conventions.channel_options(max_message_bytes * _HARD_LIMIT_FACTOR),
@@ -112,6 +112,14 @@ class RouterServer:
         await self._dispatcher.close()
         await self._client.close()
         await self._follower.close()
+
+    async def wait_usable(self, workers: int, timeout_s: float) -> None:
+        """Until so many workers may get requests. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s), self._follower.changed:
+            await self._follower.changed.wait_for(lambda: self._usable() >= workers)
+
+    def _usable(self) -> int:
+        return sum(len(self.membership.usable(pool)) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE))
 
     async def _watch_health(self) -> None:
         async with self._follower.changed:

@@ -52,8 +52,8 @@ class StateFile:
         running = self.read()
         if running is not None and running.pid != state.pid:
             raise ConfigError(
-                f"service {running.service_id} already runs (process {running.pid}, {running.address}); stop it, or set "
-                "RACHIS_STATE_DIR to keep a second one apart",
+                f"service {running.service_id} already runs (process {running.pid}, {running.address}); stop it, "
+                "or set RACHIS_STATE_DIR to keep a second one apart",
                 field="rachis serve",
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)

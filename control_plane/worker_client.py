@@ -101,7 +101,7 @@ class WorkerClient:
         for task in self._closing:
             task.cancel()
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
 
     def _stub(self, address: str) -> "worker_pb2_grpc.WorkerServiceAsyncStub":
         channel = self._channels.get(address)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import UnixMs, monotonic_s, unix_ms
 from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
@@ -42,7 +42,7 @@ class RachisNixlConnector(NixlPullConnector):
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
         self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
-        self._deadlines: dict[str, int] = {}
+        self._deadlines: dict[str, UnixMs] = {}
 
     # Scheduler side.
 
@@ -99,6 +99,6 @@ class RachisNixlConnector(NixlPullConnector):
         results = super().get_transfer_results(finished_req_ids)
         now = unix_ms()
         for request_id in results.finished_recving:
-            if is_late(self._deadlines.pop(request_id, now + 1), now):
+            if is_late(self._deadlines.pop(request_id, UnixMs(now + 1)), now):
                 results.failed_recving.add(request_id)
         return results

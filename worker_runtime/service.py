@@ -1,21 +1,21 @@
 """WorkerService, as far as both kinds of worker answer it alike: status, draining, releases, fencing by generation.
 
 The two subclasses, `prefill_worker.service` and `decode_worker.service`, add the call of their pool; the other
-pool's call stays UNIMPLEMENTED.
+pool's call is UNIMPLEMENTED.
 """
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
-import grpc
 import psutil
 from rachis import wire as conventions
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
+from rachis.wire import Context
 
 from cluster_core.engine import Engine
-from cluster_core.errors import RachisError, StaleGenerationError, UnavailableError
+from cluster_core.errors import NotSupportedError, RachisError, StaleGenerationError, UnavailableError
 from worker_runtime import wire_conversion
 
 
@@ -28,15 +28,22 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self._on_state = on_state
         self._process = psutil.Process()
 
+    async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
+        await abort(context, NotSupportedError(f"{self._registration.worker_id} is no prefill worker"))
+
+    async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
+        await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
+        yield wire.DecodeResponse()  # type: ignore[unreachable]  # a stream has to be a generator
+
     async def ReleaseHandoff(
-        self, request: wire.ReleaseHandoffRequest, context: grpc.aio.ServicerContext
+        self, request: wire.ReleaseHandoffRequest, context: Context
     ) -> wire.ReleaseHandoffResponse:
         async with answering(context):
             self._fence(request.generation)
             return wire.ReleaseHandoffResponse(released=await self._engine.release(request.lease_id))
 
     async def GetWorkerStatus(
-        self, request: wire.GetWorkerStatusRequest, context: grpc.aio.ServicerContext
+        self, request: wire.GetWorkerStatusRequest, context: Context
     ) -> wire.GetWorkerStatusResponse:
         status = self._engine.status()
         return wire.GetWorkerStatusResponse(
@@ -45,9 +52,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
         )
 
-    async def SetDraining(
-        self, request: wire.SetDrainingRequest, context: grpc.aio.ServicerContext
-    ) -> wire.SetDrainingResponse:
+    async def SetDraining(self, request: wire.SetDrainingRequest, context: Context) -> wire.SetDrainingResponse:
         self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
         self._on_state()
         return wire.SetDrainingResponse(state=self._registration.state)
@@ -67,7 +72,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @asynccontextmanager
-async def answering(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def answering(context: Context) -> AsyncIterator[None]:
     """Turns the errors of our tree into statuses; whatever else is raised becomes INTERNAL by gRPC itself."""
     try:
         yield
@@ -75,6 +80,6 @@ async def answering(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         await abort(context, error)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: RachisError) -> NoReturn:
+async def abort(context: Context, error: RachisError) -> NoReturn:
     await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
     raise AssertionError("abort raises")

@@ -141,11 +141,16 @@ class VllmEngine:
         scheduler = vllm_private.scheduler_of(self._engine)
         if not self._commands.empty() or not scheduler.has_requests():
             self._obey(block=not scheduler.has_requests())
-        if scheduler.has_requests():
-            self._step()
-            if not scheduler.running:
-                self._obey(block=True, timeout_s=_NAP_S)
+        if not scheduler.has_requests():
+            self._publish_status()
+            return
+        batch = self._step()
+        # Before the outputs: who has heard of a lease finds it in the status.
         self._publish_status()
+        if batch:
+            self._loop.call_soon_threadsafe(_deliver, batch)
+        if not scheduler.running:
+            self._obey(block=True, timeout_s=_NAP_S)
 
     def _obey(self, *, block: bool, timeout_s: float | None = None) -> None:
         try:
@@ -155,14 +160,13 @@ class VllmEngine:
         except queue.Empty:
             return
 
-    def _step(self) -> None:
+    def _step(self) -> list[tuple[_Stream, EngineOutput | Exception]]:
         batch: list[tuple[_Stream, EngineOutput | Exception]] = []
         for output in self._engine.step():
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 batch.append((stream, self._convert(stream, output)))
-        if batch:
-            self._loop.call_soon_threadsafe(_deliver, batch)
+        return batch
 
     def _add(self, stream: _Stream) -> None:
         from worker_runtime.vllm_conversion import sampling_params
@@ -175,11 +179,10 @@ class VllmEngine:
             prompt = {"prompt_token_ids": list(job.token_ids)}
             stream.internal_id = self._engine.add_request(job.request_id, prompt, params)
         except InvalidInputError as error:
-            self._loop.call_soon_threadsafe(_deliver, [(stream, error)])
+            self._fail(stream, error)
             return
         except (ValueError, TypeError) as error:
-            refused = InvalidInputError(str(error).strip(), field="request")
-            self._loop.call_soon_threadsafe(_deliver, [(stream, refused)])
+            self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
             return
         self._streams[job.request_id] = stream
         self._counters.requests += 1
@@ -198,8 +201,7 @@ class VllmEngine:
         stream = self._streams.get(lease_id)
         if stream is not None:
             self._abandon(stream)
-            error = UnavailableError("the request was released")
-            self._loop.call_soon_threadsafe(_deliver, [(stream, error)])
+            self._fail(stream, UnavailableError("the request was released"))
             return True
         internal_id = self._leases.pop(lease_id, None)
         if internal_id is None or internal_id not in vllm_private.leased_request_ids(self._engine):
@@ -290,14 +292,21 @@ class VllmEngine:
             self._counters.handoffs_recomputed = connector.handoffs_recomputed
         self._status = EngineStatus(EngineLoad(running, waiting, len(leased), free, total), self._counters)
 
+    def _fail(self, stream: _Stream, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(stream.items.put_nowait, error)
+
     def _die(self, why: str, on_death: Callable[[str], None]) -> None:
         self._dead = why
-        failures = [(stream, UnavailableError(f"the engine died: {why}")) for stream in self._streams.values()]
-        self._loop.call_soon_threadsafe(_deliver, failures)
+        for stream in self._streams.values():
+            self._fail(stream, UnavailableError(f"the engine died: {why}"))
         on_death(why)
 
     def _reply(self, future: asyncio.Future[Any], value: Any) -> None:
-        self._loop.call_soon_threadsafe(lambda: future.cancelled() or future.set_result(value))
+        def settle() -> None:
+            if not future.cancelled():
+                future.set_result(value)
+
+        self._loop.call_soon_threadsafe(settle)
 
 
 def _deliver(batch: list[tuple[_Stream, EngineOutput | Exception]]) -> None:

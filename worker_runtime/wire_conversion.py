@@ -45,7 +45,7 @@ _OPTIONAL_SAMPLING = (
 
 def sampling_from_wire(message: generation.SamplingParams) -> SamplingSpec:
     """What the message sets; the protocol's defaults for the rest."""
-    given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
+    given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
     return SamplingSpec(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
 
 

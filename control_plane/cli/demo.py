@@ -1,6 +1,7 @@
 """`rachis demo`: three recall questions through both pools, with what happened to each."""
 
 import random
+from typing import Any
 
 from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
@@ -16,11 +17,13 @@ _SEED = 2026
 async def demo(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) -> int:
     """Returns 0 when every answer is right and crossed from one pool to the other."""
     rng = random.Random(_SEED)
-    answers = []
-    async with target_service(None, state_file, loaded, always_own=True) as target:
-        async with RachisClient(target.address) as client:
-            for tokens in QUESTION_TOKENS:
-                answers.append(await _ask(client, recall.make_question(rng, tokens), as_json=as_json))
+    answers: list[dict[str, Any]] = []
+    async with (
+        target_service(None, state_file, loaded, always_own=True) as target,
+        RachisClient(target.address) as client,
+    ):
+        for tokens in QUESTION_TOKENS:
+            answers.append(await _ask(client, recall.make_question(rng, tokens), as_json=as_json))
     right = sum(answer["right"] and answer["kv_bytes"] > 0 for answer in answers)
     verdict = f"{right} of {len(answers)} answers are right and came through both pools; the service has stopped"
     if as_json:
@@ -30,7 +33,7 @@ async def demo(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) ->
     return 0 if right == len(answers) else 1
 
 
-async def _ask(client: RachisClient, question: recall.RecallQuestion, *, as_json: bool) -> dict[str, object]:
+async def _ask(client: RachisClient, question: recall.RecallQuestion, *, as_json: bool) -> dict[str, Any]:
     generated = await client.generate(chat_prompt(question.messages), temperature=0, max_tokens=8)
     answer = generated.text.strip()
     done = generated.completion

@@ -35,7 +35,8 @@ def summary(completion: generation.Completion) -> str:
     if route.decode_worker_id:
         places += f", decoded by {route.decode_worker_id}"
     return (
-        f"[dim]{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated; "
+        f"[dim]{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+        f"{usage.completion_tokens} generated; "
         f"{places}, {route.kv_bytes} KV bytes over NIXL; "
         f"first token after {timings.ttft_ms:.0f} ms, transfer {timings.transfer_ms:.0f} ms, "
         f"decode {timings.decode_ms:.0f} ms[/dim]"

@@ -4,6 +4,9 @@ Bad input answers with the sentence of the error; an overload adds when to try a
 `google.rpc.RetryInfo` detail and as the trailing metadata `retry-after-ms`.
 """
 
+from typing import TYPE_CHECKING
+from typing import Any as Anything
+
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +14,11 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from cluster_core.errors import RachisError
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Anything, Anything]
+else:
+    Context = grpc.aio.ServicerContext
 
 RETRY_AFTER = "retry-after-ms"
 _DETAILS = "grpc-status-details-bin"

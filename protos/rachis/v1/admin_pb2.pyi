@@ -279,6 +279,7 @@ class GetRouterStatusResponse(_message.Message):
     REGISTRY_CONNECTED_FIELD_NUMBER: _builtins.int
     OVERHEAD_P50_MS_FIELD_NUMBER: _builtins.int
     OVERHEAD_P99_MS_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     service_id: _builtins.str
     uptime_s: _builtins.float
@@ -289,6 +290,8 @@ class GetRouterStatusResponse(_message.Message):
     overhead_p50_ms: _builtins.float
     """Time the router itself adds to a request, of the last 10,000, in milliseconds."""
     overhead_p99_ms: _builtins.float
+    cpu_s: _builtins.float
+    """CPU time of the router's process since it started, in seconds."""
     @_builtins.property
     def outcomes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests by how they ended."""
@@ -305,10 +308,11 @@ class GetRouterStatusResponse(_message.Message):
         registry_connected: _builtins.bool = ...,
         overhead_p50_ms: _builtins.float = ...,
         overhead_p99_ms: _builtins.float = ...,
+        cpu_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight_requests", b"in_flight_requests", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

