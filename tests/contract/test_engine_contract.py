@@ -1,0 +1,309 @@
+"""What every engine promises, asked of the fake and of vLLM alike. The engines are shared, so each test cleans up."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.engine import (
+    Engine,
+    EngineInfo,
+    EngineJob,
+    EngineLoad,
+    EngineOutput,
+    FinishReason,
+    FirstToken,
+    HandoffOutcome,
+    SamplingSpec,
+)
+from cluster_core.errors import InvalidInputError, UnavailableError
+from tests.fakes.engine import FakeEngine
+from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+
+PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rome, and so on and so forth. ")
+_names = itertools.count()
+
+
+@pytest.fixture(scope="session", params=["fake", pytest.param("vllm", marks=pytest.mark.integration)])
+async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
+    engine = FakeEngine() if request.param == "fake" else _vllm_engine()
+    deaths: list[str] = []
+    info = await engine.start(lambda phase: None, deaths.append)
+    yield engine, info
+    await engine.stop()
+    assert deaths == []
+
+
+@pytest.fixture
+async def engine(started: tuple[Engine, EngineInfo]) -> AsyncIterator[Engine]:
+    """The engine, which every test leaves without jobs, leases and blocks in use."""
+    yield started[0]
+    await until(started[0], is_idle)
+
+
+def _vllm_engine() -> Engine:
+    config = RachisConfig()
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL)
+    os.environ.update(engine_environment(settings))
+    from worker_runtime.vllm_engine import VllmEngine
+
+    return VllmEngine(settings)
+
+
+def make_job(
+    max_tokens: int = 8,
+    *,
+    prompt: tuple[int, ...] = PROMPT,
+    stop: tuple[str, ...] = (),
+    stop_token_ids: tuple[int, ...] = (),
+    logprobs: int | None = None,
+    hand_off: bool = False,
+    first: FirstToken | None = None,
+) -> EngineJob:
+    sampling = SamplingSpec(
+        max_tokens=max_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        logprobs=logprobs,
+    )
+    return EngineJob(f"job-{next(_names)}", prompt, sampling, hand_off=hand_off, first=first)
+
+
+async def outputs_of(engine: Engine, job: EngineJob) -> list[EngineOutput]:
+    return [output async for output in engine.generate(job)]
+
+
+def tokens_of(outputs: list[EngineOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def text_of(outputs: list[EngineOutput]) -> str:
+    return "".join(output.text for output in outputs)
+
+
+def is_idle(load: EngineLoad) -> bool:
+    jobs = load.running_requests + load.waiting_requests + load.leased_handoffs
+    return jobs == 0 and load.free_blocks == load.total_blocks
+
+
+async def until(engine: Engine, holds: Callable[[EngineLoad], bool]) -> None:
+    """Waits until the engine's load is as described; each look follows round trips through the engine.
+
+    An engine publishes its load after it has obeyed, so what one round trip shows may still be old.
+    """
+    async with asyncio.timeout(20):
+        while True:
+            for _ in range(3):
+                await engine.release("nothing")
+            if holds(engine.status().load):
+                return
+
+
+async def test_a_job_ends_with_exactly_one_finish_reason_in_its_last_output(engine: Engine) -> None:
+    outputs = await outputs_of(engine, make_job(5))
+
+    assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 17])
+async def test_a_job_generates_max_tokens_when_nothing_stops_it(engine: Engine, max_tokens: int) -> None:
+    assert len(tokens_of(await outputs_of(engine, make_job(max_tokens)))) == max_tokens
+
+
+async def test_the_same_greedy_job_twice_gives_the_same_tokens_and_text(engine: Engine) -> None:
+    first, second = await outputs_of(engine, make_job(12)), await outputs_of(engine, make_job(12))
+
+    assert tokens_of(first) == tokens_of(second)
+    assert text_of(first) == text_of(second)
+
+
+async def test_jobs_that_run_together_give_the_tokens_they_give_alone(engine: Engine) -> None:
+    prompts = [PROMPT, PROMPT[:40], PROMPT[10:70]]
+    alone = [tokens_of(await outputs_of(engine, make_job(10, prompt=prompt))) for prompt in prompts]
+    together = await asyncio.gather(*(outputs_of(engine, make_job(10, prompt=prompt)) for prompt in prompts))
+
+    assert [tokens_of(outputs) for outputs in together] == alone
+
+
+async def test_a_stop_string_ends_the_text_before_it_with_reason_stop(engine: Engine) -> None:
+    text = text_of(await outputs_of(engine, make_job(32)))
+    stop = text[4:7]
+    assert len(stop) == 3
+
+    outputs = await outputs_of(engine, make_job(32, stop=(stop,)))
+
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert text_of(outputs) == text[: text.index(stop)]
+
+
+async def test_a_stop_token_ends_the_job_after_it_with_reason_stop(engine: Engine) -> None:
+    tokens = tokens_of(await outputs_of(engine, make_job(16)))
+    stop = tokens[3]
+
+    outputs = await outputs_of(engine, make_job(16, stop_token_ids=(stop,)))
+
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert tokens_of(outputs) == tokens[: tokens.index(stop) + 1]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_logprobs_come_one_position_per_token_with_so_many_likeliest(engine: Engine, count: int) -> None:
+    outputs = await outputs_of(engine, make_job(6, logprobs=count))
+
+    positions = [position for output in outputs for position in output.logprobs]
+    assert [position.sampled.token_id for position in positions] == tokens_of(outputs)
+    assert all(len(position.top) == count for position in positions)
+    assert all([entry.rank for entry in position.top] == list(range(1, count + 1)) for position in positions)
+    assert all(position.sampled.rank == 1 and position.sampled.logprob <= 0 for position in positions)
+
+
+async def test_no_logprobs_come_unasked(engine: Engine) -> None:
+    assert all(output.logprobs == () for output in await outputs_of(engine, make_job(4)))
+
+
+async def test_closing_the_iterator_early_aborts_the_job_and_frees_its_blocks(engine: Engine) -> None:
+    async with aclosing(engine.generate(make_job(2000))) as outputs:  # type: ignore[type-var]
+        await anext(outputs)
+        await until(engine, lambda load: load.running_requests == 1 and load.free_blocks < load.total_blocks)
+
+    await until(engine, is_idle)
+
+
+async def test_a_cancelled_consumer_aborts_its_job(engine: Engine) -> None:
+    consumer = asyncio.create_task(outputs_of(engine, make_job(2000)))
+    await until(engine, lambda load: load.running_requests == 1)
+
+    consumer.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    await until(engine, is_idle)
+
+
+async def test_a_hand_off_job_ends_with_a_lease_that_holds_its_blocks_until_released(engine: Engine) -> None:
+    outputs = await outputs_of(engine, make_job(1, hand_off=True))
+
+    lease = outputs[-1].lease
+    assert lease is not None
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    await until(engine, lambda load: load.leased_handoffs == 1 and load.running_requests == 0)
+    assert engine.status().load.free_blocks < engine.status().load.total_blocks
+
+    assert await engine.release(lease.lease_id) is True
+
+    await until(engine, is_idle)
+
+
+async def test_a_lease_is_released_once_only(engine: Engine) -> None:
+    outputs = await outputs_of(engine, make_job(1, hand_off=True))
+    lease = outputs[-1].lease
+    assert lease is not None
+    assert await engine.release(lease.lease_id) is True
+    await until(engine, lambda load: load.leased_handoffs == 0)
+
+    assert await engine.release(lease.lease_id) is False
+
+
+async def test_a_hand_off_job_that_stops_leaves_no_lease(engine: Engine) -> None:
+    [first] = tokens_of(await outputs_of(engine, make_job(1)))
+
+    outputs = await outputs_of(engine, make_job(1, hand_off=True, stop_token_ids=(first,)))
+
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].lease is None
+    await until(engine, is_idle)
+
+
+async def test_release_of_an_unknown_lease_is_false(engine: Engine) -> None:
+    assert await engine.release("never-leased") is False
+
+
+async def test_release_of_a_running_job_ends_it_as_unavailable(engine: Engine) -> None:
+    job = make_job(2000)
+    outputs = engine.generate(job)
+    await anext(outputs)
+
+    assert await engine.release(job.request_id) is True
+
+    with pytest.raises(UnavailableError):
+        async for _ in outputs:
+            pass
+
+
+async def test_a_prompt_beyond_the_models_length_is_refused_and_the_engine_keeps_serving(
+    started: tuple[Engine, EngineInfo], engine: Engine
+) -> None:
+    if not isinstance(engine, FakeEngine):
+        pytest.xfail("defect: VLLMValidationError is no ValueError, so it ends the engine and all tests after this one")
+    with pytest.raises(InvalidInputError):
+        await outputs_of(engine, make_job(1, prompt=(97,) * (started[1].max_model_len + 1)))
+
+    assert len(tokens_of(await outputs_of(engine, make_job(3)))) == 3
+
+
+async def test_a_job_id_that_is_running_is_refused_and_the_first_job_goes_on(engine: Engine) -> None:
+    job = make_job(400)
+    async with aclosing(engine.generate(job)) as outputs:  # type: ignore[type-var]
+        await anext(outputs)
+
+        with pytest.raises(InvalidInputError, match="request_id"):
+            await outputs_of(engine, job)
+
+        assert (await anext(outputs)).token_ids
+
+
+async def test_a_job_id_that_is_leased_is_refused_and_the_lease_stays_releasable(engine: Engine) -> None:
+    if not isinstance(engine, FakeEngine):
+        pytest.xfail("defect: VllmEngine forgets the first of two leases, its blocks stay in use for all of lease_s")
+    job = make_job(1, hand_off=True)
+    await outputs_of(engine, job)
+    try:
+        with pytest.raises(InvalidInputError, match="request_id"):
+            await outputs_of(engine, job)
+    finally:
+        assert await engine.release(job.request_id) is True
+
+
+async def test_a_job_with_a_first_token_generates_on_from_it_without_repeating_it(engine: Engine) -> None:
+    plain = await outputs_of(engine, make_job(9))
+    sent = plain[0].text if len(plain[0].token_ids) == 1 else ""
+
+    outputs = await outputs_of(engine, make_job(9, first=FirstToken(tokens_of(plain)[0], sent)))
+
+    assert tokens_of(outputs) == tokens_of(plain)[1:]
+    assert sent + text_of(outputs) == text_of(plain)
+
+
+async def test_a_first_token_whose_text_was_held_back_comes_with_the_text(engine: Engine) -> None:
+    plain = await outputs_of(engine, make_job(9))
+
+    outputs = await outputs_of(engine, make_job(9, first=FirstToken(tokens_of(plain)[0], "")))
+
+    assert text_of(outputs) == text_of(plain)
+
+
+async def test_a_job_without_a_pull_reports_no_hand_off(engine: Engine) -> None:
+    outputs = await outputs_of(engine, make_job(2))
+
+    assert all(output.handoff is None or output.handoff.outcome is HandoffOutcome.NONE for output in outputs)
+
+
+async def test_counters_grow_by_what_a_job_took_and_gave(engine: Engine) -> None:
+    await until(engine, lambda load: load.running_requests == 0)
+    before = engine.status().counters
+    requests, prompt, generated = before.requests, before.prompt_tokens, before.generated_tokens
+
+    await outputs_of(engine, make_job(7))
+    await engine.release("nothing")
+
+    after = engine.status().counters
+    assert after.requests - requests == 1
+    assert after.prompt_tokens - prompt == len(PROMPT)
+    assert after.generated_tokens - generated == 7

@@ -1,0 +1,189 @@
+"""A whole cluster in one process: the real router and the real workers' services on loopback, over fake engines.
+
+Only three things are not real: the engines, the tokenizer (one token for each byte), and what the registry's reader
+reads, which is a list that tests change.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.loading import load
+from control_plane import server as server_module
+from control_plane.redis_membership import RegistryFollower
+from control_plane.request import State
+from control_plane.server import RouterServer
+from decode_worker.service import DecodeService
+from prefill_worker.service import PrefillService
+from tests.fakes.engine import FakeEngine
+
+MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
+_POOLS = {wire.POOL_PREFILL: ("prefill", PrefillService), wire.POOL_DECODE: ("decode", DecodeService)}
+
+
+async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    """Lets everything else run until it is so; bounded."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - what is waited for sits in objects that know nothing of events
+            await asyncio.sleep(0)
+
+
+class BytesTokenizer:
+    """One token for each byte of UTF-8."""
+
+    def __init__(self, _path: str) -> None:
+        pass
+
+    async def load(self) -> None:
+        pass
+
+    async def token_ids(self, prompt: generation.PromptInput) -> list[int]:
+        if prompt.text == "defect":
+            raise ZeroDivisionError("a defect")
+        if prompt.HasField("token_ids"):
+            return list(prompt.token_ids.ids)
+        return list((prompt.text or "".join(message.content for message in prompt.chat.messages)).encode())
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker that serves; `record` is what the registry says of it."""
+
+    record: wire.WorkerRegistration
+    engine: FakeEngine
+    server: grpc.aio.Server
+
+    @property
+    def name(self) -> str:
+        return self.record.worker_id
+
+    async def crash(self) -> None:
+        """It is gone without a word: calls to it fail, its registration stays until its lease ends."""
+        await self.server.stop(None)
+
+
+class Cluster:
+    """Made by `running_cluster`."""
+
+    def __init__(self, router: RouterServer, registry: list[wire.WorkerRegistration]) -> None:
+        self.router = router
+        self.workers: list[Worker] = []
+        self.calls = 0
+        self._registry = registry
+        self._fabric: dict[str, FakeEngine] = {}
+        self._channel = grpc.aio.insecure_channel(router.address)
+        self.api = router_pb2_grpc.RouterServiceStub(self._channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        return self._channel
+
+    @property
+    def outcomes(self) -> dict[State, int]:
+        return dict(self.router._router.outcomes)
+
+    async def add(self, pool: wire.Pool.ValueType, name: str = "", *, number: int = 1, **engine: Any) -> Worker:
+        """A worker joins, and the router has heard of it."""
+        prefix, service = _POOLS[pool]
+        name = name or f"{prefix}-{sum(worker.record.pool == pool for worker in self.workers)}"
+        fake = FakeEngine(name, self._fabric, **engine)
+        record = wire.WorkerRegistration(
+            worker_id=name,
+            generation=number,
+            pool=pool,
+            state=wire.WORKER_STATE_READY,
+            model=MODEL,
+            max_running_requests=64,
+        )
+        server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record, lambda: None), server)
+        record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        worker = Worker(record, fake, server)
+        self.workers.append(worker)
+        await self.register(record)
+        return worker
+
+    async def register(self, record: wire.WorkerRegistration) -> None:
+        """The registry now says this of the worker; records are written whole, as workers do."""
+        self._registry[:] = [known for known in self._registry if known.worker_id != record.worker_id] + [record]
+        await until(lambda: self._known(record.worker_id) == record.generation)
+
+    async def unregister(self, worker: Worker) -> None:
+        self._registry[:] = [known for known in self._registry if known.worker_id != worker.name]
+        await until(lambda: self._known(worker.name) is None)
+
+    def call(
+        self, text: str = "hello", *, timeout_s: float | None = None, request_id: str = "", **sampling: Any
+    ) -> Any:
+        """A request on its way."""
+        self.calls += 1
+        request = api.GenerateRequest(
+            prompt=generation.PromptInput(text=text),
+            sampling=generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
+            request_id=request_id,
+        )
+        return self.api.Generate(request, timeout=timeout_s)
+
+    async def generate(self, text: str = "hello", **options: Any) -> list[api.GenerateResponse]:
+        return [response async for response in self.call(text, **options)]
+
+    def idle(self) -> bool:
+        """No request anywhere: neither counted by the router, nor in an engine that lives, nor as a lease."""
+        members = self.router.membership.members()
+        loads = [worker.engine.status().load for worker in self.workers]
+        return (
+            all(member.in_flight_requests == member.in_flight_tokens == 0 for member in members)
+            and all(load.leased_handoffs == load.running_requests == 0 for load in loads)
+            and all(load.free_blocks == load.total_blocks for load in loads)
+            and sum(self.outcomes.values()) == self.calls
+        )
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+        await self.router.stop()
+        for worker in self.workers:
+            await worker.server.stop(None)
+
+    def _known(self, name: str) -> int | None:
+        member = self.router.membership.get(name)
+        return member.registration.generation if member else None
+
+
+@asynccontextmanager
+async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> AsyncIterator[Cluster]:
+    """A router without workers; on the way out it must be idle, every request counted in one outcome."""
+    registry: list[wire.WorkerRegistration] = []
+
+    async def read(_follower: RegistryFollower) -> list[wire.WorkerRegistration]:
+        return [wire.WorkerRegistration.FromString(record.SerializeToString()) for record in registry]
+
+    monkeypatch.setattr(RegistryFollower, "_read", read)
+    monkeypatch.setattr(server_module, "Tokenizer", BytesTokenizer)
+    settings = {
+        "router.port": 0,
+        "router.drain_timeout_s": 2,
+        "router.queue_timeout_s": 5,
+        "redis.refresh_s": 0.001,
+        "redis.worker_lease_s": 60,
+        **{key.replace("__", "."): value for key, value in flags.items()},
+    }
+    router = RouterServer(load(flags=settings), "svc-test", "redis://127.0.0.1:1")
+    await router.start()
+    cluster = Cluster(router, registry)
+    try:
+        yield cluster
+        await until(cluster.idle)
+        router.membership.check_invariants()
+    finally:
+        await cluster.close()

@@ -1,0 +1,227 @@
+"""A deterministic stand-in for an engine, checked by the same contract tests as the real one.
+
+Tokens are a pure function of prompt, seed and position, one lower-case letter each. Engines that share a `fabric`
+pull from each other's leases. Nothing sleeps: `hold_before` stops jobs at a position until `resume`.
+
+Who holds the blocks of a job:
+    running              the job, in `_running`
+    finished, leased     the lease, in `_leases`, until a peer pulls it or it is released
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+
+from cluster_core.clock import unix_ms
+from cluster_core.engine import (
+    EngineCounters,
+    EngineInfo,
+    EngineJob,
+    EngineLoad,
+    EngineOutput,
+    EngineStatus,
+    FinishReason,
+    HandoffOutcome,
+    HandoffReport,
+    KvLease,
+    PositionLogprobs,
+    SamplingSpec,
+    TokenLogprob,
+)
+from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
+from kv_transfer.handoff import is_late, stamp_deadline
+from kv_transfer.lease_params import decode_params, encode_params
+
+KV_BYTES_PER_TOKEN = 64
+
+
+def token_at(prompt: tuple[int, ...], sampling: SamplingSpec, position: int) -> int:
+    """The token that every fake engine generates there: the code of a lower-case letter."""
+    seed = sampling.seed if sampling.temperature else None
+    digest = hashlib.blake2b(repr((prompt, seed, position)).encode(), digest_size=8).digest()
+    return ord("a") + int.from_bytes(digest) % 26
+
+
+def expected_text(prompt: tuple[int, ...], sampling: SamplingSpec) -> str:
+    """What one engine alone generates up to max_tokens, stop strings aside."""
+    return "".join(chr(token_at(prompt, sampling, position)) for position in range(sampling.max_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    blocks: int
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_by: RachisError | None = None
+
+
+class FakeEngine:
+    """See `cluster_core.engine.Engine`. Usable without `start`; `jobs` holds every job it was ever given."""
+
+    def __init__(
+        self,
+        name: str = "fake",
+        fabric: "dict[str, FakeEngine] | None" = None,
+        *,
+        blocks: int = 1024,
+        block_size_tokens: int = 4,
+        max_model_len: int = 4096,
+        deadline_s: float = 15.0,
+    ) -> None:
+        self.name = name
+        self.jobs: list[EngineJob] = []
+        self.held = asyncio.Event()
+        self._fabric = fabric if fabric is not None else {}
+        self._fabric[name] = self
+        self._blocks = blocks
+        self._block_size_tokens = block_size_tokens
+        self._max_model_len = max_model_len
+        self._deadline_s = deadline_s
+        self._running: dict[str, _Run] = {}
+        self._leases: dict[str, int] = {}
+        self._hold_at: int | None = None
+        self._dead: str | None = None
+        self._counters = EngineCounters()
+
+    async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
+        on_phase("serving")
+        return EngineInfo(self.name, self.name, 256, self._max_model_len, self._block_size_tokens, 64, "float32")
+
+    async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
+        run = self._admit(job)
+        try:
+            report = self._pull(job.pull)
+            text, sent = "", len(job.first.sent_text) if job.first else 0
+            for position in range(job.sampling.max_tokens):
+                await self._step(run, position)
+                replayed = job.first is not None and position == 0
+                token = (
+                    job.first.token_id if job.first and replayed else token_at(job.token_ids, job.sampling, position)
+                )
+                text += chr(token)
+                text, reason = _ending(text, token, position, job.sampling)
+                shown = max(sent, len(text) if reason else len(text) - _held_back(job.sampling))
+                tokens = () if replayed else (token,)
+                self._counters.generated_tokens += len(tokens)
+                yield EngineOutput(
+                    token_ids=tokens,
+                    text=text[sent:shown],
+                    logprobs=_logprobs(tokens, job.sampling.logprobs),
+                    finish_reason=reason,
+                    handoff=report if position == 0 else None,
+                    lease=self._lease(job, run) if job.hand_off and reason is FinishReason.LENGTH else None,
+                )
+                sent = shown
+                if reason is not None:
+                    return
+        finally:
+            self._running.pop(job.request_id, None)
+
+    async def release(self, lease_id: str) -> bool:
+        await asyncio.sleep(0)
+        if lease_id in self._running:
+            self._end(self._running[lease_id], UnavailableError("the request was released"))
+            return True
+        released = self._leases.pop(lease_id, None) is not None
+        self._counters.handoffs_released += released
+        return released
+
+    def status(self) -> EngineStatus:
+        used = sum(self._leases.values()) + sum(run.blocks for run in self._running.values())
+        load = EngineLoad(len(self._running), 0, len(self._leases), self._blocks - used, self._blocks)
+        return EngineStatus(load, replace(self._counters))
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    # What tests do to it.
+
+    def hold_before(self, position: int) -> None:
+        """Jobs wait before they generate the token of that position; `held` is set once one does."""
+        self._hold_at = position
+        self.held.clear()
+
+    def resume(self) -> None:
+        self._hold_at = None
+        for run in self._running.values():
+            run.wake.set()
+
+    def die(self, why: str) -> None:
+        self._dead = why
+        for run in self._running.values():
+            self._end(run, UnavailableError(f"the engine died: {why}"))
+
+    def _admit(self, job: EngineJob) -> _Run:
+        self.jobs.append(job)
+        if self._dead is not None:
+            raise UnavailableError(f"the engine died: {self._dead}")
+        if job.request_id in self._running or job.request_id in self._leases:
+            raise InvalidInputError("is already running", field="request_id")
+        if not 0 < len(job.token_ids) < self._max_model_len:
+            raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
+        run = _Run(-(-(len(job.token_ids) + job.sampling.max_tokens) // self._block_size_tokens))
+        self._running[job.request_id] = run
+        self._counters.requests += 1
+        self._counters.prompt_tokens += len(job.token_ids)
+        return run
+
+    def _pull(self, lease: KvLease | None) -> HandoffReport | None:
+        if lease is None:
+            return None
+        params = decode_params(lease.connector_params)
+        peer = self._fabric.get(params["engine"])
+        late = is_late(lease.deadline_unix_ms, unix_ms())
+        if peer is None or late or peer._leases.pop(lease.lease_id, None) is None:
+            self._counters.handoffs_recomputed += 1
+            return HandoffReport(HandoffOutcome.RECOMPUTED)
+        kv_bytes = params["tokens"] * KV_BYTES_PER_TOKEN
+        self._counters.handoffs_pulled += 1
+        self._counters.kv_bytes_pulled += kv_bytes
+        return HandoffReport(HandoffOutcome.PULLED, kv_bytes, params["tokens"], 0.5)
+
+    async def _step(self, run: _Run, position: int) -> None:
+        await asyncio.sleep(0)
+        while self._hold_at is not None and position >= self._hold_at and run.ended_by is None:
+            run.wake.clear()
+            self.held.set()
+            await run.wake.wait()
+        if run.ended_by is not None:
+            raise run.ended_by
+
+    def _lease(self, job: EngineJob, run: _Run) -> KvLease:
+        self._leases[job.request_id] = run.blocks
+        del self._running[job.request_id]
+        self._counters.handoffs_leased += 1
+        params = encode_params({"engine": self.name, "tokens": len(job.token_ids)})
+        return KvLease(job.request_id, params, stamp_deadline(unix_ms(), self._deadline_s))
+
+    def _end(self, run: _Run, error: RachisError) -> None:
+        run.ended_by = error
+        run.wake.set()
+
+
+def _ending(text: str, token: int, position: int, sampling: SamplingSpec) -> tuple[str, FinishReason | None]:
+    """The text without what ends it, and why the job ends here, if it does."""
+    found = [place for place in (text.find(stop) for stop in sampling.stop) if place >= 0]
+    if found:
+        return text[: min(found)], FinishReason.STOP
+    if token in sampling.stop_token_ids and position + 1 >= sampling.min_tokens:
+        return text[:-1], FinishReason.STOP
+    return text, FinishReason.LENGTH if position + 1 == sampling.max_tokens else None
+
+
+def _held_back(sampling: SamplingSpec) -> int:
+    """Characters at the end of the text that may be the beginning of a stop string."""
+    return max((len(stop) for stop in sampling.stop), default=1) - 1
+
+
+def _logprobs(tokens: tuple[int, ...], count: int | None) -> tuple[PositionLogprobs, ...]:
+    if count is None:
+        return ()
+    return tuple(
+        PositionLogprobs(
+            TokenLogprob(token, -0.5, 1),
+            tuple(TokenLogprob(token + rank, -0.5 * (rank + 1), rank + 1) for rank in range(count)),
+        )
+        for token in tokens
+    )

@@ -1,0 +1,237 @@
+"""How a configuration in force comes together: precedence with sources, and refusals that help."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_configs import loading
+from cluster_configs.loading import LoadedConfig, load, masked, parse_assignments, profile_names
+from cluster_configs.schema import RachisConfig
+from cluster_core.errors import ConfigError
+
+PORT_VARIABLE = {"RACHIS_ROUTER__PORT": "7003"}
+
+
+def entry(loaded: LoadedConfig, key: str) -> tuple[Any, str]:
+    [found] = [entry for entry in loaded.entries if entry.key == key]
+    return found.value, found.source
+
+
+@pytest.fixture
+def port_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rachis.yaml"
+    path.write_text("router:\n  port: 7002\n")
+    return path
+
+
+@pytest.fixture
+def port_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every profile sets the port, too."""
+    monkeypatch.setattr(loading, "_read_profile", lambda name: {"router.port": 7001})
+
+
+def test_a_default_is_in_force_when_no_layer_sets_it() -> None:
+    assert entry(load(), "router.port") == (7421, "default")
+
+
+@pytest.mark.usefixtures("port_profile")
+def test_each_layer_wins_over_the_one_below_and_is_named_as_source(port_file: Path) -> None:
+    flags = {"router.port": 7004}
+
+    assert entry(load(), "router.port") == (7001, "profile")
+    assert entry(load(file=port_file), "router.port") == (7002, "file")
+    assert entry(load(file=port_file, environment=PORT_VARIABLE), "router.port") == (7003, "environment")
+    loaded = load(file=port_file, environment=PORT_VARIABLE, flags=flags)
+    assert entry(loaded, "router.port") == (7004, "flag")
+    assert loaded.config.router.port == 7004
+
+
+def test_a_flag_that_was_not_given_leaves_the_layers_below_in_force(port_file: Path) -> None:
+    assert entry(load(file=port_file, flags={"router.port": None}), "router.port") == (7002, "file")
+
+
+def test_layers_that_set_different_keys_of_a_section_are_both_in_force(port_file: Path) -> None:
+    loaded = load(file=port_file, environment={"RACHIS_ROUTER__HOST": "0.0.0.0"})
+
+    assert (loaded.config.router.port, loaded.config.router.host) == (7002, "0.0.0.0")
+
+
+def test_every_key_of_the_schema_has_one_entry() -> None:
+    keys = [entry.key for entry in load().entries]
+
+    assert len(keys) == len(set(keys))
+    assert set(keys) == {key for key, _ in loading._flatten(RachisConfig().model_dump())}
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_every_profile_loads(profile: str) -> None:
+    assert load(profile=profile).config
+
+
+def test_the_profile_comes_from_argument_over_environment_over_default() -> None:
+    environment = {"RACHIS_PROFILE": "cpu-local-2x2"}
+
+    assert load(environment=environment).config.pools.prefill.workers == 2
+    assert load(profile="gpu-1node", environment=environment).config.engine.device == "cuda"
+    assert load().config.pools.prefill.workers == 1
+
+
+def test_the_file_may_be_named_by_the_environment(port_file: Path) -> None:
+    assert load(environment={"RACHIS_CONFIG": str(port_file)}).config.router.port == 7002
+
+
+def test_variables_that_are_no_configuration_are_left_alone() -> None:
+    load(environment={"RACHIS_STATE_DIR": "/x", "RACHIS_SERVICE": "svc-1", "HOME": "/root"})
+
+
+def test_an_unknown_key_in_a_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "rachis.yaml"
+    path.write_text("router: {prot: 1}\n")
+
+    with pytest.raises(ConfigError, match=r"^router\.prot: .*from the file.*did you mean `router\.port`"):
+        load(file=path)
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"^router\.prot: .*from the environment.*did you mean `router\.port`"):
+        load(environment={"RACHIS_ROUTER__PROT": "1"})
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"^router\.prot: .*from the flag.*did you mean `router\.port`"):
+        load(flags={"router.prot": 1})
+
+
+def test_an_unknown_key_in_a_profile_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_read_profile", lambda name: {"router.prot": 1})
+
+    with pytest.raises(ConfigError, match=r"^router\.prot: .*from the profile.*did you mean `router\.port`"):
+        load()
+
+
+def test_a_key_without_its_section_is_refused_with_the_whole_key() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean `engine\.tensor_parallel_size`"):
+        load(flags={"tensor_parallel_size": 2})
+
+
+def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"^profile: unknown profile `cpu-locl`; did you mean `cpu-local`"):
+        load(profile="cpu-locl")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("router.port", 65_536),
+        ("router.port", "many"),
+        ("router.queue_timeout_s", 0),
+        ("engine.device", "tpu"),
+        ("pools.decode.workers", 0),
+        ("log_level", "LOUD"),
+        ("handoff.lease_s", 5),
+        ("engine.kv_cache_gib", -1),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_key_the_value_and_its_layer(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"from the flag") as caught:
+        load(flags={key: value})
+
+    assert caught.value.field == key
+    assert repr(value) in str(caught.value)
+
+
+def test_a_deadline_beyond_half_the_lease_is_refused() -> None:
+    assert load(flags={"handoff.lease_s": 30, "handoff.deadline_s": 15}).config.handoff.deadline_s == 15
+    with pytest.raises(ConfigError, match=r"^handoff: deadline_s must be at most 15, half of lease_s"):
+        load(flags={"handoff.lease_s": 30, "handoff.deadline_s": 15.1})
+
+
+def test_blocks_that_a_cpu_cannot_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="multiple of 32 on a CPU"):
+        load(flags={"engine.block_size_tokens": 16})
+    with pytest.raises(ConfigError, match="kv_buffer_device must be cpu"):
+        load(flags={"engine.kv_buffer_device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("router: [", "is not valid YAML"), ("- 1\n- 2\n", "must be a table of sections")]
+)
+def test_a_file_that_is_no_table_of_sections_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rachis.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=rf"rachis\.yaml: {message}"):
+        load(file=path)
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rachis.yaml"
+    path.write_text("# nothing\n")
+
+    assert load(file=path) == load()
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\xff")
+    for name in ("missing.yaml", "binary.yaml"):
+        with pytest.raises(ConfigError, match=rf"{name}: cannot be read"):
+            load(file=tmp_path / name)
+
+
+def test_assignments_are_read_as_yaml() -> None:
+    parsed = parse_assignments(["a.b=1", "c = true", "d=null", "e=x=y"])
+
+    assert parsed == {"a.b": 1, "c": True, "d": None, "e": "x=y"}
+
+
+def test_an_assignment_without_equals_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`router\.port` is not of the form key=value"):
+        parse_assignments(["router.port"])
+
+
+@pytest.mark.xfail(strict=True, reason="defect: yaml.YAMLError leaves _read_environment and parse_assignments")
+@pytest.mark.parametrize("layer", ["environment", "flag"])
+def test_a_value_that_is_not_valid_yaml_is_refused_as_configuration(layer: str) -> None:
+    with pytest.raises(ConfigError):
+        if layer == "environment":
+            load(environment={"RACHIS_MODEL__NAME": "[unclosed"})
+        else:
+            parse_assignments(["model.name=[unclosed"])
+
+
+@pytest.mark.xfail(strict=True, reason="defect: a flag of null is taken for a flag that was not given")
+def test_an_assignment_of_null_sets_null() -> None:
+    loaded = load(flags=parse_assignments(["engine.kv_blocks=null"]))
+
+    assert loaded.config.engine.kv_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("redis://user:s@cret@host/0", "redis://user:***@host/0"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("plain", "plain"),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_a_url_is_printed_without_its_password(url: Any, shown: Any) -> None:
+    assert masked(url) == shown
+
+
+@pytest.mark.xfail(strict=True, reason="defect: redis-py also takes the password as a query parameter")
+def test_a_url_is_printed_without_a_password_in_its_query() -> None:
+    assert "secret" not in masked("redis://host/0?password=secret")
+
+
+@pytest.mark.xfail(strict=True, reason="defect: urlsplit raises ValueError and the command that prints fails")
+def test_a_url_that_does_not_parse_is_printed_all_the_same() -> None:
+    assert "://" in masked("redis://[::1/0")
+
+
+def test_the_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().config.router.port = 1  # type: ignore[misc]

@@ -1,0 +1,115 @@
+"""Bytes that are no message, answered with the field that is at fault."""
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+
+from cluster_core.errors import InvalidInputError, OutOfRangeError
+from control_plane.malformed_input import Malformed, MalformedInputInterceptor, invalid_utf8_field
+
+GOOD = "good-text"
+BAD = b"\xff" + b"x" * (len(GOOD) - 1)
+
+
+def spoiled(message: Message) -> bytes:
+    """The message's bytes with its one GOOD string replaced by bytes that are no UTF-8."""
+    data = message.SerializeToString()
+    assert data.count(GOOD.encode()) == 1
+    return data.replace(GOOD.encode(), BAD)
+
+
+def parse(data: bytes, limit: int = 1000) -> Message | Malformed:
+    return MalformedInputInterceptor(limit)._parse(api.GenerateRequest.FromString, data)
+
+
+def chat(*contents: str) -> api.GenerateRequest:
+    messages = [generation.ChatMessage(role="user", content=content) for content in contents]
+    return api.GenerateRequest(prompt=generation.PromptInput(chat=generation.ChatMessages(messages=messages)))
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (api.GenerateRequest(model=GOOD), "model"),
+        (api.GenerateRequest(request_id=GOOD, model="m"), "request_id"),
+        (api.GenerateRequest(prompt=generation.PromptInput(text=GOOD)), "prompt.text"),
+        (chat("fine", "füñ", GOOD), "prompt.chat.messages[2].content"),
+        (chat(GOOD, "fine"), "prompt.chat.messages[0].content"),
+        (api.GenerateRequest(sampling=generation.SamplingParams(stop=["a", "b", GOOD])), "sampling.stop[2]"),
+    ],
+)
+def test_a_string_that_is_no_utf8_is_refused_under_its_path(message: api.GenerateRequest, field: str) -> None:
+    answer = parse(spoiled(message))
+
+    assert isinstance(answer, Malformed)
+    assert isinstance(answer.error, InvalidInputError)
+    assert (answer.error.field, str(answer.error)) == (field, f"{field}: is not valid UTF-8")
+
+
+def test_the_path_is_found_in_messages_of_other_services() -> None:
+    data = spoiled(admin.DrainWorkerRequest(worker_id=GOOD))
+
+    assert invalid_utf8_field(admin.DrainWorkerRequest.DESCRIPTOR, data) == "worker_id"
+
+
+def test_bytes_that_are_no_message_are_refused_as_the_whole_request() -> None:
+    answer = parse(b"\x0a\xff\xff\xff\xff\xff")
+
+    assert isinstance(answer, Malformed)
+    assert isinstance(answer.error, InvalidInputError)
+    assert answer.error.field == "request"
+
+
+def test_a_message_over_the_limit_is_out_of_range_with_both_sizes() -> None:
+    data = chat("x" * 100).SerializeToString()
+
+    answer = parse(data, limit=len(data) - 1)
+
+    assert isinstance(answer, Malformed)
+    assert isinstance(answer.error, OutOfRangeError)
+    assert str(answer.error) == f"request: has {len(data)} bytes, the limit is {len(data) - 1}"
+
+
+def test_a_message_at_the_limit_is_parsed() -> None:
+    message = chat("x" * 100)
+    data = message.SerializeToString()
+
+    assert parse(data, limit=len(data)) == message
+
+
+def test_a_defect_of_a_deserializer_is_not_taken_for_bad_input() -> None:
+    def broken(_data: bytes) -> Message:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        MalformedInputInterceptor(10)._parse(broken, b"")
+
+
+def test_a_deserializer_without_a_descriptor_still_answers_with_bad_input() -> None:
+    def refuses(_data: bytes) -> Message:
+        raise DecodeError
+
+    answer = MalformedInputInterceptor(10)._parse(refuses, b"")
+
+    assert isinstance(answer, Malformed)
+    assert answer.error.field == "request"
+
+
+@given(st.binary(max_size=60))
+@pytest.mark.parametrize("accepts", [api.GenerateRequest.FromString])
+def test_any_bytes_give_a_message_or_a_refusal(accepts: Callable[[bytes], Message], data: bytes) -> None:
+    answer = MalformedInputInterceptor(1000)._parse(accepts, data)
+
+    try:
+        expected = accepts(data)
+    except DecodeError:
+        assert isinstance(answer, Malformed)
+        assert answer.error.field
+    else:
+        assert answer == expected

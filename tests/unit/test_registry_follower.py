@@ -1,0 +1,143 @@
+"""How a router follows the registry through outages: the last known workers stay, and get time to come back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+from rachis import registry
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane import redis_membership
+from control_plane.membership import Membership
+from control_plane.redis_membership import RegistryFollower
+from tests.fakes.cluster import until
+
+SERVICE = "svc-test"
+
+
+class FakeRedis:
+    """The three calls that the follower makes, on a dictionary; `answers` says whether the server is up."""
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+        self.values: dict[str, bytes] = {}
+        self.answers = True
+        self.reads = 0
+
+    def write(self, record: wire.WorkerRegistration) -> None:
+        self.names.add(record.worker_id.encode())
+        self.values[registry.worker_key(SERVICE, record.worker_id)] = record.SerializeToString()
+
+    async def smembers(self, key: str) -> set[bytes]:
+        assert key == registry.workers_key(SERVICE)
+        self.reads += 1
+        if not self.answers:
+            raise redis.ConnectionError("down")
+        return self.names
+
+    async def mget(self, keys: list[str]) -> list[bytes | None]:
+        return [self.values.get(key) for key in keys]
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Followed:
+    """A follower at work on a fake registry and a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.redis = FakeRedis()
+        self.membership = Membership()
+        self.follower = RegistryFollower(
+            "redis://127.0.0.1:1", SERVICE, self.membership, refresh_s=0.0, worker_lease_s=5.0
+        )
+        self.follower._redis = self.redis  # type: ignore[assignment]
+
+    def workers(self) -> list[str]:
+        return [worker.worker_id for worker in self.membership.usable(wire.POOL_DECODE)]
+
+    async def read(self) -> None:
+        """The follower has read at least once from here on, and carried out what it read."""
+        reads = self.redis.reads
+        await until(lambda: self.redis.reads >= reads + 2)
+
+
+def record(name: str) -> wire.WorkerRegistration:
+    return wire.WorkerRegistration(
+        worker_id=name, generation=1, pool=wire.POOL_DECODE, state=wire.WORKER_STATE_READY, address="x:1"
+    )
+
+
+@pytest.fixture
+async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Followed]:
+    followed = Followed()
+    monkeypatch.setattr(redis_membership, "monotonic_s", lambda: followed.now_s)
+    followed.redis.write(record("decode-0"))
+    task = asyncio.create_task(followed.follower.follow())
+    await until(lambda: followed.workers() == ["decode-0"])
+    yield followed
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_record_whose_lease_ended_takes_its_worker_out(followed: Followed) -> None:
+    followed.redis.values.clear()
+
+    await until(lambda: followed.workers() == [])
+
+
+async def test_an_outage_keeps_the_last_known_workers(followed: Followed) -> None:
+    followed.redis.answers = False
+    await followed.read()
+    followed.now_s += 1000.0
+    await followed.read()
+
+    assert followed.workers() == ["decode-0"]
+    assert not followed.follower.connected
+
+
+async def test_after_an_outage_workers_have_one_lease_to_register_again(followed: Followed) -> None:
+    followed.redis.answers = False
+    await followed.read()
+    followed.redis.values.clear()
+    followed.redis.names.clear()
+    followed.redis.answers = True
+    followed.redis.write(record("decode-1"))
+    await followed.read()
+    assert followed.follower.connected
+    assert followed.workers() == ["decode-0", "decode-1"]
+
+    followed.now_s += 4.9
+    await followed.read()
+    assert followed.workers() == ["decode-0", "decode-1"]
+
+    followed.now_s += 0.1
+    await followed.read()
+    assert followed.workers() == ["decode-1"]
+
+
+async def test_who_waits_for_a_change_hears_of_a_new_worker(followed: Followed) -> None:
+    async def wait_for_decode_1() -> None:
+        async with followed.follower.changed:
+            await followed.follower.changed.wait_for(lambda: "decode-1" in followed.workers())
+
+    waiter = asyncio.create_task(wait_for_decode_1())
+    await followed.read()
+    assert not waiter.done()
+
+    followed.redis.write(record("decode-1"))
+
+    async with asyncio.timeout(5):
+        await waiter
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="defect: DecodeError ends the follower, unnoticed")
+async def test_a_damaged_record_does_not_stop_the_router_from_following(followed: Followed) -> None:
+    followed.redis.names.add(b"decode-1")
+    followed.redis.values[registry.worker_key(SERVICE, "decode-1")] = b"\xff\xff\xff"
+
+    followed.redis.write(record("decode-2"))
+
+    await until(lambda: "decode-2" in followed.workers(), timeout_s=0.5)

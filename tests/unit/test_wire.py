@@ -1,0 +1,112 @@
+"""Errors on the wire: the status of each class, and the details that clients read."""
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+from rachis import registry, wire
+
+from cluster_core import errors
+from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError
+from control_plane.worker_client import _ERRORS, WorkerLostError
+
+
+def all_classes(base: type[RachisError]) -> set[type[RachisError]]:
+    return {base}.union(*(all_classes(child) for child in base.__subclasses__()))
+
+
+EXPECTED: dict[type[RachisError], str] = {
+    errors.RachisError: "INTERNAL",
+    errors.ClientFault: "INTERNAL",
+    errors.OperatingFault: "INTERNAL",
+    errors.InvalidInputError: "INVALID_ARGUMENT",
+    errors.OutOfRangeError: "OUT_OF_RANGE",
+    errors.NotFoundError: "NOT_FOUND",
+    errors.NotSupportedError: "UNIMPLEMENTED",
+    errors.OverloadedError: "RESOURCE_EXHAUSTED",
+    errors.UnavailableError: "UNAVAILABLE",
+    errors.DeadlineError: "DEADLINE_EXCEEDED",
+    errors.CancelledByClientError: "CANCELLED",
+    errors.StaleGenerationError: "FAILED_PRECONDITION",
+    errors.ConfigError: "INVALID_ARGUMENT",
+    errors.StartError: "UNAVAILABLE",
+    WorkerLostError: "UNAVAILABLE",
+}
+
+
+def test_the_table_names_every_class_of_the_error_tree() -> None:
+    assert all_classes(RachisError) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_each_error_becomes_its_status(kind: type[RachisError]) -> None:
+    assert wire.status_code(kind("why")) is grpc.StatusCode[EXPECTED[kind]]
+
+
+def details(error: RachisError) -> Status:
+    packed = dict(wire.trailing_metadata(error))["grpc-status-details-bin"]
+    assert isinstance(packed, bytes)
+    return Status.FromString(packed)
+
+
+@pytest.mark.parametrize(
+    ("retry_ms", "seconds", "nanos"), [(0, 0, 0), (100, 0, 100_000_000), (12_345, 12, 345_000_000)]
+)
+def test_an_overload_says_when_to_try_again_in_both_forms(retry_ms: int, seconds: int, nanos: int) -> None:
+    error = OverloadedError("full", retry_after_ms=retry_ms)
+
+    [detail] = details(error).details
+    retry = RetryInfo()
+    assert detail.Unpack(retry)
+    assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (seconds, nanos)
+    assert dict(wire.trailing_metadata(error))["retry-after-ms"] == str(retry_ms)
+
+
+def test_bad_input_names_its_field_in_the_details_and_the_message() -> None:
+    error = InvalidInputError("must not be empty", field="prompt.text")
+
+    status = details(error)
+    [detail] = status.details
+    bad = BadRequest()
+    assert detail.Unpack(bad)
+    [violation] = bad.field_violations
+    assert (violation.field, violation.description) == ("prompt.text", "prompt.text: must not be empty")
+    assert (status.code, status.message) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], str(error))
+
+
+def test_an_error_with_both_carries_both() -> None:
+    status = details(OverloadedError("full", field="request", retry_after_ms=5))
+
+    assert [detail.type_url.rpartition(".")[2] for detail in status.details] == ["BadRequest", "RetryInfo"]
+
+
+def test_an_error_without_either_adds_no_metadata() -> None:
+    assert wire.trailing_metadata(StaleGenerationError("old")) == ()
+
+
+def test_channels_bound_messages_in_both_directions() -> None:
+    options = dict(wire.channel_options(1234))
+
+    assert options["grpc.max_receive_message_length"] == options["grpc.max_send_message_length"] == 1234
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"])
+def test_a_worker_that_does_not_serve_the_call_counts_as_lost(code: str) -> None:
+    assert _ERRORS[grpc.StatusCode[code]] is WorkerLostError
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"])
+def test_a_workers_refusal_keeps_its_status_through_the_router(code: str) -> None:
+    status = grpc.StatusCode[code]
+
+    assert wire.status_code(_ERRORS[status]("why")) is status
+
+
+def test_registry_keys_of_a_service_do_not_meet_those_of_another() -> None:
+    keys = [
+        (registry.generation_key(service), registry.workers_key(service), registry.worker_key(service, "decode-0"))
+        for service in ("svc-1", "svc-2")
+    ]
+
+    assert len({key for group in keys for key in group}) == 6
+    assert keys[0] == ("rachis:svc-1:generation", "rachis:svc-1:workers", "rachis:svc-1:worker:decode-0")
