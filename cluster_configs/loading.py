@@ -6,12 +6,12 @@ An unknown key anywhere is refused, with the nearest valid one.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,9 @@ ENVIRONMENT_PREFIX = "RACHIS_"
 DEFAULT_PROFILE = "cpu-local"
 # Read by other parts than the configuration.
 OTHER_VARIABLES = frozenset({"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE"})
+
+_PASSWORD = re.compile(r"(://[^/?#]*?:).*@")
+_PASSWORD_PARAMETER = re.compile(r"([?&]password=)[^&#]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def load(
     if file is not None:
         layers.append(("file", _read_file(file)))
     layers.append(("environment", _read_environment(environment)))
-    layers.append(("flag", {key: value for key, value in (flags or {}).items() if value is not None}))
+    layers.append(("flag", dict(flags or {})))
     return _merge(layers)
 
 
@@ -71,16 +74,14 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"`{assignment}` is not of the form key=value", field="--set")
-        parsed[key.strip()] = yaml.safe_load(value)
+        parsed[key.strip()] = _parse_value(value, "--set")
     return parsed
 
 
 def masked(value: Any) -> Any:
-    """A value fit to be printed: a URL loses its password."""
+    """A value fit to be printed: a URL loses its password, wherever it stands."""
     if isinstance(value, str) and "://" in value:
-        parts = urlsplit(value)
-        if parts.password:
-            return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
+        return _PASSWORD_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", value))
     return value
 
 
@@ -90,6 +91,9 @@ def _merge(layers: list[tuple[str, dict[str, Any]]]) -> LoadedConfig:
     tree: dict[str, Any] = {}
     for source, values in layers:
         for key, value in values.items():
+            if value is None and any(name.startswith(f"{key}.") for name in valid):
+                # A section without entries, as a file may have.
+                continue
             if key not in valid:
                 raise _unknown_key(source, key, valid)
             _put(tree, key, value)
@@ -164,9 +168,16 @@ def _parse_yaml(text: str, name: str) -> dict[str, Any]:
     return dict(_flatten(tree))
 
 
+def _parse_value(text: str, field: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"`{text}` is not a YAML value", field=field) from None
+
+
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return {
-        name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."): yaml.safe_load(value)
+        name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."): _parse_value(value, name)
         for name, value in environment.items()
         if name.startswith(ENVIRONMENT_PREFIX) and name not in OTHER_VARIABLES
     }

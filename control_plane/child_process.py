@@ -15,10 +15,15 @@ def bind_to_parent() -> None:
 
 
 def start_bound(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts `command`, bound to the thread that called this."""
+    """Starts `command`, bound to the thread that called this, and out of reach of a terminal's Ctrl-C."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=bind_to_parent
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=bind_to_parent,
+            start_new_session=True,
         )
 
 

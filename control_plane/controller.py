@@ -7,6 +7,9 @@ import asyncio
 import logging
 import math
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -42,26 +45,27 @@ class Controller:
     def connect(self) -> None:
         """Starts or joins Ray. Raises StartError. To be called on the main thread and before any gRPC server starts:
         Ray forks its own servers, and the kernel ends them when the thread that forked them ends."""
-        settings = self._config.ray
         # Ray reads these when it starts: no phoning home, no killing of workers by a guess about memory.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-        pools = [pool for _, pool in self._pools()]
-        cpus = sum(pool.cpus_per_worker * pool.workers for pool in pools)
         try:
-            if settings.address is not None:
-                ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR)
-                return
-            ray.init(
-                num_cpus=max(1, math.ceil(cpus)),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=settings.object_store_mib << 20,
-                _node_ip_address="127.0.0.1",
-            )
+            with _own_signal_handlers():
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **self._cluster())
         except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise StartError(f"Ray did not start: {error}", field="ray.address") from None
+
+    def _cluster(self) -> dict[str, Any]:
+        """The cluster to join, or what a local one is started with."""
+        settings = self._config.ray
+        if settings.address is not None:
+            return {"address": settings.address}
+        cpus = sum(pool.cpus_per_worker * pool.workers for _, pool in self._pools())
+        return {
+            "num_cpus": max(1, math.ceil(cpus)),
+            "include_dashboard": False,
+            "object_store_memory": settings.object_store_mib << 20,
+            "_node_ip_address": "127.0.0.1",
+        }
 
     async def start_workers(self) -> None:
         """Raises StartError saying which pool finds no room in the Ray cluster."""
@@ -151,3 +155,15 @@ class Controller:
         except RayError as error:
             logger.warning("worker %s did not stop cleanly and is ended: %s", name, error)
         ray.kill(actor, no_restart=True)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keeps the handlers of this process: Ray replaces them with some that abort it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -12,6 +12,7 @@ messages.
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, contextmanager
@@ -54,6 +55,8 @@ class Job:
     engine_queue_ms: float = 0.0
     transfer_ms: float = 0.0
     attempts: int = 0
+    # Tells apart what clients call by the same name: on a worker, a name aborts and releases.
+    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     cached_tokens: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
 
@@ -70,7 +73,7 @@ class Job:
 
     def attempt_id(self) -> str:
         self.attempts += 1
-        return f"{self.request_id}#{self.attempts}"
+        return f"{self.request_id}#{self.nonce}.{self.attempts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Dispatcher:
         *,
         prefill_attempts: int,
         worker_wait_s: float,
+        handoff_deadline_s: float,
     ) -> None:
         self._membership = membership
         self._follower = follower
@@ -103,6 +107,7 @@ class Dispatcher:
         self._placement = placement
         self._prefill_attempts = prefill_attempts
         self._worker_wait_s = worker_wait_s
+        self._handoff_deadline_s = handoff_deadline_s
         self._background: set[asyncio.Task[None]] = set()
         self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
 
@@ -135,7 +140,7 @@ class Dispatcher:
 
     async def _prefill(self, job: Job, leases: list[Lease]) -> wire.PrefillResponse | None:
         """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
-        excluded: set[str] = set()
+        excluded: set[tuple[str, int]] = set()
         hand_off = max_tokens_of(job.sampling) > 1
         for _ in range(self._prefill_attempts):
             started_s = monotonic_s()
@@ -161,7 +166,7 @@ class Dispatcher:
                 self._lost(job, worker, error)
                 leases.remove(lease)
                 self._in_background(self._release(lease))
-                excluded.add(worker.worker_id)
+                excluded.add((worker.worker_id, worker.generation))
                 continue
             job.route.prefill_worker_id = worker.worker_id
             job.cached_tokens = response.cached_tokens
@@ -173,7 +178,7 @@ class Dispatcher:
         self, job: Job, prefilled: wire.PrefillResponse | None, leases: list[Lease]
     ) -> AsyncIterator[Piece]:
         """Deltas and the completion from a decode worker; tried on another one until the first of its messages."""
-        excluded: set[str] = set()
+        excluded: set[tuple[str, int]] = set()
         if prefilled is None:
             job.lifecycle.at(Event.PLACED_DECODE_ONLY)
         for attempt in range(1, DECODE_ATTEMPTS + 1):
@@ -199,7 +204,7 @@ class Dispatcher:
                     self._membership.suspect(worker, monotonic_s())
                     raise UnavailableError(str(error), retry_after_ms=1000) from None
                 self._lost(job, worker, error)
-                excluded.add(worker.worker_id)
+                excluded.add((worker.worker_id, worker.generation))
 
     def _decode_request(
         self, job: Job, prefilled: wire.PrefillResponse | None, worker: WorkerSnapshot
@@ -214,7 +219,9 @@ class Dispatcher:
             sampling=job.sampling,
         )
         if prefilled is not None:
-            request.handoff.CopyFrom(prefilled.handoff)
+            # By the router's own clock too: a worker's may be wrong.
+            if monotonic_s() - job.first_token_s < self._handoff_deadline_s:
+                request.handoff.CopyFrom(prefilled.handoff)
             request.first.token_id = prefilled.first.token_ids[0]
             request.first.sent_text = prefilled.first.text
         return request
@@ -222,6 +229,8 @@ class Dispatcher:
     def _started(self, job: Job, worker: WorkerSnapshot, started: wire.DecodeStarted, leases: list[Lease]) -> None:
         job.lifecycle.at(Event.DECODE_STARTED)
         job.route.handoff = started.handoff
+        if leases and started.handoff == generation.HANDOFF_OUTCOME_NONE:
+            job.route.handoff = generation.HANDOFF_OUTCOME_RECOMPUTED
         job.route.kv_bytes = started.kv_bytes
         job.route.pulled_tokens = started.pulled_tokens
         job.transfer_ms = started.transfer_ms
@@ -256,7 +265,7 @@ class Dispatcher:
             route=job.route,
         )
 
-    async def _wait_for_decode_worker(self, job: Job, excluded: set[str]) -> WorkerSnapshot:
+    async def _wait_for_decode_worker(self, job: Job, excluded: set[tuple[str, int]]) -> WorkerSnapshot:
         """A decode worker, waiting a bounded time for one to come back. Raises UnavailableError."""
         wait_s = min(self._worker_wait_s, job.remaining_s())
         try:
@@ -265,9 +274,10 @@ class Dispatcher:
                     await self._follower.changed.wait()
                 return worker
         except TimeoutError:
+            job.remaining_s()
             raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None
 
-    def _choose(self, job: Job, pool: Pool, excluded: set[str]) -> WorkerSnapshot | None:
+    def _choose(self, job: Job, pool: Pool, excluded: set[tuple[str, int]]) -> WorkerSnapshot | None:
         request = PlacementRequest(job.token_ids, max_tokens_of(job.sampling), frozenset(excluded))
         return self._placement.choose(request, self._membership.usable(pool))
 

@@ -12,11 +12,11 @@ from control_plane.membership import WorkerSnapshot
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What placement knows of a request. excluded: workers that have already failed it."""
+    """What placement knows of a request. excluded: (worker, generation) that have already failed it."""
 
     token_ids: Sequence[int]
     max_tokens: int
-    excluded: frozenset[str] = frozenset()
+    excluded: frozenset[tuple[str, int]] = frozenset()
 
 
 Filter = Callable[[PlacementRequest, WorkerSnapshot], bool]
@@ -40,7 +40,7 @@ class PlacementPolicy:
 
 
 def not_excluded(request: PlacementRequest, worker: WorkerSnapshot) -> bool:
-    return worker.worker_id not in request.excluded
+    return (worker.worker_id, worker.generation) not in request.excluded
 
 
 def load_score(_request: PlacementRequest, worker: WorkerSnapshot) -> float:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 
 import redis.asyncio as redis
+from google.protobuf.message import DecodeError
 from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
@@ -65,7 +66,17 @@ class RegistryFollower:
         names = await self._redis.smembers(registry.workers_key(self._service_id))
         keys = [registry.worker_key(self._service_id, _bytes(name).decode()) for name in sorted(names)]
         records = await self._redis.mget(keys) if keys else []
-        return [wire.WorkerRegistration.FromString(_bytes(record)) for record in records if record is not None]
+        parsed = [_registration(key, record) for key, record in zip(keys, records, strict=True) if record is not None]
+        return [registration for registration in parsed if registration is not None]
+
+
+def _registration(key: str, record: bytes | str) -> wire.WorkerRegistration | None:
+    """The record, or None for one that cannot be read: the others still count."""
+    try:
+        return wire.WorkerRegistration.FromString(_bytes(record))
+    except DecodeError:
+        logger.error("the registry's record %s is damaged and left out", key)
+        return None
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import grpc
 from rachis import wire as conventions
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
@@ -63,13 +64,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             _end(lifecycle, _event_of(error))
             await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
         except (asyncio.CancelledError, GeneratorExit):
-            expired = (context.time_remaining() or 1.0) <= 0
+            remaining_s = context.time_remaining()
+            expired = remaining_s is not None and remaining_s <= 0
             _end(lifecycle, Event.DEADLINE_PASSED if expired else Event.CANCELLED)
             raise
         except Exception:
             logger.exception("%s failed on a defect", lifecycle.request_id)
             _end(lifecycle, Event.FAULT)
-            raise
+            await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
         finally:
             self.outcomes[lifecycle.state] += 1
 

@@ -51,6 +51,7 @@ class RouterServer:
             LEAST_LOADED,
             prefill_attempts=config.router.prefill_attempts,
             worker_wait_s=config.router.queue_timeout_s,
+            handoff_deadline_s=config.handoff.deadline_s,
         )
         admission = Admission(
             config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s

@@ -41,11 +41,8 @@ class StateFile:
 
     def read(self) -> ServiceState | None:
         """The running service, or None. A file whose process is gone counts as none."""
-        try:
-            state = ServiceState(**json.loads(self._path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        return state if _is_running(state) else None
+        state = self._parsed()
+        return state if state is not None and _is_running(state) else None
 
     def claim(self, state: ServiceState) -> None:
         """Writes the file. Raises ConfigError when another service runs there."""
@@ -63,11 +60,19 @@ class StateFile:
 
     def clear(self, pid: int) -> None:
         """Removes the file when it speaks of this process."""
+        state = self._parsed()
+        if state is not None and state.pid == pid:
+            self._path.unlink(missing_ok=True)
+
+    def _parsed(self) -> ServiceState | None:
+        """None for a file that is not there or that no service wrote."""
         try:
-            if json.loads(self._path.read_text())["pid"] == pid:
-                self._path.unlink()
-        except (OSError, ValueError, KeyError):
-            return
+            table = json.loads(self._path.read_text())
+            return ServiceState(
+                str(table["service_id"]), str(table["address"]), int(table["pid"]), float(table["started"])
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
 
 def processes_of(service_id: str | None = None) -> list[psutil.Process]:

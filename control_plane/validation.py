@@ -60,7 +60,7 @@ def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo) -
         inside = lowest <= value <= highest if allowed else lowest < value <= highest
         if sampling.HasField(name) and not inside:  # type: ignore[arg-type]
             bracket = "[" if allowed else "("
-            raise InvalidInputError(f"must be in {bracket}{lowest:g}, {highest:g}], got {value}", field=_of(name))
+            raise InvalidInputError(f"must be in {bracket}{lowest}, {highest}], got {value}", field=_of(name))
     if sampling.min_tokens > max_tokens_of(sampling):
         raise InvalidInputError(
             f"must be at most max_tokens ({max_tokens_of(sampling)}), got {sampling.min_tokens}",

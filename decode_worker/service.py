@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import grpc
 from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
 
 from cluster_core.engine import EngineJob, EngineOutput, FirstToken, HandoffReport
 from worker_runtime import wire_conversion
@@ -12,9 +12,7 @@ from worker_runtime.service import WorkerServiceBase, answering
 
 
 class DecodeService(WorkerServiceBase):
-    async def Decode(
-        self, request: wire.DecodeRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[wire.DecodeResponse]:
+    async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
         async with answering(context):
             self._admit(request.generation)
             job = decode_job(request)

@@ -14,7 +14,7 @@ def decode_params(encoded: bytes) -> dict[str, Any]:
     """Raises InvalidInputError for bytes that no `encode_params` made."""
     try:
         params = json.loads(encoded)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInputError("is not valid JSON", field="handoff.connector_params") from None
     if not isinstance(params, dict):
         raise InvalidInputError("must be a table", field="handoff.connector_params")

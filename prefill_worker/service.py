@@ -8,9 +8,9 @@ comes with the decode worker's first delta.
 from contextlib import aclosing
 from dataclasses import replace
 
-import grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
 
 from cluster_core.engine import EngineJob, EngineOutput, SamplingSpec
 from worker_runtime import wire_conversion
@@ -20,7 +20,7 @@ REPLACEMENT_CHARACTER = "�"
 
 
 class PrefillService(WorkerServiceBase):
-    async def Prefill(self, request: wire.PrefillRequest, context: grpc.aio.ServicerContext) -> wire.PrefillResponse:
+    async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         async with answering(context):
             self._admit(request.generation)
             output = await self._first_output(prefill_job(request))

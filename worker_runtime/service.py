@@ -4,10 +4,12 @@ The two subclasses, `prefill_worker.service` and `decode_worker.service`, add th
 pool's call is UNIMPLEMENTED.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
+import grpc
 import psutil
 from rachis import wire as conventions
 from rachis.v1 import worker_pb2 as wire
@@ -17,6 +19,8 @@ from rachis.wire import Context
 from cluster_core.engine import Engine
 from cluster_core.errors import NotSupportedError, RachisError, StaleGenerationError, UnavailableError
 from worker_runtime import wire_conversion
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
@@ -78,6 +82,11 @@ async def answering(context: Context) -> AsyncIterator[None]:
         yield
     except RachisError as error:
         await abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        logger.exception("a call failed on a defect")
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error, the worker's log says more")
 
 
 async def abort(context: Context, error: RachisError) -> NoReturn:

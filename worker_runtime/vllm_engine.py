@@ -72,8 +72,6 @@ class VllmEngine:
         return await ready
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
-        if self._dead is not None:
-            raise UnavailableError(f"the engine died: {self._dead}")
         stream = _Stream(job, skip_chars=len(job.first.sent_text) if job.first else 0)
         self._commands.put(lambda: self._add(stream))
         try:
@@ -116,12 +114,23 @@ class VllmEngine:
         self._publish_status()
         self._reply(ready, info)
         try:
+            self._work(on_death)
+        finally:
+            self._engine.engine_core.shutdown()
+
+    def _work(self, on_death: Callable[[str], None]) -> None:
+        """Turns until it is stopped. After the engine's death it still answers: that the engine is dead."""
+        try:
             while not self._stopping:
                 self._turn()
         except Exception as error:  # noqa: BLE001 - top of the thread's loop: an engine that raised cannot go on
-            self._die(f"{type(error).__name__}: {error}", on_death)
-        finally:
-            self._engine.engine_core.shutdown()
+            self._die(f"{type(error).__name__}: {error}")
+            on_death(f"{type(error).__name__}: {error}")
+        else:
+            self._die("it was stopped")
+        while not self._stopping:
+            self._obey(block=True)
+        self._obey(block=False)
 
     def _build(self, on_phase: Callable[[str], None]) -> EngineInfo:
         on_phase("importing vLLM")
@@ -169,19 +178,24 @@ class VllmEngine:
         return batch
 
     def _add(self, stream: _Stream) -> None:
+        from vllm.exceptions import VLLMClientError
+
         from worker_runtime.vllm_conversion import sampling_params
 
         job = stream.job
+        if self._dead is not None:
+            self._fail(stream, UnavailableError(f"the engine died: {self._dead}"))
+            return
         try:
-            if job.request_id in self._streams:
-                raise InvalidInputError("is already running", field="request_id")
+            if job.request_id in self._streams or job.request_id in self._leases:
+                raise InvalidInputError("is running or leased already", field="request_id")
             params = sampling_params(job, self._settings.handoff.deadline_s)
             prompt = {"prompt_token_ids": list(job.token_ids)}
             stream.internal_id = self._engine.add_request(job.request_id, prompt, params)
         except InvalidInputError as error:
             self._fail(stream, error)
             return
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, VLLMClientError) as error:
             self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
             return
         self._streams[job.request_id] = stream
@@ -192,12 +206,14 @@ class VllmEngine:
         """The consumer left: the job is aborted, or its lease ended where it had just finished."""
         if stream.ended:
             self._release(stream.job.request_id)
-        elif self._streams.pop(stream.job.request_id, None) is stream:
+        elif self._dead is None and self._streams.pop(stream.job.request_id, None) is stream:
             self._engine.abort_request([stream.internal_id], internal=True)
             self._forget_pull(stream)
 
     def _release(self, lease_id: str) -> bool:
         """Ends a lease; a prefill that still runs under that name is aborted."""
+        if self._dead is not None:
+            return False
         stream = self._streams.get(lease_id)
         if stream is not None:
             self._abandon(stream)
@@ -295,11 +311,11 @@ class VllmEngine:
     def _fail(self, stream: _Stream, error: Exception) -> None:
         self._loop.call_soon_threadsafe(stream.items.put_nowait, error)
 
-    def _die(self, why: str, on_death: Callable[[str], None]) -> None:
+    def _die(self, why: str) -> None:
         self._dead = why
         for stream in self._streams.values():
             self._fail(stream, UnavailableError(f"the engine died: {why}"))
-        on_death(why)
+        self._streams.clear()
 
     def _reply(self, future: asyncio.Future[Any], value: Any) -> None:
         def settle() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import StartError
 from control_plane.child_process import bind_to_parent
-from control_plane.cli.output import PhaseDisplay, phases
+from control_plane.cli.output import PhaseDisplay, err, phases
 from control_plane.service_state import StateFile
 
 _STOP_TIMEOUT_S = 60.0
@@ -72,7 +72,7 @@ async def _start(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "control_plane.cli.main", "serve", "--json", "--config", str(file),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
-        env={**_without_settings(), "RACHIS_STATE_DIR": str(folder)}, preexec_fn=bind_to_parent,
+        env={**_without_settings(), "RACHIS_STATE_DIR": str(folder)}, preexec_fn=bind_to_parent, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     async for line in process.stdout:
@@ -96,6 +96,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
+    if process.returncode:
+        err.print(f"the service ended with {process.returncode} instead of 0")
 
 
 def _event(line: bytes) -> dict[str, str]:

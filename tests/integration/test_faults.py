@@ -1,12 +1,16 @@
 """What happens when parts of a running service die. Each test has a service of its own to break."""
 
 import asyncio
+import functools
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,14 +19,14 @@ from rachis.v1 import generation_pb2 as generation
 
 from control_plane import child_process
 from control_plane.client import RachisClient, token_prompt
-from control_plane.service_state import processes_of
+from control_plane.service_state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, own_service, until
 from worker_runtime.engine_settings import free_port
 
 pytestmark = pytest.mark.integration
 
 PROMPT = [(5 * index) % 250 for index in range(200)]
-GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -36,16 +40,13 @@ def outside_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]
 
 async def test_killed_idle_workers_are_replaced_and_serve_again(tmp_path: Path) -> None:
     async with own_service(tmp_path) as (_, client):
-        expected = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        expected = await client.generate(token_prompt(PROMPT), **GREEDY)
         for worker_id in ("prefill-0", "decode-0"):
             pid, generation_before = await _worker(client, worker_id)
             os.kill(pid, signal.SIGKILL)
-            await until(
-                lambda worker_id=worker_id, before=generation_before: _came_back(client, worker_id, before),
-                f"{worker_id} is back",
-                timeout_s=120,
-            )
-            answered = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+            back = functools.partial(_came_back, client, worker_id, generation_before)
+            await until(back, f"{worker_id} is back", timeout_s=120)
+            answered = await client.generate(token_prompt(PROMPT), **GREEDY)
             assert answered.token_ids == expected.token_ids
             assert answered.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
         await until(lambda: all_blocks_free(client), "all blocks free")
@@ -54,7 +55,7 @@ async def test_killed_idle_workers_are_replaced_and_serve_again(tmp_path: Path) 
 async def test_a_prefill_worker_killed_while_it_prefills_does_not_lose_the_request(tmp_path: Path) -> None:
     async with own_service(tmp_path) as (_, client):
         prompt = token_prompt([(17 * index) % 250 for index in range(3000)])
-        running = asyncio.create_task(client.generate(prompt, **GREEDY))  # type: ignore[arg-type]
+        running = asyncio.create_task(client.generate(prompt, **GREEDY))
         await until(lambda: _has_in_flight(client, "prefill-0"), "prefill-0 has the request")
         pid, _ = await _worker(client, "prefill-0")
         os.kill(pid, signal.SIGKILL)
@@ -69,12 +70,12 @@ async def test_running_and_new_requests_finish_when_redis_is_gone(
     url, server = outside_redis
     async with own_service(tmp_path, redis__url=url) as (_, client):
         long = {**GREEDY, "max_tokens": 400}
-        running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))  # type: ignore[arg-type]
+        running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))
         await until(lambda: _has_in_flight(client, "decode-0"), "decode-0 has the request")
         server.kill()
         await until(lambda: _registry_lost(client), "the router noticed")
         assert len((await running).token_ids) == long["max_tokens"]
-        later = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        later = await client.generate(token_prompt(PROMPT), **GREEDY)
         assert later.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
 
 
@@ -84,19 +85,33 @@ async def test_a_killed_embedded_redis_comes_back_and_workers_register_again(tmp
         servers = [child for child in psutil.Process(target.pid).children() if "redis-server" in child.name()]
         assert len(servers) == 1
         servers[0].kill()
-        answered = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        answered = await client.generate(token_prompt(PROMPT), **GREEDY)
         assert len(answered.token_ids) == GREEDY["max_tokens"]
         await until(lambda: _registry_found(client), "the router reads the registry again")
-        again = await client.generate(token_prompt(PROMPT), **GREEDY)  # type: ignore[arg-type]
+        again = await client.generate(token_prompt(PROMPT), **GREEDY)
         assert again.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
 
 
-async def test_a_stopped_or_killed_service_leaves_no_process(tmp_path: Path) -> None:
-    async with own_service(tmp_path / "stopped") as (target, client):
-        stopped = await _service_id(client)
-        assert processes_of(stopped)
-    assert processes_of(stopped) == []
-    async with own_service(tmp_path / "killed") as (target, client):
+async def test_a_service_that_is_told_to_stop_ends_cleanly_and_leaves_no_process(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "control_plane.cli.main", "serve", "--json", "--set", "router.port=0",
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "RACHIS_STATE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    ready: dict[str, Any] = {}
+    while ready.get("event") != "ready":
+        ready = json.loads(await process.stdout.readline())
+    assert processes_of(ready["service_id"])
+    process.send_signal(signal.SIGTERM)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert json.loads(output.splitlines()[-1])["event"] == "stopped"
+    assert processes_of(ready["service_id"]) == []
+    assert StateFile(tmp_path).read() is None
+
+
+async def test_a_killed_service_leaves_no_process(tmp_path: Path) -> None:
+    async with own_service(tmp_path) as (target, client):
         killed = await _service_id(client)
         assert target.pid is not None
         below = psutil.Process(target.pid).children(recursive=True)

@@ -147,7 +147,7 @@ async def test_invalid_utf8_names_the_field(target: Target) -> None:
     text = b"\xff\xfe"
     prompt = bytes([0x0A, len(text)]) + text
     async with grpc.aio.insecure_channel(target.address) as channel:
-        call = channel.unary_stream("/rachis.v1.RouterService/Generate")
+        call = channel.unary_stream("/rachis.v1.RouterService/Generate", bytes, api.GenerateResponse.FromString)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in call(bytes([0x12, len(prompt)]) + prompt):
                 pass

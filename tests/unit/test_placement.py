@@ -9,10 +9,11 @@ from control_plane.membership import WorkerSnapshot
 from control_plane.placement import LEAST_LOADED, PlacementPolicy, PlacementRequest, load_score
 
 REQUEST = PlacementRequest([1, 2, 3], 8)
+GENERATION = 2
 
 
 def worker(name: str, *, requests: int = 0, tokens: int = 0) -> WorkerSnapshot:
-    return WorkerSnapshot(WorkerId(name), 1, wire.POOL_DECODE, "", requests, tokens, 64)
+    return WorkerSnapshot(WorkerId(name), GENERATION, wire.POOL_DECODE, "", requests, tokens, 64)
 
 
 snapshots = st.lists(
@@ -28,7 +29,9 @@ snapshots = st.lists(
 
 
 def chosen(candidates: list[WorkerSnapshot], *excluded: str) -> str | None:
-    choice = LEAST_LOADED.choose(PlacementRequest([1], 1, frozenset(excluded)), candidates)
+    choice = LEAST_LOADED.choose(
+        PlacementRequest([1], 1, frozenset((name, GENERATION) for name in excluded)), candidates
+    )
     return choice.worker_id if choice else None
 
 
@@ -46,6 +49,12 @@ def test_a_tie_goes_to_the_first_by_name_in_any_order() -> None:
 
 def test_an_excluded_worker_is_not_chosen_even_when_idle() -> None:
     assert chosen([worker("a"), worker("b", requests=9, tokens=9000)], "a") == "b"
+
+
+def test_a_worker_that_came_back_under_a_new_generation_is_not_excluded() -> None:
+    request = PlacementRequest([1], 1, frozenset({("a", GENERATION - 1)}))
+    choice = LEAST_LOADED.choose(request, [worker("a")])
+    assert choice is not None and choice.worker_id == "a"
 
 
 def test_nothing_is_chosen_when_all_are_excluded_or_there_are_none() -> None:

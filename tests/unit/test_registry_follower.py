@@ -133,7 +133,6 @@ async def test_who_waits_for_a_change_hears_of_a_new_worker(followed: Followed) 
         await waiter
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="defect: DecodeError ends the follower, unnoticed")
 async def test_a_damaged_record_does_not_stop_the_router_from_following(followed: Followed) -> None:
     followed.redis.names.add(b"decode-1")
     followed.redis.values[registry.worker_key(SERVICE, "decode-1")] = b"\xff\xff\xff"

@@ -208,7 +208,6 @@ async def test_requests_spread_over_idle_workers(cluster_2x2: Cluster) -> None:
     assert [route.decode_worker_id for route in routes] == ["decode-0", "decode-1"]
 
 
-@pytest.mark.xfail(strict=True, reason="defect: attempt ids repeat when a client's request ids do")
 async def test_two_requests_under_one_name_do_not_disturb_each_other(cluster: Cluster) -> None:
     prefiller = named(cluster, "prefill-0").engine
     prefiller.hold_before(0)
@@ -296,7 +295,6 @@ async def test_the_clients_deadline_ends_a_decode_and_frees_both_workers(cluster
     await until(cluster.idle)
 
 
-@pytest.mark.xfail(reason="defect: `time_remaining() or 1.0` takes 0 for no deadline, so it counts as cancelled")
 async def test_a_request_whose_deadline_passed_counts_as_expired(cluster: Cluster) -> None:
     named(cluster, "decode-0").engine.hold_before(4)
 
@@ -321,7 +319,6 @@ async def test_the_routers_own_deadline_ends_a_request_without_one(monkeypatch: 
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-@pytest.mark.xfail(strict=True, reason="defect: a deadline that passes in the wait for a worker is told as UNAVAILABLE")
 async def test_a_deadline_that_passes_while_waiting_for_a_decode_worker_is_told_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -446,7 +443,6 @@ async def test_a_request_that_waits_takes_the_decode_worker_that_joins(empty: Cl
     assert text_of(await _collected(call)) == whole_text()
 
 
-@pytest.mark.xfail(strict=True, reason="defect: a lost worker stays excluded by name under its new generation")
 async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -575,7 +571,6 @@ async def test_a_defect_of_the_router_counts_as_failed(cluster: Cluster) -> None
     assert cluster.outcomes == {State.FAILED: 1}
 
 
-@pytest.mark.xfail(strict=True, reason="defect: gRPC itself answers UNKNOWN, with the exception's text")
 async def test_a_defect_of_the_router_answers_internal(cluster: Cluster) -> None:
     error = await failure(cluster.call("defect"))
 

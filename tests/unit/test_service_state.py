@@ -96,7 +96,7 @@ def test_clear_removes_the_own_file_only(state_file: StateFile) -> None:
         "",
         "{",
         "{}",
-        pytest.param("[]", marks=pytest.mark.xfail(strict=True, reason="defect: clear lets TypeError through")),
+        "[]",
     ],
 )
 def test_clear_leaves_a_damaged_file_alone(tmp_path: Path, text: str) -> None:
@@ -107,7 +107,6 @@ def test_clear_leaves_a_damaged_file_alone(tmp_path: Path, text: str) -> None:
     assert (tmp_path / "service.json").read_text() == text
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="defect: read lets psutil's TypeError through")
 def test_a_file_with_a_process_number_that_is_no_number_counts_as_none(tmp_path: Path) -> None:
     text = json.dumps({"service_id": "svc-1", "address": "", "pid": "1", "started": 0.0})
     (tmp_path / "service.json").write_text(text)

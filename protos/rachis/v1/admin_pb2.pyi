@@ -46,7 +46,7 @@ class WorkerView(_message.Message):
     in_flight_requests: _builtins.int
     """Requests the router has on this worker now."""
     suspect: _builtins.bool
-    """Set after failed calls, until a call succeeds or the worker comes back under a new generation."""
+    """Set after a failed call, for one registry lease or until the worker comes back under a new generation."""
     @_builtins.property
     def registration(self) -> _worker_pb2.WorkerRegistration: ...
     @_builtins.property
