@@ -11,6 +11,9 @@ PROFILE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/
 # Where a CPU build of torch is found when the configured index has only the CUDA one.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
+ifeq ($(PROFILE),gpu)
+export RACHIS_PROFILE ?= gpu-1node
+endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
 SOURCES := benchmarks builtin_model cluster_configs cluster_core control_plane decode_worker kv_transfer prefill_worker \
 	protos tests worker_runtime
@@ -48,7 +51,7 @@ unit: setup ## Unit and contract tests without engines
 	$(BIN)/python -m pytest tests/unit tests/contract -m "not integration" -q
 
 integration: setup ## Tests with real engines, Redis, Ray and NIXL
-	$(BIN)/python -m pytest tests/integration tests/contract -m integration -q
+	$(BIN)/python -m pytest tests -m integration -q
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
 	$(BIN)/ruff check .

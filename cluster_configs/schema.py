@@ -105,7 +105,7 @@ class RouterSection(Section):
     max_in_flight_requests: int = Field(256, ge=1, le=100_000)
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
     queue_timeout_s: Seconds = 30.0
-    request_timeout_s: Seconds = Field(600.0, description="For requests that bring no deadline of their own.")
+    request_timeout_s: Seconds = Field(600.0, description="Longest a request may take, whatever deadline it brings.")
     max_message_mib: int = Field(16, ge=1, le=1024)
     prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
@@ -143,3 +143,9 @@ class RachisConfig(Section):
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+
+    @model_validator(mode="after")
+    def _registry_within_reach(self) -> "RachisConfig":
+        if self.ray.address is not None and self.redis.url is None:
+            raise ValueError("redis.url must be set with ray.address: other hosts do not reach the embedded server")
+        return self

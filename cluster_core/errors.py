@@ -58,10 +58,6 @@ class DeadlineError(OperatingFault):
     status = "DEADLINE_EXCEEDED"
 
 
-class CancelledByClientError(OperatingFault):
-    status = "CANCELLED"
-
-
 class StaleGenerationError(OperatingFault):
     """The call was meant for an earlier start of this worker."""
 

@@ -236,8 +236,10 @@ class Dispatcher:
         job.transfer_ms = started.transfer_ms
         if not leases:
             job.cached_tokens = started.cached_tokens
-        if started.handoff in (generation.HANDOFF_OUTCOME_PULLED, generation.HANDOFF_OUTCOME_LOCAL):
-            leases.clear()
+        if job.route.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED:
+            for lease in leases:
+                self._in_background(self._release(lease))
+        leases.clear()
 
     def _piece(self, job: Job, message: wire.DecodeResponse) -> Piece:
         if not job.first_token_s:

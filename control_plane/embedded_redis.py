@@ -5,6 +5,7 @@ workers write again by themselves.
 """
 
 import asyncio
+import logging
 import secrets
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_af
 
 from cluster_core.errors import StartError
 from control_plane import child_process
+
+logger = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 15.0
@@ -59,7 +62,11 @@ class EmbeddedRedis:
         while True:
             await asyncio.sleep(1.0)
             if self._process is not None and self._process.poll() is not None:
-                await self.start()
+                logger.warning("the embedded Redis ended with %s and is started again", self._process.returncode)
+                try:
+                    await self.start()
+                except (StartError, OSError) as error:
+                    logger.error("the embedded Redis does not come back, trying on: %s", error)
 
     async def stop(self) -> None:
         if self._process is not None:

@@ -1,7 +1,7 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
 up:    embedded Redis -> Ray -> placement groups, workers -> router (NOT_SERVING while they start) -> SERVING
-down:  router drains -> workers -> Ray -> Redis -> what is left
+down:  router drains -> workers -> Ray -> Redis -> what is left (control_plane.reaper, also when this is killed)
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.loading import LoadedConfig
 from cluster_core import ids
 from cluster_core.errors import StartError
+from control_plane import reaper
 from control_plane.controller import Controller
 from control_plane.embedded_redis import EmbeddedRedis
 from control_plane.server import RouterServer
-from control_plane.service_state import SERVICE_VARIABLE, ServiceState, StateFile, end_leftovers
+from control_plane.service_state import SERVICE_VARIABLE, ServiceState, StateFile
 
-_LEFTOVERS_TIMEOUT_S = 10.0
 _PROGRESS_EVERY_S = 0.2
 
 OnPhase = Callable[[str, str], None]
@@ -53,7 +53,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
     os.environ[SERVICE_VARIABLE] = service_id
     async with AsyncExitStack() as stack:
         stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
-        stack.push_async_callback(_end_leftovers, service_id)
+        stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(service_id))
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
@@ -120,7 +120,3 @@ async def _until_usable(router: RouterServer, workers: int, timeout_s: float) ->
         await router.wait_usable(workers, timeout_s)
     except TimeoutError:
         raise StartError("the workers serve but the router does not see them in the registry") from None
-
-
-async def _end_leftovers(service_id: str) -> None:
-    await asyncio.to_thread(end_leftovers, service_id, _LEFTOVERS_TIMEOUT_S)

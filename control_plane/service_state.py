@@ -7,7 +7,7 @@ so what is left of one can be found even after its file is gone.
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import psutil
 from cluster_core.errors import ConfigError
 
 SERVICE_VARIABLE = "RACHIS_SERVICE"
+_REAPER = "control_plane.reaper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +76,47 @@ class StateFile:
             return None
 
 
-def processes_of(service_id: str | None = None) -> list[psutil.Process]:
-    """Processes of this user that belong to the service, or to any service; never this one or its parents."""
-    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid in own or process.uids().real != os.getuid():
-                continue
-            mark = process.environ().get(SERVICE_VARIABLE)
-            if mark and service_id in (None, mark) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def processes_of(service_id: str) -> list[psutil.Process]:
+    """Processes of this user that carry the service's id; never this one or its parents."""
+    return _marked().get(service_id, [])
 
 
-def end_leftovers(service_id: str, timeout_s: float) -> int:
-    """Ends what is left of a stopped service; returns how many processes that were."""
-    left = processes_of(service_id)
-    for process in left:
+def leftovers() -> list[psutil.Process]:
+    """Processes of services that have ended: those whose reaper is gone as well."""
+    return [process for processes in _marked().values() if not any(map(_is_reaper, processes)) for process in processes]
+
+
+def end_processes(processes: Collection[psutil.Process], timeout_s: float) -> None:
+    """Asks them to end, then ends them."""
+    for process in processes:
         _signal(process, signal.SIGTERM)
-    _, alive = psutil.wait_procs(left, timeout=timeout_s)
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     for process in alive:
         _signal(process, signal.SIGKILL)
     psutil.wait_procs(alive, timeout=timeout_s)
-    return len(left)
+
+
+def _marked() -> dict[str, list[psutil.Process]]:
+    """This user's processes by the service id they carry."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    marked: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        try:
+            if process.pid in own or process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            mark = process.environ().get(SERVICE_VARIABLE)
+        except psutil.Error:
+            continue
+        if mark:
+            marked.setdefault(mark, []).append(process)
+    return marked
+
+
+def _is_reaper(process: psutil.Process) -> bool:
+    try:
+        return _REAPER in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def _signal(process: psutil.Process, number: int) -> None:

@@ -27,6 +27,8 @@ from worker_runtime.service import WorkerServiceBase
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED_EXIT_CODE = 70
+START_FAILED_EXIT_CODE = 71
+FAILURE_LINGER_S = 15.0
 _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DECODE}
 
 
@@ -63,6 +65,7 @@ class WorkerHost:
         self._failure: str | None = None
         self._loop = asyncio.new_event_loop()
         self._stop_asked = asyncio.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
     def start_in_background(self) -> None:
@@ -78,6 +81,7 @@ class WorkerHost:
 
     def stop(self, timeout_s: float) -> bool:
         """Stops serving, then the engine; True when it all ended in time."""
+        self._stopped.set()
         self._loop.call_soon_threadsafe(self._stop_asked.set)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -88,6 +92,10 @@ class WorkerHost:
         except Exception as error:  # noqa: BLE001 - top of the worker's thread: its failure is the worker's answer
             self._failure = str(error) or type(error).__name__
             logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
+            self._ready.set()
+            # Long enough for who waits to hear the reason; then Ray starts the worker again.
+            if not self._stopped.wait(FAILURE_LINGER_S):
+                os._exit(START_FAILED_EXIT_CODE)
         finally:
             self._ready.set()
 

@@ -23,6 +23,7 @@ from cluster_core.engine import (
     FinishReason,
     HandoffReport,
     KvLease,
+    SamplingSpec,
 )
 from cluster_core.errors import InvalidInputError, StartError, UnavailableError
 from kv_transfer import vllm_private
@@ -32,6 +33,10 @@ from worker_runtime.engine_settings import EngineRole, EngineSettings
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
 _NAP_S = 0.001
+_WARM_UP = (
+    SamplingSpec(max_tokens=2, temperature=0.0),
+    SamplingSpec(max_tokens=2, seed=0, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.1, logprobs=1),
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +148,20 @@ class VllmEngine:
             raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
         on_phase("loading the model")
         self._engine = LLMEngine.from_engine_args(engine_args(self._settings))
+        on_phase("warming up")
+        self._warm_up()
         return engine_info(self._engine, self._settings)
+
+    def _warm_up(self) -> None:
+        """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
+        from worker_runtime.vllm_conversion import sampling_params
+
+        for index, sampling in enumerate(_WARM_UP):
+            job = EngineJob(f"warm-up-{index}", (0,), sampling)
+            params = sampling_params(job, self._settings.handoff.deadline_s)
+            self._engine.add_request(job.request_id, {"prompt_token_ids": list(job.token_ids)}, params)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
 
     def _turn(self) -> None:
         """Carries out what is asked, then one engine step."""

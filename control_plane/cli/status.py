@@ -7,7 +7,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.cli.output import out, print_json, print_table
 from control_plane.client import RachisClient
-from control_plane.service_state import StateFile, processes_of
+from control_plane.service_state import StateFile, leftovers
 
 
 async def status(address: str | None, state_file: StateFile, *, as_json: bool) -> int:
@@ -33,7 +33,7 @@ async def status(address: str | None, state_file: StateFile, *, as_json: bool) -
 
 
 def _nothing_runs(as_json: bool, *, starting: bool) -> int:
-    left = [] if starting else processes_of()
+    left = [] if starting else leftovers()
     if as_json:
         print_json({"running": False, "starting": starting, "leftover_processes": [process.pid for process in left]})
     elif starting:

@@ -26,7 +26,6 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.OverloadedError: "RESOURCE_EXHAUSTED",
     errors.UnavailableError: "UNAVAILABLE",
     errors.DeadlineError: "DEADLINE_EXCEEDED",
-    errors.CancelledByClientError: "CANCELLED",
     errors.StaleGenerationError: "FAILED_PRECONDITION",
     errors.ConfigError: "INVALID_ARGUMENT",
     errors.StartError: "UNAVAILABLE",

@@ -386,7 +386,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens whose KV was already in the prefill worker's prefix cache."""
+    """Prompt tokens whose KV was in the prefix cache of the worker that prefilled: the decode worker's where it did so alone."""
     def __init__(
         self,
         *,
