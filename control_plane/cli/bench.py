@@ -5,7 +5,7 @@ from typing import Any
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.overhead import CONCURRENCIES, WARM_UP, OverheadBenchmark
+from benchmarks.overhead import CONCURRENCIES, ROUTER_FACTOR, WARM_UP, OverheadBenchmark
 from cluster_configs.loading import LoadedConfig
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.cli.own_service import Target, target_service
@@ -22,7 +22,9 @@ async def bench_overhead(loaded: LoadedConfig, state_file: StateFile, requests: 
         with Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err
         ) as progress:
-            task = progress.add_task("requests", total=4 * (WARM_UP + len(CONCURRENCIES) * requests))
+            task = progress.add_task(
+                "requests", total=2 * (1 + ROUTER_FACTOR) * (WARM_UP + len(CONCURRENCIES) * requests)
+            )
             measured = await OverheadBenchmark(cluster, lambda: progress.advance(task)).run(requests)
         status = await cluster.router_status()
         resident_mib = _resident_bytes(target) >> 20
