@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
+.SILENT:
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
@@ -75,7 +76,7 @@ lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
 	done
 
 $(BUF): package-lock.json
-	npm ci --silent --no-audit --no-fund
+	npm install --no-save --no-audit --no-fund --loglevel=error
 	touch $@
 
 clean: ## Remove what the targets above created

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ PROTOS = ROOT / "protos"
 def generate(output: Path) -> list[Path]:
     """Writes the stubs of every .proto under `output`; returns their paths relative to it."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    # protoc looks for its plug-ins on the path; they are installed beside this interpreter.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{PROTOS}", f"-I{well_known}"]
     arguments += [f"--{kind}_out={output}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
