@@ -1,12 +1,13 @@
 """Token identity: the same prompts through the cluster and through one plain vLLM.
 
 Prompts vary in length (1 to 1,500 tokens), content (recall questions, random tokens, shared prefixes) and in every
-sampling option that the API takes, greedy and seeded. In fp32 the tokens, the text and the finish reason must be
-equal. In lower precision, where batching flips near ties, each divergence is reported with the gap between the two
-likeliest log-probabilities at the place where it happens.
+sampling option that the API takes, greedy and seeded. In fp32 the tokens, the text, the finish reason and the
+log-probabilities must be equal. In lower precision, where batching flips near ties, each divergence is reported with
+the gap between the two likeliest log-probabilities at the place where it happens.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from control_plane.client import Generated, RachisClient, token_prompt
 
 MAX_PROMPT_TOKENS = 1500
 MAX_NEW_TOKENS = 24
+LOGPROB_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,13 @@ def make_cases(
 
 
 async def compare(
-    cases: Sequence[Case], cluster: RachisClient, plain: DirectWorker, concurrency: int, on_done: Callable[[], None]
+    cases: Sequence[Case],
+    cluster: RachisClient,
+    plain: DirectWorker,
+    concurrency: int,
+    on_done: Callable[[], None],
+    *,
+    exact: bool,
 ) -> Report:
     """Runs every case on both sides, `concurrency` at a time through the cluster, one by one through plain vLLM."""
     report = Report(total=len(cases))
@@ -87,7 +95,7 @@ async def compare(
             )
         report.pulled += ours.completion.route.kv_bytes > 0
         report.kv_bytes += ours.completion.route.kv_bytes
-        divergence = difference(case, ours, theirs)
+        divergence = difference(case, ours, theirs, LOGPROB_TOLERANCE if exact else None)
         if divergence is None:
             report.identical += 1
         else:
@@ -100,8 +108,10 @@ async def compare(
     return report
 
 
-def difference(case: Case, ours: Generated, theirs: Generated) -> Divergence | None:
-    """None when tokens, text, finish reason and the tokens of the log-probabilities agree."""
+def difference(
+    case: Case, ours: Generated, theirs: Generated, logprob_tolerance: float | None = None
+) -> Divergence | None:
+    """None when tokens, text and finish reason agree, and log-probabilities where a tolerance is given."""
     pairs = list(zip(ours.token_ids, theirs.token_ids, strict=False))
     position = next((at for at, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
     what = ""
@@ -111,7 +121,7 @@ def difference(case: Case, ours: Generated, theirs: Generated) -> Divergence | N
         what = "text"
     elif ours.completion.finish_reason != theirs.completion.finish_reason:
         what = "finish reason"
-    elif [row.sampled.token_id for row in ours.logprobs] != [row.sampled.token_id for row in theirs.logprobs]:
+    elif logprob_tolerance is not None and not _close(ours, theirs, logprob_tolerance):
         what = "log-probabilities"
     if not what:
         return None
@@ -124,6 +134,16 @@ def difference(case: Case, ours: Generated, theirs: Generated) -> Divergence | N
         plain_token=theirs.token_ids[position] if position < len(theirs.token_ids) else None,
         gap=_gap(theirs, position),
         what=what,
+    )
+
+
+def _close(ours: Generated, theirs: Generated, tolerance: float) -> bool:
+    if len(ours.logprobs) != len(theirs.logprobs):
+        return False
+    return all(
+        mine.sampled.token_id == other.sampled.token_id
+        and math.isclose(mine.sampled.logprob, other.sampled.logprob, rel_tol=tolerance, abs_tol=tolerance)
+        for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True)
     )
 
 

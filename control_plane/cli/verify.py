@@ -34,14 +34,16 @@ async def verify(
     async with target_service(address, state_file, loaded) as target:
         err.print("starting one plain vLLM to compare with")
         async with plain_engine(config) as (plain_address, model), RachisClient(target.address) as cluster:
+            exact = model.dtype == "float32"
             encode = await _recall_encoder(loaded)
             cases = identity.make_cases(prompts, seed, model.vocabulary_size, model.max_model_len, encode)
             plain = DirectWorker(plain_address, GENERATION)
             with _progress() as progress:
                 task = progress.add_task("prompts", total=len(cases))
-                report = await identity.compare(cases, cluster, plain, concurrency, lambda: progress.advance(task))
+                report = await identity.compare(
+                    cases, cluster, plain, concurrency, lambda: progress.advance(task), exact=exact
+                )
             await plain.close()
-    exact = model.dtype == "float32"
     result = {
         "identical": report.identical,
         "total": report.total,
