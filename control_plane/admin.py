@@ -1,6 +1,7 @@
 """AdminService: what runs, what is in force, and taking workers out of rotation."""
 
 import asyncio
+import importlib.metadata
 import json
 
 from rachis import wire as conventions
@@ -20,7 +21,6 @@ from control_plane.router import RouterService
 from control_plane.worker_client import WorkerClient
 
 STATUS_TIMEOUT_S = 2.0
-VERSION = "0.1.0"
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -71,7 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin.GetRouterStatusResponse:
         overhead = sorted(self._dispatcher.overhead_ms)
         return admin.GetRouterStatusResponse(
-            version=VERSION,
+            version=importlib.metadata.version("rachis"),
             service_id=self._service_id,
             uptime_s=monotonic_s() - self._started_s,
             in_flight_requests=self._admission.in_flight,

@@ -7,7 +7,6 @@ workers write again by themselves.
 import asyncio
 import logging
 import secrets
-import socket
 import subprocess
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_af
 
 from cluster_core.errors import StartError
 from control_plane import child_process
+from worker_runtime.engine_settings import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class EmbeddedRedis:
 
     async def start(self) -> None:
         """Raises StartError when it does not answer in time."""
-        self._port = self._port or _free_port()
+        self._port = self._port or free_port(_HOST)
         configuration = self._folder / "redis.conf"
         configuration.touch(mode=0o600)
         # The password goes through a file: a command line can be read by every user of the machine.
@@ -87,9 +87,3 @@ class EmbeddedRedis:
             raise StartError(f"the embedded Redis did not answer in {_START_TIMEOUT_S:g} s, see {log}") from None
         finally:
             await client.aclose()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
