@@ -46,13 +46,14 @@ async def plain_engine(config: RachisConfig) -> AsyncIterator[tuple[str, wire.Mo
             )  # fmt: skip
             assert process.stdout is not None
             try:
-                async with asyncio.timeout(config.limits.start_timeout_s):
-                    address, model = await _announced(process.stdout)
+                try:
+                    async with asyncio.timeout(config.limits.start_timeout_s):
+                        address, model = await _announced(process.stdout)
+                except (TimeoutError, ValueError):
+                    log.seek(0)
+                    lines = log.read().decode(errors="replace").strip().splitlines()
+                    raise StartError(f"the plain engine did not start: {lines[-1] if lines else 'no word'}") from None
                 yield address, model
-            except (TimeoutError, ValueError):
-                log.seek(0)
-                lines = log.read().decode(errors="replace").strip().splitlines()
-                raise StartError(f"the plain engine did not start: {lines[-1] if lines else 'no word'}") from None
             finally:
                 await _end(process, config.limits.stop_timeout_s)
 

@@ -112,7 +112,9 @@ class RouterSection(Section):
 
 
 class RedisSection(Section):
-    url: str | None = Field(None, description="null starts the embedded server with the service.")
+    url: str | None = Field(
+        None, pattern=r"^(rediss?|unix)://", description="null starts the embedded server with the service."
+    )
     worker_lease_s: Seconds = Field(
         5.0, description="A worker that does not renew its registration for so long is gone."
     )
@@ -143,6 +145,16 @@ class RachisConfig(Section):
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+
+    @model_validator(mode="after")
+    def _gpus_for_every_rank(self) -> "RachisConfig":
+        ranks = self.engine.tensor_parallel_size
+        for name, pool in (("prefill", self.pools.prefill), ("decode", self.pools.decode)):
+            if (self.engine.device == "cuda" and not pool.gpus_per_worker > 0) or 1 < ranks > pool.gpus_per_worker:
+                raise ValueError(
+                    f"pools.{name}.gpus_per_worker must be above 0 and at least the {ranks} of tensor_parallel_size"
+                )
+        return self
 
     @model_validator(mode="after")
     def _registry_within_reach(self) -> "RachisConfig":

@@ -41,6 +41,7 @@ class Controller:
         self._redis_url = redis_url
         self._groups: list[PlacementGroup] = []
         self._actors: dict[str, Any] = {}
+        self._ready: set[str] = set()
 
     def connect(self) -> None:
         """Starts or joins Ray. Raises StartError. To be called on the main thread and before any gRPC server starts:
@@ -78,10 +79,14 @@ class Controller:
 
     async def stop(self) -> None:
         """Engines first, then actors, placement groups and, where this service started it, Ray."""
-        await asyncio.gather(*(asyncio.to_thread(self._stop_worker, name) for name in self._actors))
-        for group in self._groups:
-            remove_placement_group(group)
-        await asyncio.to_thread(ray.shutdown)
+        await asyncio.gather(*(asyncio.to_thread(self._stop_worker, name) for name in list(self._actors)))
+        try:
+            for group in self._groups:
+                remove_placement_group(group)
+        except RayError as error:
+            logger.warning("a placement group stays behind: %s", error)
+        finally:
+            await asyncio.to_thread(ray.shutdown)
 
     def _pools(self) -> list[tuple[EngineRole, PoolSection]]:
         return [(EngineRole.PREFILL, self._config.pools.prefill), (EngineRole.DECODE, self._config.pools.decode)]
@@ -128,6 +133,7 @@ class Controller:
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,
             max_message_bytes=self._config.router.max_message_mib << 22,
+            start_timeout_s=self._config.limits.start_timeout_s,
         )
         self._actors[name] = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
 
@@ -145,16 +151,22 @@ class Controller:
             raise StartError(f"worker {name} died while starting: {error}") from None
         except RayError as error:
             raise StartError(str(getattr(error, "cause", None) or error)) from None
+        self._ready.add(name)
         return wire.WorkerRegistration.FromString(record)
 
     def _stop_worker(self, name: str) -> None:
         timeout_s = self._config.limits.stop_timeout_s
         actor = self._actors[name]
         try:
-            ray.get(actor.stop.remote(timeout_s), timeout=timeout_s)
+            if name in self._ready:
+                # One that is still starting holds nothing that has to be put in order.
+                ray.get(actor.stop.remote(timeout_s), timeout=timeout_s)
         except RayError as error:
             logger.warning("worker %s did not stop cleanly and is ended: %s", name, error)
-        ray.kill(actor, no_restart=True)
+        try:
+            ray.kill(actor, no_restart=True)
+        except RayError as error:
+            logger.warning("worker %s could not be ended: %s", name, error)
 
 
 @contextmanager

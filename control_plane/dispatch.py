@@ -3,8 +3,11 @@
 Who holds what while it runs:
     admission slot        from the queue until the request has ended
     worker's in-flight    from the call to a worker until that call has ended
-    lease on KV blocks    from the prefill call until the decode worker says that it has the blocks; whoever
-                          leaves this module with a lease still held releases it, on every path
+    lease on KV blocks    from the prefill call until the decode worker says that it has the blocks; a lease that
+                          is still held at the end is released, on every path, but not while a decode worker that
+                          was told of it may still pull: it would cache what others have written there since
+
+A decode worker is told of a lease once. What broke off may have used it up, so a second attempt computes the prompt.
 
 No engine and no gRPC server is known here: `router` feeds it validated requests and turns what it yields into
 messages.
@@ -55,8 +58,9 @@ class Job:
     engine_queue_ms: float = 0.0
     transfer_ms: float = 0.0
     attempts: int = 0
-    # Tells apart what clients call by the same name: on a worker, a name aborts and releases.
-    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
+    # Workers know a request by this alone: a name aborts and releases there, and clients may repeat theirs, or choose
+    # one that means something in the connector's own messages.
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     cached_tokens: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
 
@@ -73,15 +77,19 @@ class Job:
 
     def attempt_id(self) -> str:
         self.attempts += 1
-        return f"{self.request_id}#{self.nonce}.{self.attempts}"
+        return f"r{self.nonce}.{self.attempts}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
-    """KV blocks that a prefill worker may be keeping for this request."""
+    """KV blocks that a prefill worker may be keeping for this request.
+
+    safe_at_s: from when on no decode worker pulls them any more; monotonic.
+    """
 
     worker: WorkerSnapshot
     lease_id: str
+    safe_at_s: float = 0.0
 
 
 Piece = generation.CompletionDelta | generation.Completion
@@ -136,7 +144,9 @@ class Dispatcher:
 
     async def close(self) -> None:
         if self._background:
-            await asyncio.wait(self._background, timeout=RELEASE_TIMEOUT_S)
+            _, late = await asyncio.wait(self._background, timeout=RELEASE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
 
     async def _prefill(self, job: Job, leases: list[Lease]) -> wire.PrefillResponse | None:
         """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
@@ -183,7 +193,7 @@ class Dispatcher:
             job.lifecycle.at(Event.PLACED_DECODE_ONLY)
         for attempt in range(1, DECODE_ATTEMPTS + 1):
             worker = await self._wait_for_decode_worker(job, excluded)
-            request = self._decode_request(job, prefilled, worker)
+            request = self._decode_request(job, prefilled, worker, leases if attempt == 1 else [])
             started = False
             try:
                 with self._in_flight(worker, job.tokens):
@@ -207,8 +217,9 @@ class Dispatcher:
                 excluded.add((worker.worker_id, worker.generation))
 
     def _decode_request(
-        self, job: Job, prefilled: wire.PrefillResponse | None, worker: WorkerSnapshot
+        self, job: Job, prefilled: wire.PrefillResponse | None, worker: WorkerSnapshot, leases: list[Lease]
     ) -> wire.DecodeRequest:
+        """`leases` that the worker may pull; none tells it to compute the prompt."""
         job.route.decode_worker_id = worker.worker_id
         if not job.dispatched_s:
             job.dispatched_s = monotonic_s()
@@ -220,8 +231,11 @@ class Dispatcher:
         )
         if prefilled is not None:
             # By the router's own clock too: a worker's may be wrong.
-            if monotonic_s() - job.first_token_s < self._handoff_deadline_s:
+            now = monotonic_s()
+            if leases and now - job.first_token_s < self._handoff_deadline_s:
                 request.handoff.CopyFrom(prefilled.handoff)
+                for lease in leases:
+                    lease.safe_at_s = now + self._handoff_deadline_s
             request.first.token_id = prefilled.first.token_ids[0]
             request.first.sent_text = prefilled.first.text
         return request
@@ -238,6 +252,7 @@ class Dispatcher:
             job.cached_tokens = started.cached_tokens
         if job.route.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED:
             for lease in leases:
+                lease.safe_at_s = 0.0
                 self._in_background(self._release(lease))
         leases.clear()
 
@@ -285,11 +300,11 @@ class Dispatcher:
 
     @contextmanager
     def _in_flight(self, worker: WorkerSnapshot, tokens: int):  # type: ignore[no-untyped-def]
-        self._membership.acquire(worker, tokens)
+        member = self._membership.acquire(worker, tokens)
         try:
             yield
         finally:
-            self._membership.release(worker, tokens)
+            self._membership.release(member, tokens)
 
     def _lost(self, job: Job, worker: WorkerSnapshot, error: RachisError) -> None:
         logger.warning("%s: %s", job.request_id, error)
@@ -297,6 +312,7 @@ class Dispatcher:
         self._membership.suspect(worker, monotonic_s())
 
     async def _release(self, lease: Lease) -> None:
+        await asyncio.sleep(max(0.0, lease.safe_at_s - monotonic_s()))
         try:
             await self._client.release(lease.worker, lease.lease_id, RELEASE_TIMEOUT_S)
         except RachisError as error:

@@ -7,6 +7,7 @@ down:  router drains -> workers -> Ray -> Redis -> what is left (control_plane.r
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -57,6 +58,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
+        _check_port_free(loaded)
         folder = Path(tempfile.mkdtemp(prefix="rachis-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         redis_url = loaded.config.redis.url or await _embedded_redis(stack, folder, on_phase)
@@ -71,6 +73,16 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         workers = await _workers_up(loaded, controller, router, on_phase)
         yield Service(service_id, router, workers)
         on_phase("service", "stopping")
+
+
+def _check_port_free(loaded: LoadedConfig) -> None:
+    """Before anything slow is started. Raises StartError."""
+    host, port = loaded.config.router.host, loaded.config.router.port
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", field="router.port") from None
 
 
 async def _embedded_redis(stack: AsyncExitStack, folder: Path, on_phase: OnPhase) -> str:

@@ -86,13 +86,23 @@ class Membership:
     def get(self, worker_id: str) -> Member | None:
         return self._members.get(WorkerId(worker_id))
 
-    def acquire(self, worker: WorkerSnapshot, tokens: int) -> None:
-        """A request of so many tokens is sent to the worker."""
-        self._count(worker, 1, tokens)
+    def acquire(self, worker: WorkerSnapshot, tokens: int) -> Member | None:
+        """A request of so many tokens is sent to the worker; None where the worker itself is gone."""
+        member = self._same_generation(worker)
+        if member is not None:
+            member.in_flight_requests += 1
+            member.in_flight_tokens += tokens
+        return member
 
-    def release(self, worker: WorkerSnapshot, tokens: int) -> None:
-        """The request that `acquire` counted has left the worker; nothing to do where the worker itself is gone."""
-        self._count(worker, -1, -tokens)
+    @staticmethod
+    def release(member: Member | None, tokens: int) -> None:
+        """The request that `acquire` counted on this member has left it.
+
+        A worker that left the registry meanwhile and came back is another member, which never had the request.
+        """
+        if member is not None:
+            member.in_flight_requests -= 1
+            member.in_flight_tokens -= tokens
 
     def suspect(self, worker: WorkerSnapshot, now_s: float) -> None:
         member = self._same_generation(worker)
@@ -104,12 +114,6 @@ class Membership:
             assert member.in_flight_requests >= 0, f"{member.worker_id}: {member.in_flight_requests} requests"
             assert member.in_flight_tokens >= 0, f"{member.worker_id}: {member.in_flight_tokens} tokens"
             assert member.in_flight_requests > 0 or member.in_flight_tokens == 0, member.worker_id
-
-    def _count(self, worker: WorkerSnapshot, requests: int, tokens: int) -> None:
-        member = self._same_generation(worker)
-        if member is not None:
-            member.in_flight_requests += requests
-            member.in_flight_tokens += tokens
 
     def _same_generation(self, worker: WorkerSnapshot) -> Member | None:
         member = self._members.get(worker.worker_id)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 
 import psutil
 
@@ -29,16 +30,21 @@ def start(service_id: str) -> subprocess.Popen[bytes]:
 def dismiss(process: subprocess.Popen[bytes]) -> None:
     """The service has stopped: the reaper ends what may be left, then itself."""
     process.terminate()
-    process.wait(_DISMISS_TIMEOUT_S)
+    try:
+        process.wait(_DISMISS_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
-def watch(service: psutil.Process, dismissed: threading.Event) -> set[psutil.Process]:
-    """Waits for the end of the service; returns what was under it and still runs."""
+def watch(
+    service: psutil.Process, dismissed: threading.Event, others: Collection[psutil.Process] = ()
+) -> set[psutil.Process]:
+    """Waits for the end of the service; returns what is under it, still runs and is none of `others`."""
     under: set[psutil.Process] = set()
     while True:
         last = dismissed.wait(_LOOK_EVERY_S)
         try:
-            under |= set(service.children(recursive=True))
+            under |= set(service.children(recursive=True)) - set(others)
             last |= service.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             last = True
@@ -51,7 +57,9 @@ def main(service_pid: int, service_id: str) -> None:
     dismissed = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: dismissed.set())
     try:
-        left = watch(psutil.Process(service_pid), dismissed)
+        service = psutil.Process(service_pid)
+        # What the process had started before its service belongs to somebody else.
+        left = watch(service, dismissed, service.children(recursive=True))
     except psutil.NoSuchProcess:
         left = set()
     end_processes({*left, *processes_of(service_id)}, _GRACE_S)

@@ -41,6 +41,9 @@ class RegistryFollower:
                 if self.connected:
                     logger.warning("the registry does not answer, the last known workers stay: %s", error)
                 self.connected = False
+            except Exception:
+                logger.exception("the registry cannot be read, the last known workers stay")
+                self.connected = False
             else:
                 now = monotonic_s()
                 if not self.connected:

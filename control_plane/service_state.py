@@ -54,10 +54,13 @@ class StateFile:
                 "or set RACHIS_STATE_DIR to keep a second one apart",
                 field="rachis serve",
             )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(f".{state.pid}")
-        temporary.write_text(json.dumps(asdict(state)))
-        temporary.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(state)))
+            temporary.replace(self._path)
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error}", field="RACHIS_STATE_DIR") from None
 
     def clear(self, pid: int) -> None:
         """Removes the file when it speaks of this process."""
@@ -122,7 +125,7 @@ def _is_reaper(process: psutil.Process) -> bool:
 def _signal(process: psutil.Process, number: int) -> None:
     try:
         process.send_signal(number)
-    except psutil.NoSuchProcess:
+    except psutil.Error:
         return
 
 

@@ -42,6 +42,7 @@ class WorkerSettings:
     redis_url: str
     redis_lease_s: float
     max_message_bytes: int
+    start_timeout_s: float
 
 
 ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None]], WorkerServiceBase]
@@ -109,7 +110,7 @@ class WorkerHost:
         keeper = asyncio.create_task(registration.keep())
         engine = VllmEngine(settings.engine)
         try:
-            await self._start_engine(engine, registration)
+            await self._start_engine_in_time(engine, registration)
             server = await self._start_server(engine, registration)
             self._record.phase = "serving"
             self._record.state = wire.WORKER_STATE_READY
@@ -121,6 +122,14 @@ class WorkerHost:
             keeper.cancel()
             await registration.close()
             await engine.stop()
+
+    async def _start_engine_in_time(self, engine: Engine, registration: Registration) -> None:
+        timeout_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._start_engine(engine, registration)
+        except TimeoutError:
+            raise StartError(f"still {self._record.phase} after {timeout_s:g} s") from None
 
     async def _start_engine(self, engine: Engine, registration: Registration) -> None:
         def on_phase(phase: str) -> None:

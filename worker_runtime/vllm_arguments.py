@@ -25,6 +25,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         "max_num_batched_tokens": engine.max_batched_tokens,
         "enforce_eager": engine.enforce_eager,
         "tensor_parallel_size": engine.tensor_parallel_size,
+        # Never Ray's: inside an actor vLLM would take it, and ask for the GPUs that the actor itself holds.
+        "distributed_executor_backend": "mp" if engine.tensor_parallel_size > 1 else "uni",
         "seed": engine.seed,
         "enable_prefix_caching": True,
         "prefix_caching_hash_algo": "sha256_cbor",

@@ -33,6 +33,8 @@ from worker_runtime.engine_settings import EngineRole, EngineSettings
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
 _NAP_S = 0.001
+# A thread that hangs inside vLLM does not keep its process from ending.
+_STOP_TIMEOUT_S = 20.0
 _WARM_UP = (
     SamplingSpec(max_tokens=2, temperature=0.0),
     SamplingSpec(max_tokens=2, seed=0, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.1, logprobs=1),
@@ -103,7 +105,7 @@ class VllmEngine:
         self._stopping = True
         self._commands.put(lambda: None)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
 
     # Everything below runs on the engine thread.
 
@@ -224,7 +226,8 @@ class VllmEngine:
         """The consumer left: the job is aborted, or its lease ended where it had just finished."""
         if stream.ended:
             self._release(stream.job.request_id)
-        elif self._dead is None and self._streams.pop(stream.job.request_id, None) is stream:
+        elif self._dead is None and self._streams.get(stream.job.request_id) is stream:
+            del self._streams[stream.job.request_id]
             self._engine.abort_request([stream.internal_id], internal=True)
             self._forget_pull(stream)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import grpc
 import typer
+from rich.markup import escape
 
 from cluster_configs import loading
 from cluster_core.errors import ClientFault, ConfigError, RachisError
@@ -26,24 +27,48 @@ bench_app = typer.Typer(help="Measured comparisons.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 
+UINT32 = 2**32 - 1
+UINT64 = 2**64 - 1
 USAGE_EXIT_CODE = 2
+
+
+INTERRUPTED_EXIT_CODE = 130
+_CLIENT_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND)
 
 
 def run() -> None:
     """Console script. User errors exit 2, operating faults 1, both with one sentence on standard error."""
     try:
         app()
-    except RachisError as error:
-        err.print(f"[bold red]error[/bold red] {error}", markup=True)
-        sys.exit(USAGE_EXIT_CODE if isinstance(error, ClientFault) else 1)
-    except grpc.aio.AioRpcError as error:
-        err.print(f"[bold red]error[/bold red] {error.code().name}: {error.details()}")
-        sys.exit(USAGE_EXIT_CODE if error.code() in _CLIENT_CODES else 1)
+    except (RachisError, grpc.aio.AioRpcError) as error:
+        sys.exit(_told(error))
+    except BaseExceptionGroup as group:
+        # Of calls that ran side by side, the first that failed speaks for all.
+        first = _first_leaf(group)
+        if not isinstance(first, RachisError | grpc.aio.AioRpcError):
+            raise
+        sys.exit(_told(first))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED_EXIT_CODE)
 
 
-_CLIENT_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND)
+def _told(error: RachisError | grpc.aio.AioRpcError) -> int:
+    """Says it, and returns the exit code."""
+    if isinstance(error, RachisError):
+        status, message, users = error.status, str(error), isinstance(error, ClientFault)
+    else:
+        status, message, users = error.code().name, error.details() or "", error.code() in _CLIENT_CODES
+    err.print(
+        "[bold red]error[/bold red]", escape(message if isinstance(error, RachisError) else f"{status}: {message}")
+    )
+    if "--json" in sys.argv:
+        print_json({"error": message, "status": status})
+    return USAGE_EXIT_CODE if users else 1
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 @app.command()
@@ -85,10 +110,10 @@ def generate(
     from control_plane.cli.generate import generate as generate_now
 
     sampling: dict[str, Any] = {
-        "max_tokens": _at_least_zero(max_tokens, "--max-tokens"),
+        "max_tokens": _whole(max_tokens, "--max-tokens"),
         "temperature": temperature,
         "top_p": top_p,
-        "top_k": _at_least_zero(top_k, "--top-k"),
+        "top_k": _whole(top_k, "--top-k"),
         "min_p": min_p,
         "stop": stop or [],
         "presence_penalty": presence_penalty,
@@ -96,9 +121,9 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     if seed is not None:
-        sampling["seed"] = _at_least_zero(seed, "--seed")
+        sampling["seed"] = _whole(seed, "--seed", UINT64)
     if logprobs is not None:
-        sampling["logprobs"] = _at_least_zero(logprobs, "--logprobs")
+        sampling["logprobs"] = _whole(logprobs, "--logprobs")
     given = _prompt(prompt, chat, tokens)
     asyncio.run(generate_now(_running_address(address), given, sampling, timeout_s=timeout_s, as_json=as_json))
 
@@ -209,16 +234,20 @@ def _prompt(prompt: str | None, chat: bool, tokens: str | None) -> Any:
         try:
             return token_prompt([int(part) for part in tokens.split(",") if part.strip()])
         except ValueError:
-            raise ConfigError("must be whole numbers from 0, separated by commas", field="--tokens") from None
+            raise ConfigError(f"must be whole numbers from 0 to {UINT32}, with commas", field="--tokens") from None
     if prompt is None:
         raise ConfigError("give a prompt, - for standard input, or --tokens", field="prompt")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:
+        raise ConfigError("is not valid UTF-8", field="prompt") from None
     return chat_prompt([{"role": "user", "content": text}]) if chat else text_prompt(text)
 
 
-def _at_least_zero(value: int, option: str) -> int:
-    if value < 0:
-        raise ConfigError(f"must be at least 0, got {value}", field=option)
+def _whole(value: int, option: str, highest: int = UINT32) -> int:
+    if not 0 <= value <= highest:
+        raise ConfigError(f"must be from 0 to {highest}, got {value}", field=option)
     return value
 
 

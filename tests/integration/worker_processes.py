@@ -118,7 +118,7 @@ def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection) ->
 
     settings = EngineSettings(ModelSection(), engine, handoff, EngineRole(role))
     service = PrefillService if role == "prefill" else DecodeService
-    host = WorkerHost(WorkerSettings(role, SERVICE, settings, url, 5.0, 16 << 20), service)
+    host = WorkerHost(WorkerSettings(role, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)
     host.start_in_background()
     host.wait_ready(START_TIMEOUT_S)
     multiprocessing.Event().wait()

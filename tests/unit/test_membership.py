@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.membership import Membership, WorkerSnapshot
+from control_plane.membership import Member, Membership, WorkerSnapshot
 
 READY, DRAINING, STARTING = wire.WORKER_STATE_READY, wire.WORKER_STATE_DRAINING, wire.WORKER_STATE_STARTING
 
@@ -97,8 +97,7 @@ def test_suspicion_of_an_earlier_generation_is_ignored(membership: Membership) -
 
 
 def test_a_release_for_an_earlier_generation_is_ignored(membership: Membership) -> None:
-    stale = only(membership)
-    membership.acquire(stale, 7)
+    stale = membership.acquire(only(membership), 7)
     membership.replace([record("decode-0", generation=2)], 1.0)
     assert in_flight(membership) == (0, 0)
     membership.acquire(only(membership), 5)
@@ -110,13 +109,28 @@ def test_a_release_for_an_earlier_generation_is_ignored(membership: Membership) 
 
 
 def test_a_release_after_the_worker_is_gone_is_ignored(membership: Membership) -> None:
-    worker = only(membership)
-    membership.acquire(worker, 7)
+    worker = membership.acquire(only(membership), 7)
     membership.replace([], 1.0)
 
     membership.release(worker, 7)
 
     assert membership.members() == []
+
+
+def test_a_worker_that_left_and_came_back_under_its_generation_does_not_count_below_zero(
+    membership: Membership,
+) -> None:
+    before = membership.acquire(only(membership), 101)
+    membership.replace([], 1.0)
+    membership.replace([record("decode-0")], 2.0)
+    after = membership.acquire(only(membership), 100)
+
+    membership.release(before, 101)
+
+    assert in_flight(membership) == (1, 100)
+    membership.check_invariants()
+    membership.release(after, 100)
+    assert in_flight(membership) == (0, 0)
 
 
 def test_in_flight_counts_outlive_a_renewal(membership: Membership) -> None:
@@ -128,7 +142,7 @@ def test_in_flight_counts_outlive_a_renewal(membership: Membership) -> None:
 
 
 def test_check_invariants_finds_a_release_too_many(membership: Membership) -> None:
-    membership.release(only(membership), 1)
+    membership.release(membership.members()[0], 1)
 
     with pytest.raises(AssertionError, match="decode-0"):
         membership.check_invariants()
@@ -145,7 +159,7 @@ class MembershipMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.generations = itertools.count(1)
         self.records: dict[str, wire.WorkerRegistration] = {}
-        self.held: list[tuple[WorkerSnapshot, int]] = []
+        self.held: list[tuple[WorkerSnapshot, Member | None, int]] = []
         self.suspects: dict[str, float] = {}
 
     @rule(name=names, state=st.sampled_from([READY, DRAINING, STARTING]))
@@ -172,19 +186,18 @@ class MembershipMachine(RuleBasedStateMachine):
         usable = self.membership.usable(wire.POOL_DECODE) + self.membership.usable(wire.POOL_PREFILL)
         if usable:
             worker = data.draw(st.sampled_from(usable))
-            self.membership.acquire(worker, tokens)
-            self.held.append((worker, tokens))
+            self.held.append((worker, self.membership.acquire(worker, tokens), tokens))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
-            worker, tokens = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-            self.membership.release(worker, tokens)
+            _, member, tokens = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            self.membership.release(member, tokens)
 
     @rule(data=st.data())
     def suspect(self, data: st.DataObject) -> None:
         if self.held:
-            worker, _ = data.draw(st.sampled_from(self.held))
+            worker, _, _ = data.draw(st.sampled_from(self.held))
             self.membership.suspect(worker, self.now_s)
             current = self.records.get(worker.worker_id)
             if current is not None and current.generation == worker.generation:
@@ -194,11 +207,7 @@ class MembershipMachine(RuleBasedStateMachine):
     def counts_are_what_is_held_on_this_generation(self) -> None:
         self.membership.check_invariants()
         for member in self.membership.members():
-            mine = [
-                tokens
-                for worker, tokens in self.held
-                if (worker.worker_id, worker.generation) == (member.worker_id, member.registration.generation)
-            ]
+            mine = [tokens for _, acquired, tokens in self.held if acquired is member]
             assert (member.in_flight_requests, member.in_flight_tokens) == (len(mine), sum(mine))
 
     @invariant()

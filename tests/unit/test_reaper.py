@@ -27,7 +27,9 @@ def test_processes_under_a_service_are_found_when_it_dismisses_its_reaper() -> N
     parent, child = _family()
     dismissed = threading.Event()
     dismissed.set()
-    left = reaper.watch(psutil.Process(parent.pid), dismissed)
+    service = psutil.Process(parent.pid)
+    assert reaper.watch(service, dismissed, others=[child]) == set()
+    left = reaper.watch(service, dismissed)
     assert left == {child}
     service_state.end_processes([*left, psutil.Process(parent.pid)], 5.0)
     assert not child.is_running()

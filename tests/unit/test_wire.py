@@ -109,3 +109,15 @@ def test_registry_keys_of_a_service_do_not_meet_those_of_another() -> None:
 
     assert len({key for group in keys for key in group}) == 6
     assert keys[0] == ("rachis:svc-1:generation", "rachis:svc-1:workers", "rachis:svc-1:worker:decode-0")
+
+
+async def test_two_servers_never_share_a_port() -> None:
+    first, second = (grpc.aio.server(options=wire.channel_options(1 << 20)) for _ in range(2))
+    port = first.add_insecure_port("127.0.0.1:0")
+    await first.start()
+
+    with pytest.raises(RuntimeError):
+        second.add_insecure_port(f"127.0.0.1:{port}")
+
+    await first.stop(0)
+    await second.stop(0)
