@@ -12,22 +12,27 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import load
+from cluster_core.engine import SamplingSpec
 from control_plane import server as server_module
 from control_plane.redis_membership import RegistryFollower
 from control_plane.request import State
 from control_plane.server import RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, expected_text
 
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
-_POOLS = {wire.POOL_PREFILL: ("prefill", PrefillService), wire.POOL_DECODE: ("decode", DecodeService)}
+PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+HELLO = tuple(b"hello")
+_POOLS = {PREFILL: ("prefill", PrefillService), DECODE: ("decode", DecodeService)}
 
 
 async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
@@ -187,3 +192,57 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
         router.membership.check_invariants()
     finally:
         await cluster.close()
+
+
+# What tests ask of it and of its answers.
+
+
+def whole_text(max_tokens: int = 8, seed: int | None = None) -> str:
+    """What one engine alone answers to `hello`."""
+    return expected_text(
+        HELLO, SamplingSpec(max_tokens=max_tokens, temperature=0.0 if seed is None else 1.0, seed=seed)
+    )
+
+
+def named(cluster: Cluster, name: str) -> Worker:
+    return next(worker for worker in cluster.workers if worker.name == name)
+
+
+def text_of(responses: list[api.GenerateResponse]) -> str:
+    return "".join(response.delta.text for response in responses)
+
+
+def tokens_of(responses: list[api.GenerateResponse]) -> list[int]:
+    return [token for response in responses for token in response.delta.token_ids]
+
+
+def completion_of(responses: list[api.GenerateResponse]) -> generation.Completion:
+    """The one completion, which is last."""
+    assert [response.WhichOneof("event") for response in responses] == ["delta"] * (len(responses) - 1) + ["completion"]
+    return responses[-1].completion
+
+
+async def collected(call: Any) -> list[api.GenerateResponse]:
+    return [response async for response in call]
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value
+
+
+def trailer(error: grpc.aio.AioRpcError, key: str) -> Any:
+    metadata: Any = error.trailing_metadata()
+    return dict(metadata)[key]
+
+
+def retry_after_ms(error: grpc.aio.AioRpcError) -> int:
+    return int(trailer(error, "retry-after-ms"))
+
+
+def field_of(error: grpc.aio.AioRpcError) -> str:
+    bad = BadRequest()
+    assert Status.FromString(trailer(error, "grpc-status-details-bin")).details[0].Unpack(bad)
+    return str(bad.field_violations[0].field)

@@ -1,0 +1,167 @@
+"""What the router takes in: requests that wait, the queue and its limits, bad input.
+
+Every test ends with a check that nothing is left: no blocks, no leases, no in-flight counts, one outcome a request.
+"""
+
+from typing import Any
+
+import grpc
+import pytest
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+
+from control_plane.request import State
+from tests.fakes.cluster import (
+    DECODE,
+    PREFILL,
+    Cluster,
+    collected,
+    failure,
+    field_of,
+    retry_after_ms,
+    running_cluster,
+    text_of,
+    until,
+    whole_text,
+)
+
+# Waiting.
+
+
+async def test_a_cancel_while_queued_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(monkeypatch, router__max_in_flight_requests=1) as cluster:
+        prefiller = (await cluster.add(PREFILL)).engine
+        await cluster.add(DECODE)
+        prefiller.hold_before(0)
+        running = cluster.call()
+        await prefiller.held.wait()
+        queued = cluster.call()
+        await until(lambda: cluster.router._admin._admission.queued == 1)
+
+        queued.cancel()
+
+        await until(lambda: cluster.outcomes == {State.CANCELLED: 1})
+        prefiller.resume()
+        assert text_of(await collected(running)) == whole_text()
+        assert len(prefiller.jobs) == 1
+
+
+async def test_without_a_decode_worker_a_request_ends_after_the_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(monkeypatch, router__queue_timeout_s=0.05) as cluster:
+        prefiller = await cluster.add(PREFILL)
+
+        error = await failure(cluster.call())
+
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert retry_after_ms(error) > 0
+        assert prefiller.engine.jobs == []
+        await until(cluster.idle)
+        assert cluster.outcomes == {State.FAILED: 1}
+
+
+async def test_a_request_that_waits_takes_the_decode_worker_that_joins(empty: Cluster) -> None:
+    await empty.add(PREFILL)
+    call = empty.call()
+    await until(lambda: empty.router._admin._admission.in_flight == 1)
+
+    await empty.add(DECODE)
+
+    assert text_of(await collected(call)) == whole_text()
+
+
+async def test_before_any_worker_registered_a_request_is_told_to_come_back(empty: Cluster) -> None:
+    error = await failure(empty.call())
+
+    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+
+
+async def test_a_full_queue_is_refused_with_a_hint_and_the_rest_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(monkeypatch, router__max_in_flight_requests=1, router__max_queued_requests=1) as cluster:
+        prefiller = (await cluster.add(PREFILL)).engine
+        await cluster.add(DECODE)
+        prefiller.hold_before(0)
+        taken = [cluster.call(), cluster.call()]
+        await prefiller.held.wait()
+        await until(lambda: cluster.router._admin._admission.queued == 1)
+
+        error = await failure(cluster.call())
+
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 100 <= retry_after_ms(error) <= 30_000
+        prefiller.resume()
+        assert [text_of(await collected(call)) for call in taken] == [whole_text()] * 2
+        await until(cluster.idle)
+        assert cluster.outcomes == {State.REFUSED: 1, State.FINISHED: 2}
+
+
+# Bad input.
+
+
+async def raw_call(cluster: Cluster, data: bytes) -> grpc.aio.AioRpcError:
+    return await failure(cluster.channel.unary_stream("/rachis.v1.RouterService/Generate", None, None)(data))
+
+
+async def test_a_prompt_that_is_no_utf8_is_refused_under_its_name(cluster: Cluster) -> None:
+    good = api.GenerateRequest(prompt=generation.PromptInput(text="good")).SerializeToString()
+
+    error = await raw_call(cluster, good.replace(b"good", b"\xff\xfe\xfd\xfc"))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.details(), field_of(error)) == ("prompt.text: is not valid UTF-8", "prompt.text")
+
+
+async def test_bytes_that_are_no_message_are_refused(cluster: Cluster) -> None:
+    error = await raw_call(cluster, b"\xff\xff\xff")
+
+    assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "request")
+
+
+async def test_a_message_over_the_limit_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(monkeypatch, router__max_message_mib=1) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+
+        error = await raw_call(cluster, api.GenerateRequest(model="m" * (1 << 20)).SerializeToString())
+
+        assert (error.code(), field_of(error)) == (grpc.StatusCode.OUT_OF_RANGE, "request")
+        assert "the limit is 1048576" in (error.details() or "")
+        assert text_of(await cluster.generate()) == whole_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling", "code", "field"),
+    [
+        ("", {}, grpc.StatusCode.INVALID_ARGUMENT, "prompt.text"),
+        ("hi", {"temperature": float("nan")}, grpc.StatusCode.INVALID_ARGUMENT, "sampling.temperature"),
+        ("x" * 512, {}, grpc.StatusCode.OUT_OF_RANGE, "prompt"),
+        ("hi", {"max_tokens": 511}, grpc.StatusCode.OUT_OF_RANGE, "sampling.max_tokens"),
+    ],
+)
+async def test_bad_input_is_refused_before_any_worker_hears_of_it(
+    cluster: Cluster, text: str, sampling: dict[str, Any], code: grpc.StatusCode, field: str
+) -> None:
+    error = await failure(cluster.call(text, **sampling))
+
+    assert (error.code(), field_of(error)) == (code, field)
+    await until(cluster.idle)
+    assert cluster.outcomes == {State.REFUSED: 1}
+    assert all(worker.engine.jobs == [] for worker in cluster.workers)
+
+
+async def test_a_defect_of_the_router_counts_as_failed(cluster: Cluster) -> None:
+    await failure(cluster.call("defect"))
+
+    await until(cluster.idle)
+    assert cluster.outcomes == {State.FAILED: 1}
+
+
+async def test_a_defect_of_the_router_answers_internal(cluster: Cluster) -> None:
+    error = await failure(cluster.call("defect"))
+
+    assert error.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_streaming_sessions_are_unimplemented(cluster: Cluster) -> None:
+    error = await failure(cluster.api.StreamGenerate(iter([api.StreamGenerateRequest(cancel=api.SessionCancel())])))
+
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
