@@ -25,7 +25,8 @@ from control_plane.client import RachisClient, token_prompt
 PROMPT_TOKENS = 64
 HANDOFF_PROMPT_TOKENS = 512
 HANDOFF_NEW_TOKENS = 8
-WARM_UP = 10
+# Requests of each kind before anything counts: Ray is still busy with itself when the service is up.
+WARM_UP = 60
 CONCURRENCIES = (1, 8)
 # One-token requests are short and their difference small: more of them for the same time.
 ROUTER_FACTOR = 4
