@@ -20,8 +20,10 @@ async def bench_overhead(loaded: LoadedConfig, state_file: StateFile, requests: 
         RachisClient(target.address) as cluster,
     ):
         with Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err
-        ) as progress:
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err,
+            # Drawing takes the interpreter from the client that is being timed.
+            refresh_per_second=1, disable=not err.is_terminal,
+        ) as progress:  # fmt: skip
             task = progress.add_task(
                 "requests", total=2 * (1 + ROUTER_FACTOR) * (WARM_UP + len(CONCURRENCIES) * requests)
             )
