@@ -252,7 +252,9 @@ class Dispatcher:
             job.cached_tokens = started.cached_tokens
         if job.route.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED:
             for lease in leases:
-                lease.safe_at_s = 0.0
+                if started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED:
+                    # The worker that was told of the lease says so itself; another's word is not enough.
+                    lease.safe_at_s = 0.0
                 self._in_background(self._release(lease))
         leases.clear()
 

@@ -268,6 +268,8 @@ class VllmEngine:
         stream.started = True
         self._counters.generated_tokens += len(tokens)
         top = job.sampling.logprobs
+        # Before the books are closed, which forgets the pull.
+        first = self._first_output(stream, output) if first_output else {}
         return EngineOutput(
             token_ids=tuple(tokens),
             text=text[skipped:],
@@ -276,7 +278,7 @@ class VllmEngine:
             ),
             finish_reason=reason,
             lease=self._end(stream, output, reason) if reason is not None else None,
-            **(self._first_output(stream, output) if first_output else {}),
+            **first,
         )
 
     def _first_output(self, stream: _Stream, output: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 @pytest.fixture
 async def empty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    async with running_cluster(monkeypatch) as cluster:
+    async with running_cluster(monkeypatch, handoff__deadline_s=1.0) as cluster:
         yield cluster
 
 

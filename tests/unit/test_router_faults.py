@@ -54,6 +54,23 @@ async def test_a_cancel_while_decoding_frees_both_workers(cluster: Cluster) -> N
     assert cluster.outcomes == {State.CANCELLED: 1}
 
 
+async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_pull(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_cluster(monkeypatch, handoff__deadline_s=0.3) as cluster:
+        prefiller = (await cluster.add(PREFILL)).engine
+        await (await cluster.add(DECODE)).crash()
+        await cluster.add(DECODE)
+        started_s = monotonic_s()
+
+        responses = await cluster.generate()
+
+        assert completion_of(responses).route.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+        await until(lambda: prefiller.status().counters.handoffs_released == 1)
+        assert monotonic_s() - started_s > 0.25
+        await until(cluster.idle)
+
+
 async def test_a_lease_that_a_decode_worker_was_told_of_is_released_only_when_it_cannot_pull_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,7 +233,7 @@ async def test_a_decode_worker_whose_process_ends_under_a_request_ends_it_with_a
 async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running_cluster(monkeypatch, router__queue_timeout_s=0.5) as cluster:
+    async with running_cluster(monkeypatch, router__queue_timeout_s=0.5, handoff__deadline_s=1.0) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         call = cluster.call()
