@@ -111,6 +111,28 @@ class RouterSection(Section):
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
 
 
+class StreamingSection(Section):
+    """Sessions whose prompt arrives while it is prefilled."""
+
+    policy: Literal["default_vllm", "fcfs", "mcps", "lcas"] = Field(
+        "fcfs", description="Which session is computed first; see docs/glossary.md."
+    )
+    preemption: Literal["recompute", "swap", "cost"] = Field(
+        "cost", description="What happens to the blocks of a preempted session; `cost` takes the cheaper of the two."
+    )
+    cost_profile: str | None = Field(
+        None, min_length=1, description="File written by `rachis profile`; null takes rough figures for the device."
+    )
+    host_swap_gib: float = Field(0.25, ge=0, le=4096, description="Host memory for swapped blocks of one worker; 0: none.")
+    starvation_s: Seconds = Field(5.0, description="`lcas` only: a session that waited so long comes first.")
+    max_backlog_tokens: int = Field(
+        16_384, ge=1, description="Tokens that wait to be computed before a session's client is slowed."
+    )
+    max_unapplied_inputs: int = Field(256, ge=1, le=100_000, description="Inputs on their way to the engine, likewise.")
+    idle_timeout_s: Seconds = Field(120.0, description="A session without input for so long is ended.")
+    progress_interval_ms: int = Field(50, ge=0, le=60_000, description="Least time between two progress events.")
+
+
 class RedisSection(Section):
     url: str | None = Field(
         None, pattern=r"^(rediss?|unix)://", description="null starts the embedded server with the service."
@@ -141,6 +163,7 @@ class RachisConfig(Section):
     pools: PoolsSection = PoolsSection()
     handoff: HandoffSection = HandoffSection()
     router: RouterSection = RouterSection()
+    streaming: StreamingSection = StreamingSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()

@@ -10,7 +10,7 @@ Who holds the KV blocks of a request:
     decode job, running              this engine
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -114,11 +114,64 @@ class HandoffReport:
     transfer_ms: float = 0.0
 
 
+class SessionMode(Enum):
+    """How the prompt of a session changes: it only grows, or is replaced as well."""
+
+    APPEND = "append"
+    UPDATE = "update"
+
+
+class SessionEventKind(Enum):
+    """What can happen to a session; the meaning is that of `rachis.v1.SessionEventKind`."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    KV_ON_DEVICE = "kv_on_device"
+    PREEMPTED_SWAP = "preempted_swap"
+    PREEMPTED_RECOMPUTE = "preempted_recompute"
+    RESUMED = "resumed"
+    INVALIDATED = "invalidated"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    """at_s: seconds since the session was opened in the engine."""
+
+    kind: SessionEventKind
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProgress:
+    """Where a session stands; the meaning is that of `rachis.v1.SessionProgress`."""
+
+    received_tokens: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    invalidated_tokens: int = 0
+    prompt_tokens: int = 0
+    ready_tokens: int = 0
+    inputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What happened to a session, told with its last output."""
+
+    tokens: SessionProgress
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    events: tuple[SessionEvent, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
     """What is new of a job since its output before.
 
-    handoff, cached_tokens, queue_ms and prefill_ms belong to the first output of a job; lease to the last.
+    handoff, cached_tokens, queue_ms and prefill_ms belong to the first output of a job; lease and session to the
+    last.
     """
 
     token_ids: tuple[int, ...]
@@ -130,6 +183,7 @@ class EngineOutput:
     prefill_ms: float = 0.0
     handoff: HandoffReport | None = None
     lease: KvLease | None = None
+    session: SessionRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +227,40 @@ class EngineStatus:
     counters: EngineCounters = field(default_factory=EngineCounters)
 
 
+class EngineSession(Protocol):
+    """A job whose prompt is still arriving. The engine computes what it has meanwhile, and samples nothing.
+
+    Input is taken in between two engine steps, in order; `progress().inputs` counts what has been.
+    """
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Adds to the end of the prompt. Raises OutOfRangeError when it would not fit the model: nothing changes."""
+        ...
+
+    def update(self, token_ids: Sequence[int]) -> None:
+        """Replaces the whole prompt; the KV of the longest common prefix is kept. Raises as `append` does."""
+        ...
+
+    def finish(self, token_ids: Sequence[int] = ()) -> AsyncIterator[EngineOutput]:
+        """Completes the prompt with these last tokens and runs the job, as `Engine.generate` does.
+
+        Raises InvalidInputError for an empty prompt, and as `append` does: nothing changes then.
+        No input is taken after it.
+        """
+        ...
+
+    def progress(self) -> SessionProgress: ...
+
+    async def changed(self) -> SessionProgress:
+        """Waits until `progress` differs from what this call returned last. Raises UnavailableError when the engine
+        dies meanwhile or the session was closed."""
+        ...
+
+    def close(self) -> None:
+        """Ends the session wherever it stands and frees what it holds. Harmless after its end."""
+        ...
+
+
 class Engine(Protocol):
     """One engine, driven from one asyncio loop."""
 
@@ -184,6 +272,13 @@ class Engine(Protocol):
         """Runs a job. Closing the iterator early aborts the job and frees its blocks.
 
         Raises InvalidInputError for what the engine refuses, UnavailableError when it dies meanwhile.
+        """
+        ...
+
+    def open_session(self, job: EngineJob, mode: SessionMode) -> EngineSession:
+        """Opens a session with the prompt as far as it is known, which may be empty.
+
+        Raises InvalidInputError for what the engine refuses, NotSupportedError where it has no sessions.
         """
         ...
 

@@ -128,6 +128,7 @@ class Controller:
                 self._config.engine,
                 self._config.handoff,
                 role,
+                self._config.streaming,
                 self._config.pools.host or self._host(),
             ),
             redis_url=self._redis_url,

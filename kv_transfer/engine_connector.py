@@ -18,6 +18,7 @@ from cluster_core.clock import UnixMs, monotonic_s, unix_ms
 from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
+from kv_transfer.host_swap import HostSwapping
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _DEADLINES = "rachis_deadlines"
 
 
-class RachisNixlConnector(NixlPullConnector):
+class RachisNixlConnector(HostSwapping, NixlPullConnector):
     """See the module. One instance lives in the scheduler, one in each worker process."""
 
     def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:

@@ -87,3 +87,92 @@ def allow_seeded_chunked_prefill(model_runner: Any) -> None:
     """Mixes `SeededChunkedPrefill` into a CPU model runner that vLLM has made."""
     kind = type(model_runner)
     model_runner.__class__ = type(f"SeededChunkedPrefill{kind.__name__}", (SeededChunkedPrefill, kind), {})
+
+
+def block_views(kv_cache_config: Any, kv_caches: dict[str, Any]) -> list[Any]:
+    """The device's KV memory as int8 tensors of shape (blocks, bytes of one block), one for each layer's own memory."""
+    import torch
+    from vllm.v1.kv_cache_interface import group_kernel_blocks
+
+    views: dict[tuple[int, tuple[int, ...]], Any] = {}
+    blocks = kv_cache_config.num_blocks
+    for group in kv_cache_config.kv_cache_groups:
+        for layer_name in group.layer_names:
+            layer = group_kernel_blocks(kv_caches[layer_name], blocks)
+            stride, page = layer.stride(0) * layer.element_size(), group.kv_cache_spec.page_size_bytes
+            flat = torch.tensor([], dtype=torch.int8, device=layer.device)
+            offset = layer.storage_offset() * layer.element_size()
+            view = flat.set_(layer.untyped_storage(), offset, (blocks, page), (stride, 1))
+            views.setdefault((view.data_ptr(), view.stride()), view)
+    return list(views.values())
+
+
+def has_one_full_attention_group(kv_cache_config: Any) -> bool:
+    """Whether a request's KV is one list of blocks that are kept until it ends: what truncating and swapping need."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+
+
+def request_blocks(scheduler: Any, request_id: str) -> list[Any]:
+    """The device blocks of a request, in order; the manager's own list. Empty when it has none."""
+    (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+    blocks: list[Any] = manager.req_to_blocks.get(request_id, [])
+    return blocks
+
+
+def blocks_in_use(blocks: Any) -> int:
+    """How many of the blocks of a prefix hit are held by other requests: adopting those takes no free block."""
+    return sum(block.ref_cnt > 0 for group in blocks.blocks for block in group)
+
+
+def pool_of(scheduler: Any) -> Any:
+    return scheduler.kv_cache_manager.block_pool
+
+
+def truncate_blocks(scheduler: Any, request: Any, keep_tokens: int) -> int:
+    """Frees a request's blocks beyond its first `keep_tokens` tokens; returns how many tokens keep their KV.
+
+    That is fewer where `keep_tokens` ends inside a block which others may read: one that is published in the prefix
+    cache or shared is never written again, so it is given up as a whole. An engine step in flight may still write into
+    what is freed here: as everywhere in vLLM, later steps write after it, and a connector that would not wait for it
+    makes the scheduler defer the freeing.
+    """
+    (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+    blocks = manager.req_to_blocks.get(request.request_id, [])
+    pool, size = scheduler.kv_cache_manager.block_pool, manager.block_size
+    keep_tokens = min(keep_tokens, len(blocks) * size)
+    if keep_tokens % size and not pool.is_block_writable(blocks[keep_tokens // size]):
+        keep_tokens -= keep_tokens % size
+    keep = -(-keep_tokens // size)
+    freed = blocks[keep:]
+    del blocks[keep:]
+    cached = manager.num_cached_block.get(request.request_id, 0)
+    manager.num_cached_block[request.request_id] = min(cached, keep_tokens // size)
+    if not blocks:
+        manager.req_to_blocks.pop(request.request_id, None)
+        manager.num_cached_block.pop(request.request_id, None)
+    if freed and scheduler._request_blocks_can_be_freed(request):
+        pool.free_blocks(reversed(freed))
+    elif freed:
+        scheduler.deferred_frees.append((scheduler.sched_step_seq, freed))
+    return keep_tokens
+
+
+def core_request(engine: Any, request_id: str, prompt: list[int], params: Any) -> Any:
+    """vLLM's own request for a prompt, checked and named as by `LLMEngine.add_request`, but added nowhere."""
+    request = engine.input_processor.process_inputs(
+        request_id, {"prompt_token_ids": prompt}, params, supported_tasks=engine.get_supported_tasks()
+    )
+    engine.input_processor.assign_request_id(request)
+    return request
+
+
+def block_hasher(engine: Any) -> Any:
+    return engine.engine_core.engine_core.request_block_hasher
+
+
+def expect_outputs(engine: Any, core_request: Any) -> None:
+    """Makes the front end ready for the outputs of a request that the scheduler knows already."""
+    engine.output_processor.add_request(core_request, None, None, 0)

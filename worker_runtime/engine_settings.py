@@ -1,10 +1,10 @@
 """What one engine is started with: its sections of the configuration, its role, and where it listens."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection
 
 
 class EngineRole(Enum):
@@ -23,6 +23,7 @@ class EngineSettings:
     engine: EngineSection
     handoff: HandoffSection
     role: EngineRole
+    streaming: StreamingSection = field(default_factory=StreamingSection)
     host: str = "127.0.0.1"
 
 

@@ -6,6 +6,7 @@ from vllm import EngineArgs
 from vllm.config import KVTransferConfig
 
 from cluster_core.engine import EngineInfo
+from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
 _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
@@ -33,6 +34,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     }
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    if settings.role is EngineRole.PREFILL:
+        arguments |= _streaming_scheduler(settings)
     if settings.role is not EngineRole.ALONE:
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
         if engine.device == "cpu":
@@ -43,15 +46,27 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
 
 def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
     config = engine.vllm_config
+    block_size = config.cache_config.block_size
     return EngineInfo(
         model=settings.model.served_name,
         tokenizer=settings.model.path,
         vocabulary_size=config.model_config.get_vocab_size(),
-        max_model_len=config.model_config.max_model_len,
-        block_size_tokens=config.cache_config.block_size,
+        # A prompt that is longer than the pool would wait for ever.
+        max_model_len=min(config.model_config.max_model_len, vllm_private.block_counts(engine)[1] * block_size),
+        block_size_tokens=block_size,
         max_running_requests=config.scheduler_config.max_num_seqs,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
     )
+
+
+def _streaming_scheduler(settings: EngineSettings) -> dict[str, Any]:
+    # vLLM schedules asynchronously on a GPU, never on a CPU.
+    scheduler = "AsyncStreamingScheduler" if settings.engine.device == "cuda" else "StreamingScheduler"
+    told = {key: getattr(settings.streaming, key) for key in ("policy", "preemption", "starvation_s", "cost_profile")}
+    return {
+        "scheduler_cls": f"prefill_worker.engine_scheduler.{scheduler}",
+        "additional_config": {"rachis_streaming": told},
+    }
 
 
 def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
@@ -64,5 +79,10 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
         kv_connector_extra_config={
             "kv_lease_duration": settings.handoff.lease_s,
             "backends": list(settings.engine.nixl_backends),
+            "rachis_host_swap_bytes": _host_swap_bytes(settings),
         },
     )
+
+
+def _host_swap_bytes(settings: EngineSettings) -> int:
+    return int(settings.streaming.host_swap_gib * 2**30) if settings.role is EngineRole.PREFILL else 0

@@ -8,27 +8,32 @@ asyncio loop that started it. An engine that raises in a step is dead: every job
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster_core.clock import unix_ms
+from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.engine import (
     EngineCounters,
     EngineInfo,
     EngineJob,
     EngineLoad,
     EngineOutput,
+    EngineSession,
     EngineStatus,
     FinishReason,
     HandoffReport,
     KvLease,
     SamplingSpec,
+    SessionMode,
+    SessionProgress,
 )
-from cluster_core.errors import InvalidInputError, StartError, UnavailableError
+from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError
 from kv_transfer import vllm_private
 from kv_transfer.handoff import stamp_deadline
 from kv_transfer.lease_params import encode_params
+from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
@@ -53,6 +58,8 @@ class _Stream:
     # Set by the consumer when it has taken the last output, by the thread when it has made it.
     taken: bool = False
     ended: bool = False
+    session: SessionHandle | None = None
+    prompt: SessionPrompt | None = None
 
 
 class VllmEngine:
@@ -67,6 +74,7 @@ class VllmEngine:
         self._status = EngineStatus()
         self._stopping = False
         self._dead: str | None = None
+        self._max_prompt_tokens = 0
         self._thread: threading.Thread | None = None
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop
@@ -78,9 +86,13 @@ class VllmEngine:
         self._thread.start()
         return await ready
 
-    async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
+    def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
         stream = _Stream(job, skip_chars=len(job.first.sent_text) if job.first else 0)
-        self._commands.put(lambda: self._add(stream))
+        return self._outputs(stream, lambda: self._add(stream))
+
+    async def _outputs(self, stream: _Stream, start: Callable[[], None]) -> AsyncIterator[EngineOutput]:
+        """What the stream yields once `start` has run on the engine thread."""
+        self._commands.put(start)
         try:
             while not stream.taken:
                 item = await stream.items.get()
@@ -92,6 +104,21 @@ class VllmEngine:
         finally:
             if not stream.taken:
                 self._commands.put(lambda: self._abandon(stream))
+
+    def open_session(self, job: EngineJob, mode: SessionMode) -> EngineSession:
+        if self._settings.role is not EngineRole.PREFILL:
+            raise NotSupportedError("only prefill engines have sessions")
+        stream = _Stream(job)
+        stream.session = SessionHandle(
+            len(job.token_ids),
+            self._max_prompt_tokens,
+            extend=lambda tokens: self._commands.put(lambda: self._take_in(stream, tokens, replaces=False)),
+            replace=lambda tokens: self._commands.put(lambda: self._take_in(stream, tokens, replaces=True)),
+            finish=lambda tokens: self._outputs(stream, lambda: self._close_input(stream, tokens)),
+            abandon=lambda: None if stream.taken else self._commands.put(lambda: self._abandon(stream)),
+        )
+        self._commands.put(lambda: self._open(stream, mode))
+        return stream.session
 
     async def release(self, lease_id: str) -> bool:
         done: asyncio.Future[bool] = self._loop.create_future()
@@ -152,7 +179,10 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(engine_args(self._settings))
         on_phase("warming up")
         self._warm_up()
-        return engine_info(self._engine, self._settings)
+        info = engine_info(self._engine, self._settings)
+        # The first token needs a place as well.
+        self._max_prompt_tokens = info.max_model_len - 1
+        return info
 
     def _warm_up(self) -> None:
         """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
@@ -170,10 +200,12 @@ class VllmEngine:
         scheduler = vllm_private.scheduler_of(self._engine)
         if not self._commands.empty() or not scheduler.has_requests():
             self._obey(block=not scheduler.has_requests())
+            self._tell_sessions(scheduler)
         if not scheduler.has_requests():
             self._publish_status()
             return
         batch = self._step()
+        self._tell_sessions(scheduler)
         # Before the outputs: who has heard of a lease finds it in the status.
         self._publish_status()
         if batch:
@@ -198,37 +230,78 @@ class VllmEngine:
         return batch
 
     def _add(self, stream: _Stream) -> None:
+        with self._starting(stream) as params:
+            if params is not None:
+                prompt = {"prompt_token_ids": list(stream.job.token_ids)}
+                stream.internal_id = self._engine.add_request(stream.job.request_id, prompt, params)
+                self._started(stream, len(stream.job.token_ids))
+
+    @contextmanager
+    def _starting(self, stream: _Stream) -> Iterator[Any]:
+        """vLLM's parameters for a job that is about to start, or None; what vLLM refuses fails the stream."""
         from vllm.exceptions import VLLMClientError
 
         from worker_runtime.vllm_conversion import sampling_params
 
-        job = stream.job
         if self._dead is not None:
             self._fail(stream, UnavailableError(f"the engine died: {self._dead}"))
+            yield None
             return
         try:
-            if job.request_id in self._streams or job.request_id in self._leases:
+            if stream.job.request_id in self._streams or stream.job.request_id in self._leases:
                 raise InvalidInputError("is running or leased already", field="request_id")
-            params = sampling_params(job, self._settings.handoff.deadline_s)
-            prompt = {"prompt_token_ids": list(job.token_ids)}
-            stream.internal_id = self._engine.add_request(job.request_id, prompt, params)
+            yield sampling_params(stream.job, self._settings.handoff.deadline_s)
         except InvalidInputError as error:
             self._fail(stream, error)
-            return
         except (ValueError, TypeError, VLLMClientError) as error:
             self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
-            return
-        self._streams[job.request_id] = stream
+
+    def _started(self, stream: _Stream, prompt_tokens: int) -> None:
+        self._streams[stream.job.request_id] = stream
         self._counters.requests += 1
-        self._counters.prompt_tokens += len(job.token_ids)
+        self._counters.prompt_tokens += prompt_tokens
+
+    def _open(self, stream: _Stream, mode: SessionMode) -> None:
+        with self._starting(stream) as params:
+            if params is not None:
+                stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
+                stream.internal_id = stream.prompt.internal_id
+                self._started(stream, 0)
+
+    def _take_in(self, stream: _Stream, token_ids: Sequence[int], *, replaces: bool) -> None:
+        if self._runs(stream) and stream.prompt is not None:
+            stream.prompt.take_in(token_ids, replaces=replaces)
+
+    def _close_input(self, stream: _Stream, token_ids: Sequence[int]) -> None:
+        if self._runs(stream) and stream.prompt is not None:
+            stream.prompt.close(token_ids)
+            self._counters.prompt_tokens += stream.prompt.length
+
+    def _runs(self, stream: _Stream) -> bool:
+        return self._dead is None and self._streams.get(stream.job.request_id) is stream
+
+    def _tell_sessions(self, scheduler: Any) -> None:
+        """Lets the sessions' owners know how far they are."""
+        told = []
+        for stream in self._streams.values():
+            if stream.session is not None:
+                books = scheduler.session_books(stream.internal_id)
+                if books is not None and books.tokens is not stream.session.told:
+                    stream.session.told = books.tokens
+                    told.append((stream.session, books.tokens))
+        if told:
+            self._loop.call_soon_threadsafe(_tell, told)
 
     def _abandon(self, stream: _Stream) -> None:
         """The consumer left: the job is aborted, or its lease ended where it had just finished."""
         if stream.ended:
             self._release(stream.job.request_id)
-        elif self._dead is None and self._streams.get(stream.job.request_id) is stream:
+        elif self._runs(stream):
             del self._streams[stream.job.request_id]
-            self._engine.abort_request([stream.internal_id], internal=True)
+            if stream.prompt is not None:
+                stream.prompt.abort()
+            else:
+                self._engine.abort_request([stream.internal_id], internal=True)
             self._forget_pull(stream)
 
     def _release(self, lease_id: str) -> bool:
@@ -270,6 +343,8 @@ class VllmEngine:
         top = job.sampling.logprobs
         # Before the books are closed, which forgets the pull.
         first = self._first_output(stream, output) if first_output else {}
+        if reason is not None and stream.prompt is not None:
+            first["session"] = stream.prompt.take_record()
         return EngineOutput(
             token_ids=tuple(tokens),
             text=text[skipped:],
@@ -283,6 +358,11 @@ class VllmEngine:
 
     def _first_output(self, stream: _Stream, output: Any) -> dict[str, Any]:
         stats = output.metrics
+        if stream.prompt is not None:
+            return {
+                "cached_tokens": output.num_cached_tokens or 0,
+                "prefill_ms": (monotonic_s() - stream.prompt.closed_s) * 1000,
+            }
         return {
             "cached_tokens": output.num_cached_tokens or 0,
             "queue_ms": max(0.0, stats.scheduled_ts - stats.queued_ts) * 1000 if stats else 0.0,
@@ -332,6 +412,8 @@ class VllmEngine:
         self._status = EngineStatus(EngineLoad(running, waiting, len(leased), free, total), self._counters)
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
+        if stream.session is not None:
+            self._loop.call_soon_threadsafe(stream.session.fail, error)
         self._loop.call_soon_threadsafe(stream.items.put_nowait, error)
 
     def _die(self, why: str) -> None:
@@ -351,3 +433,8 @@ class VllmEngine:
 def _deliver(batch: list[tuple[_Stream, EngineOutput | Exception]]) -> None:
     for stream, item in batch:
         stream.items.put_nowait(item)
+
+
+def _tell(told: list[tuple[SessionHandle, SessionProgress]]) -> None:
+    for session, progress in told:
+        session.tell(progress)

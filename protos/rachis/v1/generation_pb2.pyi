@@ -70,6 +70,73 @@ HANDOFF_OUTCOME_RECOMPUTED: HandoffOutcome.ValueType  # 4
 """The blocks came too late, failed to load or never came: the decode worker computed the prompt itself."""
 Global___HandoffOutcome: _TypeAlias = HandoffOutcome  # noqa: Y015
 
+class _SessionMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_MODE_UNSPECIFIED: _SessionMode.ValueType  # 0
+    SESSION_MODE_APPEND: _SessionMode.ValueType  # 1
+    """The prompt only grows."""
+    SESSION_MODE_UPDATE: _SessionMode.ValueType  # 2
+    """The context may be replaced as a whole; revisions fence what is stale."""
+
+class SessionMode(_SessionMode, metaclass=_SessionModeEnumTypeWrapper):
+    """How the prompt of a session changes."""
+
+SESSION_MODE_UNSPECIFIED: SessionMode.ValueType  # 0
+SESSION_MODE_APPEND: SessionMode.ValueType  # 1
+"""The prompt only grows."""
+SESSION_MODE_UPDATE: SessionMode.ValueType  # 2
+"""The context may be replaced as a whole; revisions fence what is stale."""
+Global___SessionMode: _TypeAlias = SessionMode  # noqa: Y015
+
+class _SessionEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_EVENT_KIND_UNSPECIFIED: _SessionEventKind.ValueType  # 0
+    SESSION_EVENT_KIND_QUEUED: _SessionEventKind.ValueType  # 1
+    """The session waits to be computed: it was opened, or got input after all before was computed."""
+    SESSION_EVENT_KIND_SCHEDULED: _SessionEventKind.ValueType  # 2
+    """A step computes tokens of it, for the first time since it was queued."""
+    SESSION_EVENT_KIND_KV_ON_DEVICE: _SessionEventKind.ValueType  # 3
+    """The KV of all input so far is on the device."""
+    SESSION_EVENT_KIND_PREEMPTED_SWAP: _SessionEventKind.ValueType  # 4
+    """Its blocks went to host memory."""
+    SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE: _SessionEventKind.ValueType  # 5
+    """Its blocks were dropped."""
+    SESSION_EVENT_KIND_RESUMED: _SessionEventKind.ValueType  # 6
+    """It is computed again after a preemption."""
+    SESSION_EVENT_KIND_INVALIDATED: _SessionEventKind.ValueType  # 7
+    """An update threw computed tokens away."""
+    SESSION_EVENT_KIND_FINISHED: _SessionEventKind.ValueType  # 8
+    """Its first token was sampled."""
+
+class SessionEventKind(_SessionEventKind, metaclass=_SessionEventKindEnumTypeWrapper): ...
+
+SESSION_EVENT_KIND_UNSPECIFIED: SessionEventKind.ValueType  # 0
+SESSION_EVENT_KIND_QUEUED: SessionEventKind.ValueType  # 1
+"""The session waits to be computed: it was opened, or got input after all before was computed."""
+SESSION_EVENT_KIND_SCHEDULED: SessionEventKind.ValueType  # 2
+"""A step computes tokens of it, for the first time since it was queued."""
+SESSION_EVENT_KIND_KV_ON_DEVICE: SessionEventKind.ValueType  # 3
+"""The KV of all input so far is on the device."""
+SESSION_EVENT_KIND_PREEMPTED_SWAP: SessionEventKind.ValueType  # 4
+"""Its blocks went to host memory."""
+SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE: SessionEventKind.ValueType  # 5
+"""Its blocks were dropped."""
+SESSION_EVENT_KIND_RESUMED: SessionEventKind.ValueType  # 6
+"""It is computed again after a preemption."""
+SESSION_EVENT_KIND_INVALIDATED: SessionEventKind.ValueType  # 7
+"""An update threw computed tokens away."""
+SESSION_EVENT_KIND_FINISHED: SessionEventKind.ValueType  # 8
+"""Its first token was sampled."""
+Global___SessionEventKind: _TypeAlias = SessionEventKind  # noqa: Y015
+
 @_typing.final
 class ChatMessage(_message.Message):
     """One chat turn, rendered by the model's chat template."""
@@ -476,6 +543,121 @@ class Route(_message.Message):
 Global___Route: _TypeAlias = Route  # noqa: Y015
 
 @_typing.final
+class SessionProgress(_message.Message):
+    """Where a session stands in the engine that prefills it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    REUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    INVALIDATED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    READY_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    received_tokens: _builtins.int
+    """Tokens of all input so far, those included that an update has since replaced."""
+    computed_tokens: _builtins.int
+    """Prompt tokens that the engine computed, again included."""
+    reused_tokens: _builtins.int
+    """Prompt tokens whose KV was found, not computed: in the prefix cache or in host memory."""
+    invalidated_tokens: _builtins.int
+    """Computed tokens that an update threw away."""
+    prompt_tokens: _builtins.int
+    """Length of the prompt as it stands."""
+    ready_tokens: _builtins.int
+    """How many of them have their KV, on the device or in host memory."""
+    inputs: _builtins.int
+    """Appends and updates that the engine has taken in."""
+    def __init__(
+        self,
+        *,
+        received_tokens: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
+        reused_tokens: _builtins.int = ...,
+        invalidated_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        ready_tokens: _builtins.int = ...,
+        inputs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "inputs", b"inputs", "invalidated_tokens", b"invalidated_tokens", "prompt_tokens", b"prompt_tokens", "ready_tokens", b"ready_tokens", "received_tokens", b"received_tokens", "reused_tokens", b"reused_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionProgress: _TypeAlias = SessionProgress  # noqa: Y015
+
+@_typing.final
+class SessionEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    kind: Global___SessionEventKind.ValueType
+    at_ms: _builtins.float
+    """Milliseconds since the session was opened in the engine."""
+    tokens: _builtins.int
+    """Tokens the event is about: with KV, preempted, found again or invalidated."""
+    def __init__(
+        self,
+        *,
+        kind: Global___SessionEventKind.ValueType = ...,
+        at_ms: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "kind", b"kind", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionEvent: _TypeAlias = SessionEvent  # noqa: Y015
+
+@_typing.final
+class SessionRecord(_message.Message):
+    """What happened to a session, told at its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_SWAP_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_RECOMPUTE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    TTFT_FROM_OPEN_MS_FIELD_NUMBER: _builtins.int
+    TTFT_FROM_FINISH_MS_FIELD_NUMBER: _builtins.int
+    preemptions_swap: _builtins.int
+    preemptions_recompute: _builtins.int
+    ttft_from_open_ms: _builtins.float
+    """From `open` until the first token left the router."""
+    ttft_from_finish_ms: _builtins.float
+    """From `finish` until the first token left the router."""
+    @_builtins.property
+    def tokens(self) -> Global___SessionProgress: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
+        """In order; of a very long session the first and the last ones."""
+
+    def __init__(
+        self,
+        *,
+        tokens: Global___SessionProgress | None = ...,
+        preemptions_swap: _builtins.int = ...,
+        preemptions_recompute: _builtins.int = ...,
+        events: _abc.Iterable[Global___SessionEvent] | None = ...,
+        ttft_from_open_ms: _builtins.float = ...,
+        ttft_from_finish_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "preemptions_recompute", b"preemptions_recompute", "preemptions_swap", b"preemptions_swap", "tokens", b"tokens", "ttft_from_finish_ms", b"ttft_from_finish_ms", "ttft_from_open_ms", b"ttft_from_open_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRecord: _TypeAlias = SessionRecord  # noqa: Y015
+
+@_typing.final
 class Completion(_message.Message):
     """The end of a request: its last message."""
 
@@ -485,6 +667,7 @@ class Completion(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     @_builtins.property
     def usage(self) -> Global___Usage: ...
@@ -492,6 +675,10 @@ class Completion(_message.Message):
     def timings(self) -> Global___Timings: ...
     @_builtins.property
     def route(self) -> Global___Route: ...
+    @_builtins.property
+    def session(self) -> Global___SessionRecord:
+        """Of a session; absent when no prefill worker served it."""
+
     def __init__(
         self,
         *,
@@ -499,10 +686,11 @@ class Completion(_message.Message):
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
         route: Global___Route | None = ...,
+        session: Global___SessionRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "session", b"session", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "route", b"route", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "route", b"route", "session", b"session", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

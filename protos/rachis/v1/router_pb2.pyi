@@ -3,9 +3,10 @@
 isort:skip_file
 The public API: what clients of a Rachis cluster call."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf.internal import containers as _containers
 from rachis.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
@@ -17,27 +18,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _SessionMode:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _SessionModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionMode.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    SESSION_MODE_UNSPECIFIED: _SessionMode.ValueType  # 0
-    SESSION_MODE_APPEND: _SessionMode.ValueType  # 1
-    """The prompt only grows."""
-    SESSION_MODE_UPDATE: _SessionMode.ValueType  # 2
-    """The context may be replaced as a whole; revisions fence what is stale."""
-
-class SessionMode(_SessionMode, metaclass=_SessionModeEnumTypeWrapper): ...
-
-SESSION_MODE_UNSPECIFIED: SessionMode.ValueType  # 0
-SESSION_MODE_APPEND: SessionMode.ValueType  # 1
-"""The prompt only grows."""
-SESSION_MODE_UPDATE: SessionMode.ValueType  # 2
-"""The context may be replaced as a whole; revisions fence what is stale."""
-Global___SessionMode: _TypeAlias = SessionMode  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -101,7 +81,64 @@ class GenerateResponse(_message.Message):
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
+class Document(_message.Message):
+    """A retrieved document. Rendered as its title on a line of its own where there is one, its content, and an empty line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TITLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    title: _builtins.str
+    content: _builtins.str
+    def __init__(
+        self,
+        *,
+        title: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Document: _TypeAlias = Document  # noqa: Y015
+
+@_typing.final
+class SessionPiece(_message.Message):
+    """What is put into the prompt, in exactly one of three forms. Each piece is tokenized by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    @_builtins.property
+    def token_ids(self) -> _generation_pb2.TokenIds: ...
+    @_builtins.property
+    def document(self) -> Global___Document: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _generation_pb2.TokenIds | None = ...,
+        document: Global___Document | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "piece", b"piece", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "piece", b"piece", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["text", "token_ids", "document"]  # noqa: Y015
+    _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
+
+Global___SessionPiece: _TypeAlias = SessionPiece  # noqa: Y015
+
+@_typing.final
 class SessionOpen(_message.Message):
+    """Opens the session; always the first message."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -110,11 +147,13 @@ class SessionOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    mode: Global___SessionMode.ValueType
+    mode: _generation_pb2.SessionMode.ValueType
     request_id: _builtins.str
     @_builtins.property
     def prefix(self) -> _generation_pb2.PromptInput:
-        """What comes before the context: a system message, the question."""
+        """What comes before the context. Of chat messages the last one stays open: pieces go inside it, `finish` ends it as
+        the chat template does. Absent: the context begins the prompt.
+        """
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.SamplingParams: ...
@@ -122,7 +161,7 @@ class SessionOpen(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
-        mode: Global___SessionMode.ValueType = ...,
+        mode: _generation_pb2.SessionMode.ValueType = ...,
         prefix: _generation_pb2.PromptInput | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         request_id: _builtins.str = ...,
@@ -137,15 +176,17 @@ Global___SessionOpen: _TypeAlias = SessionOpen  # noqa: Y015
 
 @_typing.final
 class SessionAppend(_message.Message):
+    """Adds to the end of the context, in both modes."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PIECE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def piece(self) -> _generation_pb2.PromptInput: ...
+    def piece(self) -> Global___SessionPiece: ...
     def __init__(
         self,
         *,
-        piece: _generation_pb2.PromptInput | None = ...,
+        piece: Global___SessionPiece | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -157,6 +198,8 @@ Global___SessionAppend: _TypeAlias = SessionAppend  # noqa: Y015
 
 @_typing.final
 class SessionUpdate(_message.Message):
+    """Replaces the whole context. Without pieces the context is empty."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: _builtins.int
@@ -164,14 +207,14 @@ class SessionUpdate(_message.Message):
     revision: _builtins.int
     """Grows with every update; one that is not above the last is refused."""
     @_builtins.property
-    def context(self) -> _generation_pb2.PromptInput: ...
+    def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionPiece]: ...
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
-        context: _generation_pb2.PromptInput | None = ...,
+        context: _abc.Iterable[Global___SessionPiece] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -181,11 +224,15 @@ Global___SessionUpdate: _TypeAlias = SessionUpdate  # noqa: Y015
 
 @_typing.final
 class SessionFinish(_message.Message):
+    """Completes the prompt; nothing is taken in afterwards."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLOSING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def closing(self) -> _generation_pb2.PromptInput: ...
+    def closing(self) -> _generation_pb2.PromptInput:
+        """Comes after the context. Chat messages are further turns, allowed where the prefix is chat messages."""
+
     def __init__(
         self,
         *,
@@ -201,6 +248,8 @@ Global___SessionFinish: _TypeAlias = SessionFinish  # noqa: Y015
 
 @_typing.final
 class SessionCancel(_message.Message):
+    """Ends the session without an answer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -254,46 +303,86 @@ Global___StreamGenerateRequest: _TypeAlias = StreamGenerateRequest  # noqa: Y015
 
 @_typing.final
 class SessionAccepted(_message.Message):
+    """The session was admitted and placed. Until here a refusal ends the call with its status, from here on it is an event."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    PREFILL_WORKER_ID_FIELD_NUMBER: _builtins.int
+    prefill_worker_id: _builtins.str
+    """Empty when no prefill worker was there: the prompt is then computed at `finish`."""
     def __init__(
         self,
+        *,
+        prefill_worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill_worker_id", b"prefill_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionAccepted: _TypeAlias = SessionAccepted  # noqa: Y015
 
 @_typing.final
-class SessionProgress(_message.Message):
+class SessionRefused(_message.Message):
+    """One message of the client was refused and changed nothing: the session goes on without it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
-    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
-    REUSED_TOKENS_FIELD_NUMBER: _builtins.int
-    INVALIDATED_TOKENS_FIELD_NUMBER: _builtins.int
-    received_tokens: _builtins.int
-    computed_tokens: _builtins.int
-    reused_tokens: _builtins.int
-    invalidated_tokens: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    MESSAGE_NUMBER_FIELD_NUMBER: _builtins.int
+    status: _builtins.str
+    """Name of a gRPC status code, such as `OUT_OF_RANGE`."""
+    message: _builtins.str
+    """A sentence that names the field and the limit."""
+    field: _builtins.str
+    message_number: _builtins.int
+    """Which message of the client, counted from 1, `open` included."""
     def __init__(
         self,
         *,
-        received_tokens: _builtins.int = ...,
-        computed_tokens: _builtins.int = ...,
-        reused_tokens: _builtins.int = ...,
-        invalidated_tokens: _builtins.int = ...,
+        status: _builtins.str = ...,
+        message: _builtins.str = ...,
+        field: _builtins.str = ...,
+        message_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "invalidated_tokens", b"invalidated_tokens", "received_tokens", b"received_tokens", "reused_tokens", b"reused_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "message", b"message", "message_number", b"message_number", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SessionProgress: _TypeAlias = SessionProgress  # noqa: Y015
+Global___SessionRefused: _TypeAlias = SessionRefused  # noqa: Y015
+
+@_typing.final
+class SessionFirstToken(_message.Message):
+    """The first piece of the completion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELTA_FIELD_NUMBER: _builtins.int
+    TTFT_FROM_OPEN_MS_FIELD_NUMBER: _builtins.int
+    TTFT_FROM_FINISH_MS_FIELD_NUMBER: _builtins.int
+    ttft_from_open_ms: _builtins.float
+    ttft_from_finish_ms: _builtins.float
+    @_builtins.property
+    def delta(self) -> _generation_pb2.CompletionDelta: ...
+    def __init__(
+        self,
+        *,
+        delta: _generation_pb2.CompletionDelta | None = ...,
+        ttft_from_open_ms: _builtins.float = ...,
+        ttft_from_finish_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "ttft_from_finish_ms", b"ttft_from_finish_ms", "ttft_from_open_ms", b"ttft_from_open_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionFirstToken: _TypeAlias = SessionFirstToken  # noqa: Y015
 
 @_typing.final
 class StreamGenerateResponse(_message.Message):
@@ -302,13 +391,19 @@ class StreamGenerateResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def accepted(self) -> Global___SessionAccepted: ...
     @_builtins.property
-    def progress(self) -> Global___SessionProgress: ...
+    def progress(self) -> _generation_pb2.SessionProgress: ...
+    @_builtins.property
+    def refused(self) -> Global___SessionRefused: ...
+    @_builtins.property
+    def first_token(self) -> Global___SessionFirstToken: ...
     @_builtins.property
     def delta(self) -> _generation_pb2.CompletionDelta: ...
     @_builtins.property
@@ -318,15 +413,17 @@ class StreamGenerateResponse(_message.Message):
         *,
         request_id: _builtins.str = ...,
         accepted: Global___SessionAccepted | None = ...,
-        progress: Global___SessionProgress | None = ...,
+        progress: _generation_pb2.SessionProgress | None = ...,
+        refused: Global___SessionRefused | None = ...,
+        first_token: Global___SessionFirstToken | None = ...,
         delta: _generation_pb2.CompletionDelta | None = ...,
         completion: _generation_pb2.Completion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion", b"completion", "delta", b"delta", "event", b"event", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion", b"completion", "delta", b"delta", "event", b"event", "first_token", b"first_token", "progress", b"progress", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion", b"completion", "delta", b"delta", "event", b"event", "progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completion", b"completion", "delta", b"delta", "event", b"event", "first_token", b"first_token", "progress", b"progress", "refused", b"refused", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "progress", "delta", "completion"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "progress", "refused", "first_token", "delta", "completion"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

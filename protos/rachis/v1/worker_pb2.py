@@ -25,53 +25,65 @@ _sym_db = _symbol_database.Default()
 from rachis.v1 import generation_pb2 as rachis_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rachis/v1/worker.proto\x12\trachis.v1\x1a\x1arachis/v1/generation.proto\"\x88\x01\n\tKvHandoff\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x1a\n\x12prefill_generation\x18\x03 \x01(\x04\x12\x18\n\x10\x63onnector_params\x18\x04 \x01(\x0c\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x04\"\x8a\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x10\n\x08hand_off\x18\x05 \x01(\x08\"\xde\x01\n\x0fPrefillResponse\x12)\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDelta\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12%\n\x07handoff\x18\x04 \x01(\x0b\x32\x14.rachis.v1.KvHandoff\x12\x17\n\x0f\x65ngine_queue_ms\x18\x05 \x01(\x01\x12\x19\n\x11\x65ngine_prefill_ms\x18\x06 \x01(\x01\"8\n\x11SampledFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x11\n\tsent_text\x18\x02 \x01(\t\"\xcb\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12%\n\x07handoff\x18\x05 \x01(\x0b\x32\x14.rachis.v1.KvHandoff\x12+\n\x05\x66irst\x18\x06 \x01(\x0b\x32\x1c.rachis.v1.SampledFirstToken\"\x98\x01\n\x0e\x44\x65\x63odeResponse\x12+\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.rachis.v1.DecodeEndH\x00\x12+\n\x07started\x18\x03 \x01(\x0b\x32\x18.rachis.v1.DecodeStartedH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\rDecodeStarted\x12*\n\x07handoff\x18\x01 \x01(\x0e\x32\x19.rachis.v1.HandoffOutcome\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x15\n\rpulled_tokens\x18\x03 \x01(\r\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"V\n\tDecodeEnd\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"=\n\x15ReleaseHandoffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"*\n\x16ReleaseHandoffResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\x18\n\x16GetWorkerStatusRequest\"\xa0\x01\n\x17GetWorkerStatusResponse\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\"\x84\x01\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x17\n\x0fleased_handoffs\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\"\x88\x02\n\x0eWorkerCounters\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fhandoffs_leased\x18\x04 \x01(\x04\x12\x17\n\x0fhandoffs_pulled\x18\x05 \x01(\x04\x12\x1b\n\x13handoffs_recomputed\x18\x06 \x01(\x04\x12\x18\n\x10handoffs_expired\x18\x07 \x01(\x04\x12\x19\n\x11handoffs_released\x18\x08 \x01(\x04\x12\x17\n\x0fkv_bytes_pulled\x18\t \x01(\x04\x12\x16\n\x0eresident_bytes\x18\n \x01(\x04\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"<\n\x13SetDrainingResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"k\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\"\x9a\x02\n\x12WorkerRegistration\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x1d\n\x04pool\x18\x03 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.rachis.v1.WorkerState\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12#\n\x05model\x18\x06 \x01(\x0b\x32\x14.rachis.v1.ModelInfo\x12\x19\n\x11\x62lock_size_tokens\x18\x07 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x08 \x01(\r\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x0c\n\x04node\x18\n \x01(\t\x12\r\n\x05phase\x18\x0b \x01(\t*?\n\x04Pool\x12\x14\n\x10POOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOL_PREFILL\x10\x01\x12\x0f\n\x0bPOOL_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\x91\x03\n\rWorkerService\x12@\n\x07Prefill\x12\x19.rachis.v1.PrefillRequest\x1a\x1a.rachis.v1.PrefillResponse\x12?\n\x06\x44\x65\x63ode\x12\x18.rachis.v1.DecodeRequest\x1a\x19.rachis.v1.DecodeResponse0\x01\x12U\n\x0eReleaseHandoff\x12 .rachis.v1.ReleaseHandoffRequest\x1a!.rachis.v1.ReleaseHandoffResponse\x12X\n\x0fGetWorkerStatus\x12!.rachis.v1.GetWorkerStatusRequest\x1a\".rachis.v1.GetWorkerStatusResponse\x12L\n\x0bSetDraining\x12\x1d.rachis.v1.SetDrainingRequest\x1a\x1e.rachis.v1.SetDrainingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rachis/v1/worker.proto\x12\trachis.v1\x1a\x1arachis/v1/generation.proto\"\x88\x01\n\tKvHandoff\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x1a\n\x12prefill_generation\x18\x03 \x01(\x04\x12\x18\n\x10\x63onnector_params\x18\x04 \x01(\x0c\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x04\"\x8a\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x10\n\x08hand_off\x18\x05 \x01(\x08\"\x89\x02\n\x0fPrefillResponse\x12)\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDelta\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12%\n\x07handoff\x18\x04 \x01(\x0b\x32\x14.rachis.v1.KvHandoff\x12\x17\n\x0f\x65ngine_queue_ms\x18\x05 \x01(\x01\x12\x19\n\x11\x65ngine_prefill_ms\x18\x06 \x01(\x01\x12)\n\x07session\x18\x07 \x01(\x0b\x32\x18.rachis.v1.SessionRecord\"\xb4\x01\n\x12PrefillSessionOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12$\n\x04mode\x18\x03 \x01(\x0e\x32\x16.rachis.v1.SessionMode\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x10\n\x08hand_off\x18\x06 \x01(\x08\")\n\x14PrefillSessionAppend\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\">\n\x14PrefillSessionUpdate\x12\x13\n\x0bkeep_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\")\n\x14PrefillSessionFinish\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xe8\x01\n\x15PrefillSessionRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.PrefillSessionOpenH\x00\x12\x31\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x1f.rachis.v1.PrefillSessionAppendH\x00\x12\x31\n\x06update\x18\x03 \x01(\x0b\x32\x1f.rachis.v1.PrefillSessionUpdateH\x00\x12\x31\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1f.rachis.v1.PrefillSessionFinishH\x00\x42\x07\n\x05\x65vent\"\x82\x01\n\x16PrefillSessionResponse\x12.\n\x08progress\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.SessionProgressH\x00\x12/\n\tprefilled\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.PrefillResponseH\x00\x42\x07\n\x05\x65vent\"8\n\x11SampledFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x11\n\tsent_text\x18\x02 \x01(\t\"\xcb\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12%\n\x07handoff\x18\x05 \x01(\x0b\x32\x14.rachis.v1.KvHandoff\x12+\n\x05\x66irst\x18\x06 \x01(\x0b\x32\x1c.rachis.v1.SampledFirstToken\"\x98\x01\n\x0e\x44\x65\x63odeResponse\x12+\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.rachis.v1.DecodeEndH\x00\x12+\n\x07started\x18\x03 \x01(\x0b\x32\x18.rachis.v1.DecodeStartedH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\rDecodeStarted\x12*\n\x07handoff\x18\x01 \x01(\x0e\x32\x19.rachis.v1.HandoffOutcome\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x15\n\rpulled_tokens\x18\x03 \x01(\r\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"V\n\tDecodeEnd\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"=\n\x15ReleaseHandoffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"*\n\x16ReleaseHandoffResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\x18\n\x16GetWorkerStatusRequest\"\xa0\x01\n\x17GetWorkerStatusResponse\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\"\x84\x01\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x17\n\x0fleased_handoffs\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\"\x88\x02\n\x0eWorkerCounters\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fhandoffs_leased\x18\x04 \x01(\x04\x12\x17\n\x0fhandoffs_pulled\x18\x05 \x01(\x04\x12\x1b\n\x13handoffs_recomputed\x18\x06 \x01(\x04\x12\x18\n\x10handoffs_expired\x18\x07 \x01(\x04\x12\x19\n\x11handoffs_released\x18\x08 \x01(\x04\x12\x17\n\x0fkv_bytes_pulled\x18\t \x01(\x04\x12\x16\n\x0eresident_bytes\x18\n \x01(\x04\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"<\n\x13SetDrainingResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"k\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\"\x9a\x02\n\x12WorkerRegistration\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x1d\n\x04pool\x18\x03 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.rachis.v1.WorkerState\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12#\n\x05model\x18\x06 \x01(\x0b\x32\x14.rachis.v1.ModelInfo\x12\x19\n\x11\x62lock_size_tokens\x18\x07 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x08 \x01(\r\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x0c\n\x04node\x18\n \x01(\t\x12\r\n\x05phase\x18\x0b \x01(\t*?\n\x04Pool\x12\x14\n\x10POOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOL_PREFILL\x10\x01\x12\x0f\n\x0bPOOL_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\xec\x03\n\rWorkerService\x12@\n\x07Prefill\x12\x19.rachis.v1.PrefillRequest\x1a\x1a.rachis.v1.PrefillResponse\x12Y\n\x0ePrefillSession\x12 .rachis.v1.PrefillSessionRequest\x1a!.rachis.v1.PrefillSessionResponse(\x01\x30\x01\x12?\n\x06\x44\x65\x63ode\x12\x18.rachis.v1.DecodeRequest\x1a\x19.rachis.v1.DecodeResponse0\x01\x12U\n\x0eReleaseHandoff\x12 .rachis.v1.ReleaseHandoffRequest\x1a!.rachis.v1.ReleaseHandoffResponse\x12X\n\x0fGetWorkerStatus\x12!.rachis.v1.GetWorkerStatusRequest\x1a\".rachis.v1.GetWorkerStatusResponse\x12L\n\x0bSetDraining\x12\x1d.rachis.v1.SetDrainingRequest\x1a\x1e.rachis.v1.SetDrainingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rachis.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOL']._serialized_start=2418
-  _globals['_POOL']._serialized_end=2481
-  _globals['_WORKERSTATE']._serialized_start=2483
-  _globals['_WORKERSTATE']._serialized_end=2604
+  _globals['_POOL']._serialized_start=3162
+  _globals['_POOL']._serialized_end=3225
+  _globals['_WORKERSTATE']._serialized_start=3227
+  _globals['_WORKERSTATE']._serialized_end=3348
   _globals['_KVHANDOFF']._serialized_start=66
   _globals['_KVHANDOFF']._serialized_end=202
   _globals['_PREFILLREQUEST']._serialized_start=205
   _globals['_PREFILLREQUEST']._serialized_end=343
   _globals['_PREFILLRESPONSE']._serialized_start=346
-  _globals['_PREFILLRESPONSE']._serialized_end=568
-  _globals['_SAMPLEDFIRSTTOKEN']._serialized_start=570
-  _globals['_SAMPLEDFIRSTTOKEN']._serialized_end=626
-  _globals['_DECODEREQUEST']._serialized_start=629
-  _globals['_DECODEREQUEST']._serialized_end=832
-  _globals['_DECODERESPONSE']._serialized_start=835
-  _globals['_DECODERESPONSE']._serialized_end=987
-  _globals['_DECODESTARTED']._serialized_start=990
-  _globals['_DECODESTARTED']._serialized_end=1134
-  _globals['_DECODEEND']._serialized_start=1136
-  _globals['_DECODEEND']._serialized_end=1222
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=1224
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=1285
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=1287
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=1329
-  _globals['_GETWORKERSTATUSREQUEST']._serialized_start=1331
-  _globals['_GETWORKERSTATUSREQUEST']._serialized_end=1355
-  _globals['_GETWORKERSTATUSRESPONSE']._serialized_start=1358
-  _globals['_GETWORKERSTATUSRESPONSE']._serialized_end=1518
-  _globals['_WORKERLOAD']._serialized_start=1521
-  _globals['_WORKERLOAD']._serialized_end=1653
-  _globals['_WORKERCOUNTERS']._serialized_start=1656
-  _globals['_WORKERCOUNTERS']._serialized_end=1920
-  _globals['_SETDRAININGREQUEST']._serialized_start=1922
-  _globals['_SETDRAININGREQUEST']._serialized_end=1960
-  _globals['_SETDRAININGRESPONSE']._serialized_start=1962
-  _globals['_SETDRAININGRESPONSE']._serialized_end=2022
-  _globals['_MODELINFO']._serialized_start=2024
-  _globals['_MODELINFO']._serialized_end=2131
-  _globals['_WORKERREGISTRATION']._serialized_start=2134
-  _globals['_WORKERREGISTRATION']._serialized_end=2416
-  _globals['_WORKERSERVICE']._serialized_start=2607
-  _globals['_WORKERSERVICE']._serialized_end=3008
+  _globals['_PREFILLRESPONSE']._serialized_end=611
+  _globals['_PREFILLSESSIONOPEN']._serialized_start=614
+  _globals['_PREFILLSESSIONOPEN']._serialized_end=794
+  _globals['_PREFILLSESSIONAPPEND']._serialized_start=796
+  _globals['_PREFILLSESSIONAPPEND']._serialized_end=837
+  _globals['_PREFILLSESSIONUPDATE']._serialized_start=839
+  _globals['_PREFILLSESSIONUPDATE']._serialized_end=901
+  _globals['_PREFILLSESSIONFINISH']._serialized_start=903
+  _globals['_PREFILLSESSIONFINISH']._serialized_end=944
+  _globals['_PREFILLSESSIONREQUEST']._serialized_start=947
+  _globals['_PREFILLSESSIONREQUEST']._serialized_end=1179
+  _globals['_PREFILLSESSIONRESPONSE']._serialized_start=1182
+  _globals['_PREFILLSESSIONRESPONSE']._serialized_end=1312
+  _globals['_SAMPLEDFIRSTTOKEN']._serialized_start=1314
+  _globals['_SAMPLEDFIRSTTOKEN']._serialized_end=1370
+  _globals['_DECODEREQUEST']._serialized_start=1373
+  _globals['_DECODEREQUEST']._serialized_end=1576
+  _globals['_DECODERESPONSE']._serialized_start=1579
+  _globals['_DECODERESPONSE']._serialized_end=1731
+  _globals['_DECODESTARTED']._serialized_start=1734
+  _globals['_DECODESTARTED']._serialized_end=1878
+  _globals['_DECODEEND']._serialized_start=1880
+  _globals['_DECODEEND']._serialized_end=1966
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=1968
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=2029
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=2031
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=2073
+  _globals['_GETWORKERSTATUSREQUEST']._serialized_start=2075
+  _globals['_GETWORKERSTATUSREQUEST']._serialized_end=2099
+  _globals['_GETWORKERSTATUSRESPONSE']._serialized_start=2102
+  _globals['_GETWORKERSTATUSRESPONSE']._serialized_end=2262
+  _globals['_WORKERLOAD']._serialized_start=2265
+  _globals['_WORKERLOAD']._serialized_end=2397
+  _globals['_WORKERCOUNTERS']._serialized_start=2400
+  _globals['_WORKERCOUNTERS']._serialized_end=2664
+  _globals['_SETDRAININGREQUEST']._serialized_start=2666
+  _globals['_SETDRAININGREQUEST']._serialized_end=2704
+  _globals['_SETDRAININGRESPONSE']._serialized_start=2706
+  _globals['_SETDRAININGRESPONSE']._serialized_end=2766
+  _globals['_MODELINFO']._serialized_start=2768
+  _globals['_MODELINFO']._serialized_end=2875
+  _globals['_WORKERREGISTRATION']._serialized_start=2878
+  _globals['_WORKERREGISTRATION']._serialized_end=3160
+  _globals['_WORKERSERVICE']._serialized_start=3351
+  _globals['_WORKERSERVICE']._serialized_end=3843
 # @@protoc_insertion_point(module_scope)

@@ -137,6 +137,7 @@ class PrefillResponse(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     ENGINE_QUEUE_MS_FIELD_NUMBER: _builtins.int
     ENGINE_PREFILL_MS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     finish_reason: _generation_pb2.FinishReason.ValueType
     """Set when the request ended with its first token; there is no hand-off then."""
     cached_tokens: _builtins.int
@@ -147,6 +148,10 @@ class PrefillResponse(_message.Message):
     def first(self) -> _generation_pb2.CompletionDelta: ...
     @_builtins.property
     def handoff(self) -> Global___KvHandoff: ...
+    @_builtins.property
+    def session(self) -> _generation_pb2.SessionRecord:
+        """Of a session; its two TTFT fields are the router's to fill."""
+
     def __init__(
         self,
         *,
@@ -156,14 +161,183 @@ class PrefillResponse(_message.Message):
         handoff: Global___KvHandoff | None = ...,
         engine_queue_ms: _builtins.float = ...,
         engine_prefill_ms: _builtins.float = ...,
+        session: _generation_pb2.SessionRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "handoff", b"handoff"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "handoff", b"handoff", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_prefill_ms", b"engine_prefill_ms", "engine_queue_ms", b"engine_queue_ms", "finish_reason", b"finish_reason", "first", b"first", "handoff", b"handoff"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_prefill_ms", b"engine_prefill_ms", "engine_queue_ms", b"engine_queue_ms", "finish_reason", b"finish_reason", "first", b"first", "handoff", b"handoff", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class PrefillSessionOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    HAND_OFF_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    generation: _builtins.int
+    mode: _generation_pb2.SessionMode.ValueType
+    hand_off: _builtins.bool
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt as far as it is known; may be empty."""
+
+    @_builtins.property
+    def sampling(self) -> _generation_pb2.SamplingParams: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        mode: _generation_pb2.SessionMode.ValueType = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        sampling: _generation_pb2.SamplingParams | None = ...,
+        hand_off: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillSessionOpen: _TypeAlias = PrefillSessionOpen  # noqa: Y015
+
+@_typing.final
+class PrefillSessionAppend(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillSessionAppend: _TypeAlias = PrefillSessionAppend  # noqa: Y015
+
+@_typing.final
+class PrefillSessionUpdate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    keep_tokens: _builtins.int
+    """The first so many tokens of the prompt stay as they are, what follows them is replaced."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        keep_tokens: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_tokens", b"keep_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillSessionUpdate: _TypeAlias = PrefillSessionUpdate  # noqa: Y015
+
+@_typing.final
+class PrefillSessionFinish(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The last tokens of the prompt; may be empty."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillSessionFinish: _TypeAlias = PrefillSessionFinish  # noqa: Y015
+
+@_typing.final
+class PrefillSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
+    UPDATE_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___PrefillSessionOpen: ...
+    @_builtins.property
+    def append(self) -> Global___PrefillSessionAppend: ...
+    @_builtins.property
+    def update(self) -> Global___PrefillSessionUpdate: ...
+    @_builtins.property
+    def finish(self) -> Global___PrefillSessionFinish: ...
+    def __init__(
+        self,
+        *,
+        open: Global___PrefillSessionOpen | None = ...,
+        append: Global___PrefillSessionAppend | None = ...,
+        update: Global___PrefillSessionUpdate | None = ...,
+        finish: Global___PrefillSessionFinish | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "event", b"event", "finish", b"finish", "open", b"open", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "event", b"event", "finish", b"finish", "open", b"open", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "append", "update", "finish"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PrefillSessionRequest: _TypeAlias = PrefillSessionRequest  # noqa: Y015
+
+@_typing.final
+class PrefillSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    PREFILLED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> _generation_pb2.SessionProgress:
+        """Sent when something has changed, not more often than is of use."""
+
+    @_builtins.property
+    def prefilled(self) -> Global___PrefillResponse:
+        """The last message."""
+
+    def __init__(
+        self,
+        *,
+        progress: _generation_pb2.SessionProgress | None = ...,
+        prefilled: Global___PrefillResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "prefilled", b"prefilled", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "prefilled", b"prefilled", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "prefilled"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PrefillSessionResponse: _TypeAlias = PrefillSessionResponse  # noqa: Y015
 
 @_typing.final
 class SampledFirstToken(_message.Message):

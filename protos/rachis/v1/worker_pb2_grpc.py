@@ -40,6 +40,11 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.PrefillSession = channel.stream_stream(
+                '/rachis.v1.WorkerService/PrefillSession',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.PrefillSessionRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.PrefillSessionResponse.FromString,
+                _registered_method=True)
         self.Decode = channel.unary_stream(
                 '/rachis.v1.WorkerService/Decode',
                 request_serializer=rachis_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
@@ -68,6 +73,13 @@ class WorkerServiceServicer:
 
     def Prefill(self, request, context):
         """Computes a prompt and its first token. With `hand_off` the KV blocks stay leased for a decode worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrefillSession(self, request_iterator, context):
+        """Computes a prompt while it arrives. Closing the stream early frees what the session held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +120,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.PrefillRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.PrefillResponse.SerializeToString,
+            ),
+            'PrefillSession': grpc.stream_stream_rpc_method_handler(
+                    servicer.PrefillSession,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.PrefillSessionRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.PrefillSessionResponse.SerializeToString,
             ),
             'Decode': grpc.unary_stream_rpc_method_handler(
                     servicer.Decode,
@@ -158,6 +175,33 @@ class WorkerService:
             '/rachis.v1.WorkerService/Prefill',
             rachis_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefillSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rachis.v1.WorkerService/PrefillSession',
+            rachis_dot_v1_dot_worker__pb2.PrefillSessionRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.PrefillSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class WorkerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Prefill: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PrefillRequest, _worker_pb2.PrefillResponse]
     """Computes a prompt and its first token. With `hand_off` the KV blocks stay leased for a decode worker."""
+    PrefillSession: _grpc.StreamStreamMultiCallable[_worker_pb2.PrefillSessionRequest, _worker_pb2.PrefillSessionResponse]
+    """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _grpc.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
     ReleaseHandoff: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]
@@ -51,6 +53,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryUnaryMultiCallable[_worker_pb2.PrefillRequest, _worker_pb2.PrefillResponse]  # type: ignore[assignment]
     """Computes a prompt and its first token. With `hand_off` the KV blocks stay leased for a decode worker."""
+    PrefillSession: _aio.StreamStreamMultiCallable[_worker_pb2.PrefillSessionRequest, _worker_pb2.PrefillSessionResponse]  # type: ignore[assignment]
+    """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _aio.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]  # type: ignore[assignment]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
     ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]  # type: ignore[assignment]
@@ -70,6 +74,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PrefillResponse, _abc.Awaitable[_worker_pb2.PrefillResponse]]:
         """Computes a prompt and its first token. With `hand_off` the KV blocks stay leased for a decode worker."""
+
+    @_abc_1.abstractmethod
+    def PrefillSession(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.PrefillSessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.PrefillSessionResponse], _abc.AsyncIterator[_worker_pb2.PrefillSessionResponse]]:
+        """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
 
     @_abc_1.abstractmethod
     def Decode(

@@ -1,0 +1,169 @@
+"""Swapping a preempted request's blocks to host memory and back, as part of a vLLM KV connector.
+
+Scheduler side: `HostSwapping` answers for what is swapped out as a connector answers for remote KV: when the request is
+admitted again, its tokens are an external match that is loaded before the step computes. Worker side: the copies of a
+step run before its forward pass, all copies out before all copies back (`kv_transfer.swap_ledger`), on the stream that
+computes, so that steps in flight are ordered as well.
+
+`HostSwapConnector` is that alone, for an engine that hands nothing over; `kv_transfer.engine_connector` mixes it in.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+from kv_transfer import vllm_private
+from kv_transfer.swap_ledger import SwapCopies, SwapLedger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as _Connector
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+else:
+    _Connector = object
+
+SWAP_BYTES = "rachis_host_swap_bytes"
+_COPIES = "rachis_swap_copies"
+
+
+class HostSwapPool:
+    """Host memory for `slots` blocks, and the copies between it and the device.
+
+    device_tensors: int8, each of shape (device blocks, bytes of one block); the pool has as many bytes per slot.
+    """
+
+    def __init__(self, device_tensors: Sequence[torch.Tensor], slots: int) -> None:
+        self._device = list(device_tensors)
+        self._host = [
+            torch.empty((slots, each.shape[1]), dtype=each.dtype, pin_memory=each.is_cuda) for each in self._device
+        ]
+
+    def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Device blocks to host slots."""
+        source, target = torch.tensor(blocks), torch.tensor(slots)
+        for device, host in zip(self._device, self._host, strict=True):
+            host[target] = device[source.to(device.device)].to("cpu")
+
+    def copy_in(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Host slots to device blocks."""
+        source, target = torch.tensor(slots), torch.tensor(blocks)
+        for device, host in zip(self._device, self._host, strict=True):
+            device[target.to(device.device)] = host[source].to(device.device)
+
+    def carry_out(self, copies: SwapCopies) -> None:
+        if copies.out:
+            blocks, slots = zip(*copies.out, strict=True)
+            self.copy_out(blocks, slots)
+        if copies.back:
+            blocks, slots = zip(*copies.back, strict=True)
+            self.copy_in(slots, blocks)
+
+
+class HostSwapping(_Connector):
+    """Mixin for a vLLM connector; goes before it in the bases. `swaps` is None on the worker's side."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._swap_config = kv_cache_config
+        self._swap_slots = _slots(vllm_config, kv_cache_config)
+        self._swap_pool: HostSwapPool | None = None
+        block_size = vllm_config.cache_config.block_size
+        self.swaps = SwapLedger(self._swap_slots, block_size) if role is KVConnectorRole.SCHEDULER else None
+        self._block_size = block_size
+
+    # Scheduler side.
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self.swaps is not None
+        swapped = self.swaps.tokens(request.request_id)
+        if swapped:
+            return max(0, swapped - num_computed_tokens), False
+        matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return matched
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        assert self.swaps is not None
+        swapped = self.swaps.tokens(request.request_id)
+        if swapped and num_external_tokens:
+            first = (swapped - num_external_tokens) // self._block_size
+            (device_blocks,) = blocks.get_block_ids()
+            self.swaps.swap_back(request.request_id, first, device_blocks[first : -(-swapped // self._block_size)])
+            num_external_tokens = 0
+        else:
+            # All of it is cached on the device still, or the request does not read what was computed before.
+            self.swaps.drop(request.request_id)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        assert self.swaps is not None
+        metadata: KVConnectorMetadata = super().build_connector_meta(scheduler_output)
+        setattr(metadata, _COPIES, self.swaps.take_copies())
+        return metadata
+
+    def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        assert self.swaps is not None
+        self.swaps.drop(request.request_id)
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        return answer
+
+    def request_finished_all_groups(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        assert self.swaps is not None
+        self.swaps.drop(request.request_id)
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(request, block_ids)
+        return answer
+
+    # Worker side.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        if self._swap_slots:
+            views = vllm_private.block_views(self._swap_config, kv_caches)
+            self._swap_pool = HostSwapPool(views, self._swap_slots)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        super().handle_preemptions(kv_connector_metadata)
+        if self._swap_pool is not None:
+            self._swap_pool.carry_out(getattr(kv_connector_metadata, _COPIES))
+
+
+class _NoTransfer(KVConnectorBase_V1):
+    """A connector that transfers nothing."""
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        return
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+
+class HostSwapConnector(HostSwapping, _NoTransfer):
+    """Host swap alone. See the module."""
+
+
+def _slots(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+    transfer = vllm_config.kv_transfer_config
+    assert transfer is not None
+    if not vllm_private.has_one_full_attention_group(kv_cache_config):
+        return 0
+    # A model without layers of its own, as in a simulation, has blocks of no bytes: then the figure counts blocks.
+    return int(transfer.get_from_extra_config(SWAP_BYTES, 0)) // max(1, vllm_private.bytes_per_block(kv_cache_config))

@@ -1,0 +1,26 @@
+"""What the streaming scheduler is told: it travels in vLLM's own configuration, as `additional_config`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prefill_worker.preemption import CostModel, default_model
+
+KEY = "rachis_streaming"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    policy: str
+    preemption: Literal["recompute", "swap", "cost"]
+    starvation_s: float
+    cost_model: CostModel
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> "SchedulerSettings":
+        """Raises InvalidInputError for a cost profile that cannot be read."""
+        given = vllm_config.additional_config[KEY]
+        model = default_model("cuda" if vllm_config.device_config.device_type == "cuda" else "cpu")
+        if given["cost_profile"] is not None:
+            model = CostModel.load(Path(given["cost_profile"]), model)
+        return cls(given["policy"], given["preemption"], given["starvation_s"], model)

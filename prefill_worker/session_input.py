@@ -1,0 +1,181 @@
+"""The part of the streaming scheduler that takes in what a session receives, between two engine steps.
+
+Input lengthens or replaces the prompt; the KV of the longest common prefix is kept, the rest is freed, on the device
+and in host memory; then the session is queued again. It enters the model runner as a new request under its own name,
+which both of vLLM's runners allow. Blocks that are published in the prefix cache are never written again: a common
+prefix that ends inside one is rounded down (Stream2LLM section 4.2, as corrected in the project's notes).
+
+While a connector writes blocks for a session its input waits until they have landed.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import Request, RequestStatus
+
+from cluster_core.engine import SessionMode, SessionRecord
+from kv_transfer import vllm_private
+from prefill_worker.sessions import SessionBooks, longest_common_prefix
+from prefill_worker.streaming_request import LOADING, NEVER, PARKED
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+
+class SessionInput(_Scheduler):
+    """Mixin. Its calls come from the thread that steps the engine."""
+
+    _sessions: dict[str, SessionBooks]
+    _records: dict[str, SessionRecord]
+    _late_input: dict[str, list[tuple[list[int], bool]]]
+    swaps: Any
+
+    def open_session(self, request: Request, mode: SessionMode) -> None:
+        """Takes in a session's request, with the prompt as far as it is known."""
+        now_s = time.monotonic()
+        books = self._sessions[request.request_id] = SessionBooks(mode, now_s)
+        books.opened(len(request._all_token_ids))
+        self.add_request(request)
+
+    def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
+        self._take_in(self.requests[request_id], [*self._latest_prompt(request_id), *token_ids], len(token_ids))
+
+    def replace_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """The prompt is this from now on; the KV of the longest common prefix is kept."""
+        self._take_in(self.requests[request_id], list(token_ids), len(token_ids))
+
+    def close_input(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Completes the prompt, which must not be empty. The request runs on as any other."""
+        prompt = [*self._latest_prompt(request_id), *token_ids]
+        self._take_in(self.requests[request_id], prompt, len(token_ids), closes=True)
+
+    def session_books(self, request_id: str) -> SessionBooks | None:
+        return self._sessions.get(request_id)
+
+    def take_session_record(self, request_id: str) -> SessionRecord | None:
+        """What happened to a session that has ended. To be asked once."""
+        return self._records.pop(request_id, None)
+
+    def _latest_prompt(self, request_id: str) -> list[int]:
+        late = self._late_input.get(request_id)
+        prompt: list[int] = late[-1][0] if late else self.requests[request_id]._all_token_ids
+        return prompt
+
+    def _take_in(self, request: Any, prompt: list[int], new_tokens: int, *, closes: bool = False) -> None:
+        if request.status is LOADING:
+            # Blocks are being written for it: the input waits until they have landed.
+            self._late_input.setdefault(request.request_id, []).append((prompt, closes))
+        else:
+            self._apply(request, prompt, closes=closes)
+        books = self._sessions[request.request_id]
+        request.last_chunk_s = time.monotonic()
+        if closes:
+            books.closed(new_tokens, len(prompt))
+        else:
+            books.received(new_tokens, len(prompt))
+
+    def _apply(self, request: Any, prompt: list[int], *, closes: bool) -> None:
+        now_s = time.monotonic()
+        books = self._sessions[request.request_id]
+        self._take_out(request)
+        common = longest_common_prefix(request._all_token_ids, prompt)
+        self._invalidate(request, min(common, len(prompt) - 1), books, now_s)
+        # A list of its own: the model runner may hold the one before.
+        request.prompt_token_ids = prompt
+        request._all_token_ids[:] = prompt
+        request.num_prompt_tokens = len(prompt)
+        request.held_tokens = 0 if closes else min(1, len(prompt))
+        request.input_open = not closes
+        del request.block_hashes[min(common, request.num_tokens) // self.hash_block_size :]
+        request.update_block_hashes()
+        # The model runner forgets the request, and hears of it again as a new one.
+        self.reset_preempted_req_ids.add(request.request_id)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+        request.is_prefill_chunk = False
+        self._put_back(request, books, now_s)
+
+    def _invalidate(self, request: Any, keep_tokens: int, books: SessionBooks, now_s: float) -> None:
+        """Frees the KV of all but the first `keep_tokens` tokens, wherever it is."""
+        keep_tokens = max(0, keep_tokens)
+        lost = 0
+        if request.num_computed_tokens > keep_tokens:
+            kept = vllm_private.truncate_blocks(self, request, keep_tokens)
+            lost = request.num_computed_tokens - kept
+            request.num_computed_tokens = kept
+            self._inflight_prefills.discard(request)
+        if self.swaps is not None:
+            lost += self.swaps.shorten(request.request_id, keep_tokens)
+        books.invalidated(lost, now_s)
+
+    def _take_in_late_input(self) -> None:
+        for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
+            request = self.requests[request_id]
+            self._handle_blocked_waiting_request(request)
+            for prompt, closes in self._late_input.pop(request_id):
+                self._apply(request, prompt, closes=closes)
+
+    def _hold_back(self, request: Any) -> None:
+        request.held_tokens = min(1, len(request._all_token_ids))
+        del request.block_hashes[request.num_tokens // self.hash_block_size :]
+
+    def _set_parked(self, request: Any) -> None:
+        request.status = PARKED
+        request.waiting_since_s = NEVER
+        self.num_waiting_for_streaming_input += 1
+
+    def _take_out(self, request: Any) -> None:
+        """Out of whatever queue it is in."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            return
+        if request.status is PARKED:
+            self.num_waiting_for_streaming_input -= 1
+        for queue in (self.waiting, self.kv_holding_waiting):
+            queue.remove_requests([request])
+        self.deferred_waiting.discard(request)
+
+    def _put_back(self, request: Any, books: SessionBooks, now_s: float) -> None:
+        """Queues a session that was taken out, as one that has tokens to compute or as a parked one."""
+        if self._ready_tokens(request) < request.num_tokens:
+            request.status = RequestStatus.WAITING
+            if request.waiting_since_s == NEVER:
+                request.waiting_since_s = now_s
+            books.wait(now_s)
+        else:
+            self._set_parked(request)
+        self._enqueue_waiting_request(request)
+        books.ready(self._ready_tokens(request))
+
+    def _ready_tokens(self, request: Any) -> int:
+        """Prompt tokens whose KV exists for this request, on the device or in host memory."""
+        swapped = self.swaps.tokens(request.request_id) if self.swaps is not None else 0
+        return max(request.num_computed_tokens, swapped)
+
+    def _computed(self, request_id: str) -> int:
+        return int(self.requests[request_id].num_computed_tokens)
+
+    def _settle(self, request_id: str, now_s: float) -> None:
+        """After a step that computed tokens of a session."""
+        books, request = self._sessions[request_id], self.requests.get(request_id)
+        if request is None or request.is_finished():
+            books.finish(now_s)
+            self._records[request_id] = books.record()
+            del self._sessions[request_id]
+            return
+        if request.num_output_tokens:
+            books.finish(now_s)
+            return
+        books.ready(min(self._ready_tokens(request), books.tokens.prompt_tokens))
+        running = request.status is RequestStatus.RUNNING
+        if running and request.input_open and request.num_computed_tokens >= request.num_tokens:
+            self.running.remove(request)
+            # Parked sessions need no place in the model runner.
+            self.reset_preempted_req_ids.add(request_id)
+            self.prev_step_scheduled_req_ids.discard(request_id)
+            self._inflight_prefills.discard(request)
+            self._set_parked(request)
+            self._enqueue_waiting_request(request)
+            books.caught_up(now_s)

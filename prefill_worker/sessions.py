@@ -1,0 +1,122 @@
+"""One session's books: what came in, what was computed, found and thrown away, and what happened when.
+
+Pure: times come in as monotonic seconds. A session's prompt itself lies in the engine's request.
+Source: Stream2LLM section 4.2; the event names are those of its published code.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cluster_core.engine import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
+
+# Of a very long session these many first and last events are told.
+EVENTS_KEPT = 64
+_STRIDE = 512
+
+
+def longest_common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading tokens that both have in common."""
+    end = min(len(first), len(second))
+    start = 0
+    while start < end and first[start : start + _STRIDE] == second[start : start + _STRIDE]:
+        start += _STRIDE
+    start = min(start, end)
+    while start < end and first[start] == second[start]:
+        start += 1
+    return start
+
+
+@dataclass(slots=True)
+class SessionBooks:
+    """Written by the scheduler that owns the session's request."""
+
+    mode: SessionMode
+    opened_s: float
+    tokens: SessionProgress = field(default_factory=SessionProgress)
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    preempted: bool = False
+    queued: bool = False
+    finished: bool = False
+    _first: list[SessionEvent] = field(default_factory=list)
+    _last: deque[SessionEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+
+    def note(self, kind: SessionEventKind, now_s: float, tokens: int) -> None:
+        event = SessionEvent(kind, now_s - self.opened_s, tokens)
+        (self._first if len(self._first) < EVENTS_KEPT else self._last).append(event)
+
+    def opened(self, prompt_tokens: int) -> None:
+        self.tokens = replace(self.tokens, received_tokens=prompt_tokens, prompt_tokens=prompt_tokens)
+        self.wait(self.opened_s)
+
+    def received(self, new_tokens: int, prompt_tokens: int) -> None:
+        """One append or update was taken in."""
+        told = self.tokens
+        self.tokens = replace(
+            told,
+            received_tokens=told.received_tokens + new_tokens,
+            prompt_tokens=prompt_tokens,
+            inputs=told.inputs + 1,
+        )
+
+    def closed(self, new_tokens: int, prompt_tokens: int) -> None:
+        """The input was closed, with these last tokens."""
+        told = self.tokens
+        self.tokens = replace(told, received_tokens=told.received_tokens + new_tokens, prompt_tokens=prompt_tokens)
+
+    def wait(self, now_s: float) -> None:
+        """There are tokens to compute."""
+        if not self.queued:
+            self.queued = True
+            self.note(SessionEventKind.QUEUED, now_s, self.tokens.prompt_tokens)
+
+    def scheduled(self, found_tokens: int, computed_tokens: int, now_s: float) -> None:
+        """A step computes these many tokens of it, after these many were found when it was admitted."""
+        if self.queued:
+            self.queued = False
+            self.note(SessionEventKind.SCHEDULED, now_s, computed_tokens)
+        if self.preempted:
+            self.preempted = False
+            self.note(SessionEventKind.RESUMED, now_s, found_tokens)
+        told = self.tokens
+        self.tokens = replace(
+            told,
+            reused_tokens=told.reused_tokens + found_tokens,
+            computed_tokens=told.computed_tokens + computed_tokens,
+        )
+
+    def caught_up(self, now_s: float) -> None:
+        """The KV of all input so far is on the device."""
+        self.note(SessionEventKind.KV_ON_DEVICE, now_s, self.tokens.ready_tokens)
+
+    def invalidated(self, tokens: int, now_s: float) -> None:
+        if tokens:
+            self.tokens = replace(self.tokens, invalidated_tokens=self.tokens.invalidated_tokens + tokens)
+            self.note(SessionEventKind.INVALIDATED, now_s, tokens)
+
+    def preempt(self, *, swapped: bool, tokens: int, now_s: float) -> None:
+        if swapped:
+            self.preemptions_swap += 1
+            self.note(SessionEventKind.PREEMPTED_SWAP, now_s, tokens)
+        else:
+            self.preemptions_recompute += 1
+            self.note(SessionEventKind.PREEMPTED_RECOMPUTE, now_s, tokens)
+        self.preempted = True
+        self.queued = False
+
+    def finish(self, now_s: float) -> None:
+        """Its first token was sampled."""
+        if not self.finished:
+            self.finished = True
+            self.ready(self.tokens.prompt_tokens)
+            self.note(SessionEventKind.FINISHED, now_s, self.tokens.prompt_tokens)
+
+    def ready(self, tokens: int) -> None:
+        if tokens != self.tokens.ready_tokens:
+            self.tokens = replace(self.tokens, ready_tokens=tokens)
+
+    def record(self) -> SessionRecord:
+        return SessionRecord(
+            self.tokens, self.preemptions_swap, self.preemptions_recompute, (*self._first, *self._last)
+        )

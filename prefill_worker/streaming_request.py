@@ -1,0 +1,33 @@
+"""vLLM's request, of which the scheduler sees fewer tokens than are known."""
+
+from vllm.v1.request import Request, RequestStatus
+
+# What vLLM calls a streaming session that waits for its next input.
+PARKED = RequestStatus.WAITING_FOR_STREAMING_REQ
+# What vLLM calls a request whose blocks are being written by a connector.
+LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
+NEVER = float("inf")
+
+
+class StreamingRequest(Request):
+    """See the module.
+
+    held_tokens: at the end of the prompt, not computed before the input is closed. step_limit: most tokens of it that
+    may be computed when the step that is being scheduled has run.
+    """
+
+    held_tokens = 0
+    step_limit: int | None = None
+    input_open = False
+    arrived_s = 0.0
+    last_chunk_s = 0.0
+    waiting_since_s = NEVER
+
+    @property
+    def num_tokens(self) -> int:
+        visible = len(self._all_token_ids) - self.held_tokens
+        return visible if self.step_limit is None else min(visible, self.step_limit)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens + len(self.spec_token_ids)

@@ -1,0 +1,269 @@
+"""The part of the streaming scheduler that decides a step in two phases and has vLLM's own `schedule` carry it out.
+
+Phase 1 orders everything unfinished by the policy and finds out who gets which tokens, changing nothing. Phase 2
+preempts those that were left out, lowest priority first, until the planned ones have their blocks. Then vLLM schedules
+with the planned requests alone in its queues; the others are put back behind it.
+Source: Stream2LLM section 4.1, as corrected in the project's notes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import RequestStatus
+
+from kv_transfer import vllm_private
+from prefill_worker.planning import Grant, StepPlan, plan_step, victims
+from prefill_worker.policies import Candidate, Policy, Tenure
+from prefill_worker.preemption import CostModel, Preemption, choose
+from prefill_worker.session_input import SessionInput
+from prefill_worker.streaming_request import LOADING, NEVER, PARKED
+
+
+class TwoPhase(SessionInput):
+    """Mixin over `SessionInput`."""
+
+    running: list[Any]
+    num_waiting_for_streaming_input: int
+    scheduler_reserve_full_isl: bool
+    preemption_strategy: Literal["recompute", "swap", "cost"]
+    cost_model: CostModel
+    _order: Policy
+    # Blocks of a waiting candidate's prefix hit that others hold: they cost it nothing.
+    _shared_hits: dict[str, int]
+
+    def _schedule_in_two_phases(self, schedule: Callable[[], SchedulerOutput]) -> SchedulerOutput:
+        """One step. `schedule`: vLLM's own."""
+        now_s = time.monotonic()
+        self._take_in_late_input()
+        plan = self._plan(now_s)
+        self._make_room(plan, now_s)
+        before = {grant.candidate.request_id: self._computed(grant.candidate.request_id) for grant in plan.grants}
+        with self._only(plan):
+            output = schedule()
+        self._note_scheduled(output, before, now_s)
+        for candidate in plan.left_out:
+            request = self.requests[candidate.request_id]
+            if candidate.remaining_tokens and request.waiting_since_s == NEVER:
+                request.waiting_since_s = now_s
+        return output
+
+    # Phase 1.
+
+    def _plan(self, now_s: float) -> StepPlan:
+        self._shared_hits = {}
+        ordered = self._order(self._candidates(), now_s)
+        budget = self.max_num_scheduled_tokens
+        ahead = 0
+        for candidate in ordered:
+            if ahead >= budget:
+                break
+            if not candidate.held_blocks and candidate.remaining_tokens:
+                self._look_up(candidate)
+            ahead += candidate.remaining_tokens
+        return plan_step(ordered, budget, self._capacity_blocks(), self.max_num_active_reqs, self.block_size)
+
+    def _candidates(self) -> list[Candidate]:
+        found = []
+        for index, request in enumerate(self.running):
+            found.append(self._candidate(request, Tenure.RUNNING, index))
+        for queue in (self.kv_holding_waiting, self.waiting):
+            for index, request in enumerate(queue):
+                if request.status is not PARKED and not self._handle_blocked_waiting_request(request):
+                    continue
+                preempted = request.status is RequestStatus.PREEMPTED or queue is self.kv_holding_waiting
+                found.append(self._candidate(request, Tenure.PREEMPTED if preempted else Tenure.WAITING, index))
+        return found
+
+    def _candidate(self, request: Any, tenure: Tenure, index: int) -> Candidate:
+        ready = self._ready_tokens(request)
+        remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
+        if request.status is PARKED or (request.num_stale_output_tokens and not request.drop_stale_output):
+            remaining = 0
+        return Candidate(
+            request_id=request.request_id,
+            complete=not request.input_open,
+            arrival_s=request.arrived_s,
+            last_chunk_s=request.last_chunk_s,
+            waiting_since_s=request.waiting_since_s,
+            computed_tokens=ready,
+            tenure=tenure,
+            queue_index=index,
+            remaining_tokens=max(0, remaining),
+            known_tokens=request.num_tokens,
+            held_blocks=len(vllm_private.request_blocks(self, request.request_id)),
+            evictable=self._request_blocks_can_be_freed(request),
+        )
+
+    def _look_up(self, candidate: Candidate) -> None:
+        """What the prefix cache has of a candidate that holds nothing. Changes nothing of the cache."""
+        request = self.requests[candidate.request_id]
+        blocks, hit_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
+        if hit_tokens > candidate.computed_tokens:
+            candidate.remaining_tokens = request.num_tokens - hit_tokens
+        self._shared_hits[candidate.request_id] = vllm_private.blocks_in_use(blocks)
+
+    def _capacity_blocks(self) -> int:
+        """Blocks that candidates may hold between them: all but those of finished requests, which are leased."""
+        leased = sum(
+            len(vllm_private.request_blocks(self, request_id))
+            for request_id, request in self.requests.items()
+            if request.is_finished() or request.status is LOADING
+        )
+        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - leased
+
+    # Phase 2.
+
+    def _make_room(self, plan: StepPlan, now_s: float) -> None:
+        needed = sum(self._blocks_needed(grant) for grant in plan.grants)
+        pool = vllm_private.pool_of(self)
+        for victim in victims(plan.left_out):
+            if pool.get_num_free_blocks() >= needed:
+                break
+            self._preempt_left_out(self.requests[victim.request_id], now_s)
+        newcomers = sum(grant.candidate.tenure is not Tenure.RUNNING for grant in plan.grants)
+        excess = len(self.running) + newcomers - self.max_num_active_reqs
+        for candidate in reversed(plan.left_out):
+            if excess <= 0:
+                break
+            excess -= self._set_aside(self.requests[candidate.request_id])
+
+    def _blocks_needed(self, grant: Grant) -> int:
+        """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""
+        candidate = grant.candidate
+        reached = max(candidate.computed_tokens, candidate.known_tokens - candidate.remaining_tokens) + grant.tokens
+        have = candidate.held_blocks or self._shared_hits.get(candidate.request_id, 0)
+        newcomer = candidate.tenure is not Tenure.RUNNING
+        watermark = self.kv_cache_manager.watermark_blocks if newcomer else 0
+        return max(0, -(-reached // self.block_size) - have) + int(watermark)
+
+    def _preempt_left_out(self, request: Any, now_s: float) -> None:
+        """Takes the blocks of a holder, to host memory or for good."""
+        request_id = request.request_id
+        # A sampled token that is still on its way has no place in what is swapped.
+        tokens = min(request.num_computed_tokens, request.num_tokens - (not request.input_open))
+        blocks = [block.block_id for block in vllm_private.request_blocks(self, request_id)]
+        slots = self.swaps.free_slots if self.swaps is not None else 0
+        how = choose(self.preemption_strategy, tokens, -(-tokens // self.block_size), slots, self.cost_model)
+        swapped = how is Preemption.SWAP and self.swaps.swap_out(request_id, blocks, tokens)
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
+        else:
+            self._preempt_waiting(request)
+        self.prev_step_scheduled_req_ids.discard(request_id)
+        if request.input_open:
+            self._requeue_preempted(request)
+        if request.status is not PARKED and request.waiting_since_s == NEVER:
+            request.waiting_since_s = now_s
+        books = self._sessions.get(request_id)
+        if books is not None:
+            books.preempt(swapped=swapped, tokens=tokens, now_s=now_s)
+            books.ready(self._ready_tokens(request))
+
+    def _preempt_waiting(self, request: Any) -> None:
+        """As vLLM's `_preempt_request`, for one that does not run but holds blocks."""
+        self._take_out(request)
+        self._free_request_blocks(request)
+        self._inflight_prefills.discard(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.reset_preempted_req_ids.add(request.request_id)
+        self.waiting.prepend_request(request)
+
+    def _requeue_preempted(self, request: Any) -> None:
+        """A session comes back as a new request, and only when there is something to compute."""
+        if self._ready_tokens(request) < request.num_tokens:
+            request.status = RequestStatus.WAITING
+        else:
+            self._set_parked(request)
+            self.deferred_waiting.add(request)
+
+    def _set_aside(self, request: Any) -> bool:
+        """Frees the place of a running request in the model runner; it keeps its blocks. False: it has to stay."""
+        if request.status is not RequestStatus.RUNNING or request.num_output_tokens or not request.num_computed_tokens:
+            return False
+        if request.num_output_placeholders:
+            return False
+        self.running.remove(request)
+        request.status = RequestStatus.WAITING
+        self.reset_preempted_req_ids.add(request.request_id)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+        self._enqueue_waiting_request(request)
+        return True
+
+    @contextmanager
+    def _only(self, plan: StepPlan) -> Iterator[None]:
+        """While the block runs, vLLM's queues hold the planned requests alone, in priority order."""
+        planned = {grant.candidate.request_id: grant for grant in plan.grants}
+        rank = {request_id: index for index, request_id in enumerate(planned)}
+        hidden = [request for request in self.running if request.request_id not in planned]
+        self.running = [request for request in self.running if request.request_id in planned]
+        self.running.sort(key=lambda request: rank[request.request_id])
+        queues = (self.kv_holding_waiting, self.waiting)
+        order = [list(queue) for queue in queues]
+        for queue in queues:
+            chosen = [request for request in queue if request.request_id in planned]
+            _refill(queue, sorted(chosen, key=lambda request: rank[request.request_id]))
+        limited = self._limit(plan)
+        # What vLLM counts as paused sessions are places taken in the model runner: here only the hidden ones take any.
+        paused, self.num_waiting_for_streaming_input = self.num_waiting_for_streaming_input, len(hidden)
+        reserve, self.scheduler_reserve_full_isl = self.scheduler_reserve_full_isl, False
+        try:
+            yield
+        finally:
+            self.scheduler_reserve_full_isl = reserve
+            self.num_waiting_for_streaming_input = paused
+            for request in limited:
+                request.step_limit = None
+            self.running.extend(hidden)
+            for queue, before in zip(queues, order, strict=True):
+                self._restore(queue, before, planned.keys())
+
+    def _limit(self, plan: StepPlan) -> list[Any]:
+        """Keeps a request that holds blocks to its grant. One that does not is limited by what the others leave."""
+        limited = []
+        for grant in plan.grants:
+            request = self.requests[grant.candidate.request_id]
+            if grant.tokens < grant.candidate.remaining_tokens and request.num_computed_tokens:
+                request.step_limit = request.num_computed_tokens + grant.tokens
+                limited.append(request)
+        return limited
+
+    def _restore(self, queue: RequestQueue, before: list[Any], planned: Any) -> None:
+        """What was left out is back in its place; what vLLM preempted meanwhile stays in front."""
+        left = list(queue)
+        known, waiting = set(before), set(left)
+        kept = [each for each in before if each in waiting or each.request_id not in planned]
+        _refill(queue, [*(each for each in left if each not in known), *kept])
+
+    def _note_scheduled(self, output: SchedulerOutput, before: dict[str, int], now_s: float) -> None:
+        for request_id, computed in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            request.waiting_since_s = NEVER
+            books = self._sessions.get(request_id)
+            if books is not None:
+                found = 0 if before.get(request_id) else request.num_computed_tokens - computed
+                books.scheduled(found, computed, now_s)
+        for request_id in before.keys() - output.num_scheduled_tokens.keys():
+            self._note_unscheduled(self.requests[request_id], before[request_id], now_s)
+
+    def _note_unscheduled(self, request: Any, computed_before: int, now_s: float) -> None:
+        """Planned, and then not scheduled: no block was free, or vLLM preempted it for one that was."""
+        books = self._sessions.get(request.request_id)
+        if request.waiting_since_s == NEVER:
+            request.waiting_since_s = now_s
+        if books is not None and request.status is RequestStatus.PREEMPTED and not books.preempted:
+            books.preempt(swapped=False, tokens=computed_before, now_s=now_s)
+            books.ready(0)
+            if request.input_open:
+                self._requeue_preempted(request)
+
+
+def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
+    queue.remove_requests(list(queue))
+    for request in requests:
+        queue.add_request(request)

@@ -1,0 +1,123 @@
+"""A model runner without a model, which computes with the KV blocks it is told to use.
+
+The KV of a position is a digest of the KV of the position before, read back through the block table, and of the token.
+So a wrong block, a stale token, a block written by two requests or a missing copy gives a wrong digest from there on,
+and at last a wrong token. It speaks both protocols of vLLM's model runners:
+
+    V1   keeps the state of a request until it is finished; a preempted one is resumed through the cached requests
+    V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.outputs import ModelRunnerOutput
+
+VOCABULARY = 250
+
+
+def digest_of(before: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), before)
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """What a fresh request with this prompt generates."""
+    digest, tokens = 0, []
+    for token in prompt:
+        digest = digest_of(digest, token)
+    for _ in range(count):
+        tokens.append(digest % VOCABULARY)
+        digest = digest_of(digest, tokens[-1])
+    return tokens
+
+
+@dataclass(slots=True)
+class _State:
+    tokens: list[int]
+    blocks: list[int]
+    computed: int
+
+
+class KvCheckingRunner:
+    """`step` carries out one scheduler output. places: model-runner places, for V2."""
+
+    def __init__(self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int) -> None:
+        self._v2 = v2
+        self._block_size = block_size
+        self._places = places
+        self._kv = [[-1] * block_size for _ in range(blocks)]
+        self._host = [[-1] * block_size for _ in range(host_slots)]
+        self._states: dict[str, _State] = {}
+
+    def step(self, output: Any) -> ModelRunnerOutput:
+        self._copy(output)
+        leaving = set(output.finished_req_ids)
+        if self._v2:
+            leaving |= set(output.preempted_req_ids or ())
+        for request_id in leaving:
+            self._states.pop(request_id, None)
+        for new in output.scheduled_new_reqs:
+            self._begin(new)
+        self._go_on(output.scheduled_cached_reqs)
+        names = list(output.num_scheduled_tokens)
+        for request_id in names:
+            self._compute(self._states[request_id], output.num_scheduled_tokens[request_id])
+        sampled = [self._sample(self._states[request_id]) for request_id in names]
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def _copy(self, output: Any) -> None:
+        copies = output.kv_connector_metadata.rachis_swap_copies
+        for block, slot in copies.out:
+            self._host[slot] = list(self._kv[block])
+        for block, slot in copies.back:
+            self._kv[block] = list(self._host[slot])
+
+    def _begin(self, new: Any) -> None:
+        if self._v2:
+            assert new.req_id not in self._states, "V2: the request has a place already"
+            assert len(self._states) < self._places, "V2: no free place"
+        tokens = new.prefill_token_ids if self._v2 else new.prompt_token_ids
+        self._states[new.req_id] = _State(list(tokens), list(new.block_ids[0]), new.num_computed_tokens)
+
+    def _go_on(self, cached: Any) -> None:
+        rows = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        for request_id, new_blocks, computed in rows:
+            state = self._states[request_id]
+            if request_id in cached.resumed_req_ids:
+                assert not self._v2, "V2: nothing is resumed"
+                state.blocks = list(new_blocks[0])
+                known = cached.all_token_ids.get(request_id)
+                if known is not None:
+                    state.tokens = [*known, *state.tokens[len(known) :]]
+            else:
+                if new_blocks is not None:
+                    state.blocks += new_blocks[0]
+                if self._v2:
+                    assert state.computed == computed, "V2: the computed count went back without a new request"
+            state.computed = computed
+
+    def _compute(self, state: _State, count: int) -> None:
+        for position in range(state.computed, state.computed + count):
+            before = self._at(state, position - 1) if position else 0
+            block = self._kv[state.blocks[position // self._block_size]]
+            block[position % self._block_size] = digest_of(before, state.tokens[position])
+        state.computed += count
+
+    def _sample(self, state: _State) -> list[int]:
+        if state.computed < len(state.tokens):
+            return []
+        token = self._at(state, state.computed - 1) % VOCABULARY
+        state.tokens.append(token)
+        return [token]
+
+    def _at(self, state: _State, position: int) -> int:
+        return self._kv[state.blocks[position // self._block_size]][position % self._block_size] & 0xFFFFFFFF
