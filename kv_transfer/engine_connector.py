@@ -19,6 +19,7 @@ from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
 from kv_transfer.host_swap import HostSwapping
+from kv_transfer.nixl_progress import progress_interval
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput, KVConnectorTransferResults
     from vllm.v1.request import Request
 
+PROGRESS_INTERVAL_US = "rachis_progress_interval_us"
 _DEADLINES = "rachis_deadlines"
 
 
@@ -36,7 +38,9 @@ class RachisNixlConnector(HostSwapping, NixlPullConnector):
     """See the module. One instance lives in the scheduler, one in each worker process."""
 
     def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+        interval_us = vllm_config.kv_transfer_config.get_from_extra_config(PROGRESS_INTERVAL_US, 0)
+        with progress_interval(interval_us):
+            super().__init__(vllm_config, role, kv_cache_config)
         self.pulls = PullLedger()
         self.kv_bytes_pulled = 0
         self.handoffs_pulled = 0

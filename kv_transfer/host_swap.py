@@ -42,18 +42,19 @@ class HostSwapPool:
         self._host = [
             torch.empty((slots, each.shape[1]), dtype=each.dtype, pin_memory=each.is_cuda) for each in self._device
         ]
+        for each in self._host:
+            # The pages are there before a preemption needs them.
+            each.zero_()
 
     def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Device blocks to host slots."""
-        source, target = torch.tensor(blocks), torch.tensor(slots)
         for device, host in zip(self._device, self._host, strict=True):
-            host[target] = device[source.to(device.device)].to("cpu")
+            _copy_rows(device, blocks, host, slots)
 
     def copy_in(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Host slots to device blocks."""
-        source, target = torch.tensor(slots), torch.tensor(blocks)
         for device, host in zip(self._device, self._host, strict=True):
-            device[target.to(device.device)] = host[source].to(device.device)
+            _copy_rows(host, slots, device, blocks)
 
     def carry_out(self, copies: SwapCopies) -> None:
         if copies.out:
@@ -62,6 +63,17 @@ class HostSwapPool:
         if copies.back:
             blocks, slots = zip(*copies.back, strict=True)
             self.copy_in(slots, blocks)
+
+
+def _copy_rows(source: torch.Tensor, source_rows: Sequence[int], target: torch.Tensor, rows: Sequence[int]) -> None:
+    if source.is_cuda or target.is_cuda:
+        # One gather, one transfer, one scatter.
+        gathered = source[torch.tensor(source_rows, device=source.device)].to(target.device)
+        target[torch.tensor(rows, device=target.device)] = gathered
+        return
+    # In memory, indexing would copy element by element.
+    for source_row, row in zip(source_rows, rows, strict=True):
+        target[row].copy_(source[source_row])
 
 
 class HostSwapping(_Connector):

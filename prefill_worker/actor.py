@@ -1,5 +1,7 @@
 """The prefill worker as a Ray actor."""
 
+from functools import partial
+
 import ray
 
 from prefill_worker.service import PrefillService
@@ -10,4 +12,5 @@ from worker_runtime.host import WorkerSettings
 @ray.remote
 class PrefillWorker(WorkerActor):
     def __init__(self, settings: WorkerSettings, log_level: str) -> None:
-        super().__init__(settings, PrefillService, log_level)
+        interval_ms = settings.engine.streaming.progress_interval_ms
+        super().__init__(settings, partial(PrefillService, progress_interval_ms=interval_ms), log_level)

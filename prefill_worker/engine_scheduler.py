@@ -41,10 +41,12 @@ class StreamingMixin(TwoPhase):
         self.preemption_strategy = settings.preemption
         self.cost_model = settings.cost_model
         self._order = make_policy(settings.policy, settings.starvation_s)
+        self._starvation_s = settings.starvation_s
         self._sessions = {}
         self._records = {}
         self._late_input = {}
         self._shared_hits = {}
+        self._refused = set()
         self.swaps = getattr(self.connector, "swaps", None)
         self.sessions_allowed = vllm_private.has_one_full_attention_group(self.kv_cache_config)
 

@@ -146,8 +146,8 @@ def _rough(points_ms: Mapping[int, float]) -> LatencyCurve:
 _DEFAULTS: Mapping[str, CostModel] = {
     "cpu": CostModel(
         _rough({16: 1.8, 512: 11.0, 1024: 25.0, 2048: 75.0, 4096: 245.0}),
-        _rough({32: 0.2, 4096: 22.0}),
-        _rough({32: 0.2, 4096: 22.0}),
+        _rough({32: 0.03, 4096: 2.6}),
+        _rough({32: 0.03, 4096: 2.6}),
     ),
     "cuda": CostModel(
         _rough({16: 10.0, 1024: 26.0, 16_384: 410.0, 131_072: 6_500.0}),

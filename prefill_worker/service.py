@@ -1,30 +1,63 @@
-"""The prefill worker's side of WorkerService: one engine job of one token for each prompt.
+"""The prefill worker's side of WorkerService: one engine job or session of one token for each prompt.
 
 The first token goes to the client at once, so its text may be shown only when no later token can change it: not
 while it is part of a character, and not while it may be the beginning of a stop string. What is held back here
 comes with the decode worker's first delta.
 """
 
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, closing
 from dataclasses import replace
 
+from rachis import wire as conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine import Engine, EngineJob, EngineOutput, SamplingSpec
+from cluster_core.errors import InvalidInputError
+from prefill_worker.session_stream import SessionStream
 from worker_runtime import wire_conversion
 from worker_runtime.service import WorkerServiceBase, answering
 
 REPLACEMENT_CHARACTER = "�"
+DEFAULT_PROGRESS_INTERVAL_MS = 50
 
 
 class PrefillService(WorkerServiceBase):
+    """`progress_interval_ms`: least time between two progress messages of a session."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        registration: wire.WorkerRegistration,
+        on_state: Callable[[], None],
+        *,
+        progress_interval_ms: int = DEFAULT_PROGRESS_INTERVAL_MS,
+    ) -> None:
+        super().__init__(engine, registration, on_state)
+        self._progress_interval_s = progress_interval_ms / 1000
+
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         async with answering(context):
             self._admit(request.generation)
             output = await self._first_output(prefill_job(request))
         return self._response(output, request)
+
+    async def PrefillSession(  # type: ignore[override]  # it reads and writes through the context
+        self, request_iterator: AsyncIterator[wire.PrefillSessionRequest], context: Context
+    ) -> None:
+        async with answering(context):
+            request = await conventions.next_message(context)
+            if request is None or not request.HasField("open"):
+                raise InvalidInputError("the first message must be `open`", field="event")
+            opened: wire.PrefillSessionOpen = request.open
+            self._admit(opened.generation)
+            mode = wire_conversion.session_mode_from_wire(opened.mode)
+            with closing(self._engine.open_session(prefill_job(opened), mode)) as session:
+                stream = SessionStream(session, mode, context, self._progress_interval_s, list(opened.token_ids))
+                output = await stream.run()
+            await conventions.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
 
     async def _first_output(self, job: EngineJob) -> EngineOutput:
         async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
@@ -34,7 +67,9 @@ class PrefillService(WorkerServiceBase):
                     return output
         raise AssertionError("a job ends with a finish reason")
 
-    def _response(self, output: EngineOutput, request: wire.PrefillRequest) -> wire.PrefillResponse:
+    def _response(
+        self, output: EngineOutput, request: wire.PrefillRequest | wire.PrefillSessionOpen
+    ) -> wire.PrefillResponse:
         ended = output.lease is None
         first = wire_conversion.delta_to_wire(output)
         if not ended:
@@ -51,11 +86,13 @@ class PrefillService(WorkerServiceBase):
         if output.lease is not None:
             name, number = self._registration.worker_id, self._registration.generation
             response.handoff.CopyFrom(wire_conversion.lease_to_wire(output.lease, name, number))
+        if output.session is not None:
+            response.session.CopyFrom(wire_conversion.record_to_wire(output.session))
         return response
 
 
-def prefill_job(request: wire.PrefillRequest) -> EngineJob:
-    """The one-token job of a prefill request."""
+def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> EngineJob:
+    """The one-token job of a prefill request or of a session."""
     return EngineJob(
         request_id=request.request_id,
         token_ids=tuple(request.token_ids),

@@ -10,7 +10,7 @@ While a connector writes blocks for a session its input waits until they have la
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
@@ -25,12 +25,20 @@ else:
     _Scheduler = object
 
 
+class _Input(NamedTuple):
+    """What the prompt is from now on. replaces: it is another one, not a longer one. closes: it is complete."""
+
+    prompt: list[int]
+    replaces: bool = False
+    closes: bool = False
+
+
 class SessionInput(_Scheduler):
     """Mixin. Its calls come from the thread that steps the engine."""
 
     _sessions: dict[str, SessionBooks]
     _records: dict[str, SessionRecord]
-    _late_input: dict[str, list[tuple[list[int], bool]]]
+    _late_input: dict[str, list[_Input]]
     swaps: Any
 
     def open_session(self, request: Request, mode: SessionMode) -> None:
@@ -41,16 +49,15 @@ class SessionInput(_Scheduler):
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
-        self._take_in(self.requests[request_id], [*self._latest_prompt(request_id), *token_ids], len(token_ids))
+        self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids]), len(token_ids))
 
     def replace_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
         """The prompt is this from now on; the KV of the longest common prefix is kept."""
-        self._take_in(self.requests[request_id], list(token_ids), len(token_ids))
+        self._take_in(request_id, _Input(list(token_ids), replaces=True), len(token_ids))
 
     def close_input(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Completes the prompt, which must not be empty. The request runs on as any other."""
-        prompt = [*self._latest_prompt(request_id), *token_ids]
-        self._take_in(self.requests[request_id], prompt, len(token_ids), closes=True)
+        self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids], closes=True), len(token_ids))
 
     def session_books(self, request_id: str) -> SessionBooks | None:
         return self._sessions.get(request_id)
@@ -61,39 +68,43 @@ class SessionInput(_Scheduler):
 
     def _latest_prompt(self, request_id: str) -> list[int]:
         late = self._late_input.get(request_id)
-        prompt: list[int] = late[-1][0] if late else self.requests[request_id]._all_token_ids
+        prompt: list[int] = late[-1].prompt if late else self.requests[request_id]._all_token_ids
         return prompt
 
-    def _take_in(self, request: Any, prompt: list[int], new_tokens: int, *, closes: bool = False) -> None:
+    def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
+        request, books = self.requests[request_id], self._sessions[request_id]
+        request.last_chunk_s = time.monotonic()
+        if given.closes:
+            books.closed(new_tokens, len(given.prompt))
+        else:
+            books.received(new_tokens, len(given.prompt))
         if request.status is LOADING:
             # Blocks are being written for it: the input waits until they have landed.
-            self._late_input.setdefault(request.request_id, []).append((prompt, closes))
+            self._late_input.setdefault(request_id, []).append(given)
         else:
-            self._apply(request, prompt, closes=closes)
-        books = self._sessions[request.request_id]
-        request.last_chunk_s = time.monotonic()
-        if closes:
-            books.closed(new_tokens, len(prompt))
-        else:
-            books.received(new_tokens, len(prompt))
+            self._apply(request, given)
 
-    def _apply(self, request: Any, prompt: list[int], *, closes: bool) -> None:
-        now_s = time.monotonic()
+    def _apply(self, request: Any, given: _Input) -> None:
+        now_s, prompt = time.monotonic(), given.prompt
         books = self._sessions[request.request_id]
         self._take_out(request)
         common = longest_common_prefix(request._all_token_ids, prompt)
         self._invalidate(request, min(common, len(prompt) - 1), books, now_s)
+        if given.replaces:
+            books.kept(self._ready_tokens(request))
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
         request._all_token_ids[:] = prompt
         request.num_prompt_tokens = len(prompt)
-        request.held_tokens = 0 if closes else min(1, len(prompt))
-        request.input_open = not closes
+        request.held_tokens = 0 if given.closes else min(1, len(prompt))
+        request.input_open = not given.closes
         del request.block_hashes[min(common, request.num_tokens) // self.hash_block_size :]
         request.update_block_hashes()
         # The model runner forgets the request, and hears of it again as a new one.
         self.reset_preempted_req_ids.add(request.request_id)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
+        # So that vLLM does not resume it with the prompt of before once blocks were loaded for it.
+        request.num_preemptions = 0
         request.is_prefill_chunk = False
         self._put_back(request, books, now_s)
 
@@ -114,8 +125,8 @@ class SessionInput(_Scheduler):
         for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
             request = self.requests[request_id]
             self._handle_blocked_waiting_request(request)
-            for prompt, closes in self._late_input.pop(request_id):
-                self._apply(request, prompt, closes=closes)
+            for given in self._late_input.pop(request_id):
+                self._apply(request, given)
 
     def _hold_back(self, request: Any) -> None:
         request.held_tokens = min(1, len(request._all_token_ids))

@@ -65,6 +65,10 @@ class SessionBooks:
         told = self.tokens
         self.tokens = replace(told, received_tokens=told.received_tokens + new_tokens, prompt_tokens=prompt_tokens)
 
+    def kept(self, tokens: int) -> None:
+        """An update left the KV of these tokens as it was."""
+        self.tokens = replace(self.tokens, reused_tokens=self.tokens.reused_tokens + tokens)
+
     def wait(self, now_s: float) -> None:
         """There are tokens to compute."""
         if not self.queued:

@@ -32,8 +32,11 @@ class TwoPhase(SessionInput):
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
+    _starvation_s: float
     # Blocks of a waiting candidate's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
+    # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
+    _refused: set[str]
 
     def _schedule_in_two_phases(self, schedule: Callable[[], SchedulerOutput]) -> SchedulerOutput:
         """One step. `schedule`: vLLM's own."""
@@ -45,6 +48,7 @@ class TwoPhase(SessionInput):
         with self._only(plan):
             output = schedule()
         self._note_scheduled(output, before, now_s)
+        self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
         for candidate in plan.left_out:
             request = self.requests[candidate.request_id]
             if candidate.remaining_tokens and request.waiting_since_s == NEVER:
@@ -56,6 +60,7 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         ordered = self._order(self._candidates(), now_s)
+        ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
         for candidate in ordered:
@@ -65,6 +70,16 @@ class TwoPhase(SessionInput):
                 self._look_up(candidate)
             ahead += candidate.remaining_tokens
         return plan_step(ordered, budget, self._capacity_blocks(), self.max_num_active_reqs, self.block_size)
+
+    def _turn(self, candidate: Candidate) -> int:
+        """What goes before the policy's order, so that a step always gets something done.
+
+        0: has begun to answer; it needs one token, and cannot give up its place in the model runner. 2: was refused
+        before; goes last now, so that those which hold blocks can finish and give them up.
+        """
+        if candidate.tenure is Tenure.RUNNING and self.requests[candidate.request_id].num_output_tokens:
+            return 0
+        return 2 if candidate.request_id in self._refused and not candidate.held_blocks else 1
 
     def _candidates(self) -> list[Candidate]:
         found = []
@@ -170,7 +185,6 @@ class TwoPhase(SessionInput):
         self._free_request_blocks(request)
         self._inflight_prefills.discard(request)
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
         self.reset_preempted_req_ids.add(request.request_id)
         self.waiting.prepend_request(request)
 
@@ -243,7 +257,9 @@ class TwoPhase(SessionInput):
     def _note_scheduled(self, output: SchedulerOutput, before: dict[str, int], now_s: float) -> None:
         for request_id, computed in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            request.waiting_since_s = NEVER
+            if request.waiting_since_s > now_s - self._starvation_s:
+                # Who was overdue keeps its turn until it has caught up: those it went before would only take it back.
+                request.waiting_since_s = NEVER
             books = self._sessions.get(request_id)
             if books is not None:
                 found = 0 if before.get(request_id) else request.num_computed_tokens - computed

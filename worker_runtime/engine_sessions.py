@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import EngineJob, EngineOutput, SessionMode, SessionProgress, SessionRecord
-from cluster_core.errors import InvalidInputError, OutOfRangeError, UnavailableError
+from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
 from kv_transfer import vllm_private
 
 
@@ -87,7 +87,7 @@ class SessionHandle:
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise InvalidInputError("is finished and takes no more input", field="session")
+            raise OutOfOrderError("is finished and takes no more input", field="session")
 
     def _fitting(self, prompt_tokens: int) -> int:
         if prompt_tokens > self._max_prompt_tokens:

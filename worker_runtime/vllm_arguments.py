@@ -80,6 +80,8 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
             "kv_lease_duration": settings.handoff.lease_s,
             "backends": list(settings.engine.nixl_backends),
             "rachis_host_swap_bytes": _host_swap_bytes(settings),
+            # On a CPU the thread would take a core from the engine; see `kv_transfer.nixl_progress`.
+            "rachis_progress_interval_us": 1000 if settings.engine.device == "cpu" else 0,
         },
     )
 

@@ -8,8 +8,7 @@ asyncio loop that started it. An engine that raises in a step is dead: every job
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,12 +199,11 @@ class VllmEngine:
         scheduler = vllm_private.scheduler_of(self._engine)
         if not self._commands.empty() or not scheduler.has_requests():
             self._obey(block=not scheduler.has_requests())
-            self._tell_sessions(scheduler)
         if not scheduler.has_requests():
             self._publish_status()
             return
         batch = self._step()
-        self._tell_sessions(scheduler)
+        self._tell_sessions()
         # Before the outputs: who has heard of a lease finds it in the status.
         self._publish_status()
         if batch:
@@ -219,7 +217,8 @@ class VllmEngine:
             while True:
                 self._commands.get_nowait()()
         except queue.Empty:
-            return
+            # What was taken in may leave nothing to compute: nobody would be told by a step.
+            self._tell_sessions()
 
     def _step(self) -> list[tuple[_Stream, EngineOutput | Exception]]:
         batch: list[tuple[_Stream, EngineOutput | Exception]] = []
@@ -230,43 +229,42 @@ class VllmEngine:
         return batch
 
     def _add(self, stream: _Stream) -> None:
-        with self._starting(stream) as params:
-            if params is not None:
-                prompt = {"prompt_token_ids": list(stream.job.token_ids)}
-                stream.internal_id = self._engine.add_request(stream.job.request_id, prompt, params)
-                self._started(stream, len(stream.job.token_ids))
+        def begin(params: Any) -> str:
+            prompt = {"prompt_token_ids": list(stream.job.token_ids)}
+            name: str = self._engine.add_request(stream.job.request_id, prompt, params)
+            self._counters.prompt_tokens += len(stream.job.token_ids)
+            return name
 
-    @contextmanager
-    def _starting(self, stream: _Stream) -> Iterator[Any]:
-        """vLLM's parameters for a job that is about to start, or None; what vLLM refuses fails the stream."""
+        self._begin(stream, begin)
+
+    def _open(self, stream: _Stream, mode: SessionMode) -> None:
+        def begin(params: Any) -> str:
+            stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
+            return stream.prompt.internal_id
+
+        self._begin(stream, begin)
+
+    def _begin(self, stream: _Stream, begin: Callable[[Any], str]) -> None:
+        """Starts a job by `begin`, which gets vLLM's parameters and returns its name there; what is refused fails."""
         from vllm.exceptions import VLLMClientError
 
         from worker_runtime.vllm_conversion import sampling_params
 
         if self._dead is not None:
             self._fail(stream, UnavailableError(f"the engine died: {self._dead}"))
-            yield None
             return
         try:
             if stream.job.request_id in self._streams or stream.job.request_id in self._leases:
                 raise InvalidInputError("is running or leased already", field="request_id")
-            yield sampling_params(stream.job, self._settings.handoff.deadline_s)
+            stream.internal_id = begin(sampling_params(stream.job, self._settings.handoff.deadline_s))
         except InvalidInputError as error:
             self._fail(stream, error)
+            return
         except (ValueError, TypeError, VLLMClientError) as error:
             self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
-
-    def _started(self, stream: _Stream, prompt_tokens: int) -> None:
+            return
         self._streams[stream.job.request_id] = stream
         self._counters.requests += 1
-        self._counters.prompt_tokens += prompt_tokens
-
-    def _open(self, stream: _Stream, mode: SessionMode) -> None:
-        with self._starting(stream) as params:
-            if params is not None:
-                stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
-                stream.internal_id = stream.prompt.internal_id
-                self._started(stream, 0)
 
     def _take_in(self, stream: _Stream, token_ids: Sequence[int], *, replaces: bool) -> None:
         if self._runs(stream) and stream.prompt is not None:
@@ -280,9 +278,10 @@ class VllmEngine:
     def _runs(self, stream: _Stream) -> bool:
         return self._dead is None and self._streams.get(stream.job.request_id) is stream
 
-    def _tell_sessions(self, scheduler: Any) -> None:
+    def _tell_sessions(self) -> None:
         """Lets the sessions' owners know how far they are."""
         told = []
+        scheduler = vllm_private.scheduler_of(self._engine)
         for stream in self._streams.values():
             if stream.session is not None:
                 books = scheduler.session_books(stream.internal_id)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -10,10 +11,12 @@ import typer
 from rich.markup import escape
 
 from cluster_configs import loading
+from cluster_core.engine import SessionMode
 from cluster_core.errors import ClientFault, ConfigError, RachisError
 from control_plane.cli import options
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.client import chat_prompt, text_prompt, token_prompt
+from prefill_worker.policies import POLICIES
 
 app = typer.Typer(
     name="rachis",
@@ -184,6 +187,24 @@ def verify(
     raise typer.Exit(code)
 
 
+@app.command()
+def profile(
+    output: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("rachis-cost-profile.json"),
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; default is beside the figures.")] = None,
+    repetitions: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each size.")] = 5,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure what recomputing and what swapping costs here, for cost-based preemption; under five minutes."""
+    from control_plane.cli.profile import profile as profile_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(profile_now(loaded, output, plot, repetitions, as_json=as_json))
+
+
 @config_app.command("show")
 def config_show(
     profile: options.Profile = None,
@@ -227,6 +248,58 @@ def bench_overhead(
 
     loaded = options.load_config(profile, config, assignments, model)
     asyncio.run(bench_now(loaded, options.state_file(), requests, as_json=as_json))
+
+
+@bench_app.command("ordering")
+def bench_ordering(as_json: options.AsJson = False) -> None:
+    """Time that each policy takes to order 10, 50 and 500 sessions."""
+    from control_plane.cli.bench import bench_ordering as bench_now
+
+    bench_now(as_json=as_json)
+
+
+@bench_app.command("streaming")
+def bench_streaming(
+    mode: Annotated[SessionMode, typer.Option(help="Context that grows, or is replaced as well.")] = SessionMode.APPEND,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policies beside the baselines, with commas or several times; default all.")
+    ] = None,
+    preemption: Annotated[str | None, typer.Option(help="recompute, swap or cost.")] = None,
+    sessions: Annotated[int, typer.Option(min=1, max=100_000)] = 60,
+    rate: Annotated[float, typer.Option(min=0.001, max=10_000, help="Sessions that arrive in a second.")] = 2.0,
+    token_scale: Annotated[float, typer.Option(min=0.0001, max=100, help="On the published context lengths.")] = 0.25,
+    time_scale: Annotated[float, typer.Option(min=0.0, max=100, help="On the published delays of retrieval.")] = 0.25,
+    kv_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the engine; few make memory scarce.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives another trace.")] = 0,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """TTFT of streamed prompts by policy, against waiting for the whole context."""
+    from control_plane.cli.bench import bench_streaming as bench_now
+
+    flags = {"streaming.preemption": preemption, "engine.kv_blocks": kv_blocks}
+    given = {key: value for key, value in flags.items() if value is not None}
+    loaded = options.load_config(profile, config, assignments, model, given)
+    workload = {
+        "mode": mode.value,
+        "sessions": sessions,
+        "rate_per_s": rate,
+        "token_scale": token_scale,
+        "time_scale": time_scale,
+        "seed": seed,
+    }
+    asyncio.run(bench_now(loaded, workload, _policies(policy), as_json=as_json))
+
+
+def _policies(given: list[str] | None) -> list[str]:
+    names = [name.strip() for each in given or POLICIES for name in each.split(",") if name.strip()]
+    unknown = next((name for name in names if name not in POLICIES), None)
+    if unknown is not None:
+        raise ConfigError(f"must be of {', '.join(POLICIES)}, got {unknown}", field="--policy")
+    return names
 
 
 def _prompt(prompt: str | None, chat: bool, tokens: str | None) -> Any:
