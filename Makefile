@@ -20,7 +20,7 @@ SOURCES := benchmarks builtin_model cluster_configs cluster_core control_plane d
 	protos tests worker_runtime
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test unit integration check protos bench lock clean
+.PHONY: help setup demo serve test unit integration fuzz check protos bench lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -53,6 +53,10 @@ unit: setup ## Unit and contract tests without engines
 
 integration: setup ## Tests with real engines, Redis, Ray and NIXL
 	$(BIN)/python -m pytest tests -m integration -q
+
+fuzz: setup ## Random sessions, 10,000 simulated and 1,000 on a real engine, against fresh requests
+	$(BIN)/python -m tests.fuzz simulated --sessions 10000
+	$(BIN)/python -m tests.fuzz real --sessions 1000
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
 	$(BIN)/ruff check .

@@ -123,7 +123,9 @@ class StreamingSection(Section):
     cost_profile: str | None = Field(
         None, min_length=1, description="File written by `rachis profile`; null takes rough figures for the device."
     )
-    host_swap_gib: float = Field(0.25, ge=0, le=4096, description="Host memory for swapped blocks of one worker; 0: none.")
+    host_swap_gib: float = Field(
+        0.25, ge=0, le=4096, description="Host memory for swapped blocks of one worker; 0: none."
+    )
     starvation_s: Seconds = Field(5.0, description="`lcas` only: a session that waited so long comes first.")
     max_backlog_tokens: int = Field(
         16_384, ge=1, description="Tokens that wait to be computed before a session's client is slowed."

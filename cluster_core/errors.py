@@ -4,6 +4,9 @@
 try again. Anything else that is raised is a defect of ours and becomes INTERNAL.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RachisError(Exception):
     """Base of all errors that a caller may see.
@@ -42,6 +45,24 @@ class NotSupportedError(ClientFault):
     status = "UNIMPLEMENTED"
 
 
+class OutOfOrderError(ClientFault):
+    """Valid in itself, but not where this session stands or in its mode."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class StaleRevisionError(ClientFault):
+    """A revision that a newer one has already replaced: what is newer stands."""
+
+    status = "ABORTED"
+
+
+class WithdrawnError(RachisError):
+    """The caller took the request back: nobody's fault."""
+
+    status = "CANCELLED"
+
+
 class OperatingFault(RachisError):
     """Something that happens to a cluster: it is counted, and mostly worth another try."""
 
@@ -74,3 +95,25 @@ class StartError(OperatingFault):
     """A part of the service did not come up."""
 
     status = "UNAVAILABLE"
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Around a TaskGroup: raises one of the errors it raises together, one of our tree where there is any.
+
+    Not for a group whose errors a task handles to go on inside another group: before Python 3.13 a cancellation that
+    comes at the same moment is lost (gh-116720).
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        leaves = list(_leaves(group))
+        raise next((leaf for leaf in leaves if isinstance(leaf, RachisError)), leaves[0]) from None
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -8,7 +8,7 @@ async with RachisClient("127.0.0.1:7421") as client:
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import grpc
 from rachis import wire as conventions
@@ -17,8 +17,14 @@ from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
+from control_plane.client_session import ClientSession
+from control_plane.prompts import chat_prompt, prompt_of, text_prompt, token_prompt
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "chat_prompt", "text_prompt", "token_prompt"]
+
 DEFAULT_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 64 << 20
+_MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
 @dataclass(slots=True)
@@ -80,6 +86,30 @@ class RachisClient:
                 generated.add(piece)
         return generated
 
+    def session(
+        self,
+        prefix: Any = None,
+        *,
+        mode: Literal["append", "update"] = "append",
+        model: str = "",
+        request_id: str = "",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **sampling: Any,
+    ) -> ClientSession:
+        """A streaming session, opened by `async with`; see `control_plane.client_session`.
+
+        prefix: what comes before the context: a str, token ids, chat messages or a `PromptInput`. Of chat messages the
+        last one stays open, and the context goes into it.
+        """
+        opening = api.SessionOpen(
+            model=model,
+            mode=_MODES[mode],
+            prefix=prompt_of(prefix),
+            sampling=generation.SamplingParams(**sampling),
+            request_id=request_id,
+        )
+        return ClientSession(self._router.StreamGenerate, opening, timeout_s)
+
     async def workers(self) -> Sequence[admin.WorkerView]:
         response: admin.ListWorkersResponse = await self.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
         return response.workers
@@ -89,16 +119,3 @@ class RachisClient:
             admin.GetRouterStatusRequest(), timeout=10
         )
         return response
-
-
-def text_prompt(text: str) -> generation.PromptInput:
-    return generation.PromptInput(text=text)
-
-
-def token_prompt(token_ids: Sequence[int]) -> generation.PromptInput:
-    return generation.PromptInput(token_ids=generation.TokenIds(ids=token_ids))
-
-
-def chat_prompt(messages: Sequence[dict[str, str]]) -> generation.PromptInput:
-    turns = [generation.ChatMessage(role=turn["role"], content=turn["content"]) for turn in messages]
-    return generation.PromptInput(chat=generation.ChatMessages(messages=turns))

@@ -15,23 +15,22 @@ messages.
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import DeadlineError, RachisError, UnavailableError
-from cluster_core.ids import RequestId
+from cluster_core.errors import RachisError, UnavailableError
+from control_plane.job import Job, Lease
 from control_plane.membership import Membership, Pool, WorkerSnapshot
 from control_plane.placement import PlacementPolicy, PlacementRequest
+from control_plane.prefilling import Prefilling, WholePrompt
 from control_plane.redis_membership import RegistryFollower
-from control_plane.request import Event, RequestLifecycle
+from control_plane.request import Event
 from control_plane.validation import max_tokens_of
 from control_plane.worker_client import WorkerClient, WorkerLostError
 
@@ -40,56 +39,6 @@ logger = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 5.0
 OVERHEAD_SAMPLES = 10_000
 DECODE_ATTEMPTS = 2
-
-
-@dataclass(slots=True)
-class Job:
-    """One validated request on its way. Times are monotonic seconds; `own_s` is what the router itself took."""
-
-    request_id: RequestId
-    token_ids: list[int]
-    sampling: generation.SamplingParams
-    lifecycle: RequestLifecycle
-    arrived_s: float
-    deadline_s: float
-    own_s: float = 0.0
-    dispatched_s: float = 0.0
-    first_token_s: float = 0.0
-    engine_queue_ms: float = 0.0
-    transfer_ms: float = 0.0
-    attempts: int = 0
-    # Workers know a request by this alone: a name aborts and releases there, and clients may repeat theirs, or choose
-    # one that means something in the connector's own messages.
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
-    cached_tokens: int = 0
-    route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
-
-    @property
-    def tokens(self) -> int:
-        return len(self.token_ids) + max_tokens_of(self.sampling)
-
-    def remaining_s(self) -> float:
-        """Time left; raises DeadlineError when there is none."""
-        left = self.deadline_s - monotonic_s()
-        if left <= 0:
-            raise DeadlineError("the request's deadline passed")
-        return left
-
-    def attempt_id(self) -> str:
-        self.attempts += 1
-        return f"r{self.nonce}.{self.attempts}"
-
-
-@dataclass(slots=True)
-class Lease:
-    """KV blocks that a prefill worker may be keeping for this request.
-
-    safe_at_s: from when on no decode worker pulls them any more; monotonic.
-    """
-
-    worker: WorkerSnapshot
-    lease_id: str
-    safe_at_s: float = 0.0
 
 
 Piece = generation.CompletionDelta | generation.Completion
@@ -119,11 +68,14 @@ class Dispatcher:
         self._background: set[asyncio.Task[None]] = set()
         self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
 
-    async def run(self, job: Job) -> AsyncIterator[Piece]:
-        """Yields deltas as they come, then the completion. Closing it early frees all that is held."""
+    async def run(self, job: Job, prefilling: Prefilling | None = None) -> AsyncIterator[Piece]:
+        """Yields deltas as they come, then the completion. Closing it early frees all that is held.
+
+        `prefilling` brings the prompt to a prefill worker; by default whole, as the job has it.
+        """
         leases: list[Lease] = []
         try:
-            response = await self._prefill(job, leases)
+            response = await self._prefill(job, prefilling or WholePrompt(self._client, job), leases)
             if response is not None:
                 job.first_token_s = monotonic_s()
                 yield response.first
@@ -148,30 +100,24 @@ class Dispatcher:
             for task in late:
                 task.cancel()
 
-    async def _prefill(self, job: Job, leases: list[Lease]) -> wire.PrefillResponse | None:
+    async def _prefill(self, job: Job, prefilling: Prefilling, leases: list[Lease]) -> wire.PrefillResponse | None:
         """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
         excluded: set[tuple[str, int]] = set()
         hand_off = max_tokens_of(job.sampling) > 1
         for _ in range(self._prefill_attempts):
             started_s = monotonic_s()
             worker = self._choose(job, wire.POOL_PREFILL, excluded)
-            if worker is None or (hand_off and not self._membership.usable(wire.POOL_DECODE)):
+            pull_is_near = hand_off and prefilling.is_whole
+            if worker is None or (pull_is_near and not self._membership.usable(wire.POOL_DECODE)):
                 break
-            request = wire.PrefillRequest(
-                request_id=job.attempt_id(),
-                generation=worker.generation,
-                token_ids=job.token_ids,
-                sampling=job.sampling,
-                hand_off=hand_off,
-            )
             job.lifecycle.at(Event.PLACED)
-            lease = Lease(worker, request.request_id)
+            lease = Lease(worker, job.attempt_id())
             leases.append(lease)
             job.dispatched_s = monotonic_s()
             job.own_s += job.dispatched_s - started_s
             try:
                 with self._in_flight(worker, len(job.token_ids)):
-                    response = await self._client.prefill(worker, request, job.remaining_s())
+                    response = await prefilling.attempt(worker, lease.lease_id, hand_off=hand_off)
             except WorkerLostError as error:
                 self._lost(job, worker, error)
                 leases.remove(lease)
@@ -182,6 +128,7 @@ class Dispatcher:
             job.cached_tokens = response.cached_tokens
             job.engine_queue_ms = response.engine_queue_ms
             return response
+        await prefilling.without_worker()
         return None
 
     async def _decode(

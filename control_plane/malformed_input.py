@@ -2,7 +2,8 @@
 
 gRPC hands a message to its deserializer before any handler runs, and answers INTERNAL when that raises. So the
 deserializers of our services are wrapped by an interceptor: what does not parse, or is too large, arrives at the
-handler as a `Malformed`, which aborts the call with the sentence.
+handler as a `Malformed`, which aborts the call with the sentence. A handler that reads a stream of messages gets
+the `Malformed` itself among them, and answers it as it answers any bad message.
 """
 
 import functools
@@ -40,9 +41,11 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
     ) -> Any:
         handler = await continuation(handler_call_details)
         ours = handler_call_details.method.startswith(_OUR_METHODS)
-        if not ours or handler is None or handler.request_deserializer is None or handler.request_streaming:
+        if not ours or handler is None or handler.request_deserializer is None:
             return handler
         parse = functools.partial(self._parse, handler.request_deserializer)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, handler.response_serializer)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 _checked_stream(handler.unary_stream), parse, handler.response_serializer

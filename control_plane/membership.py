@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
 
 Pool: TypeAlias = "wire.Pool.ValueType"
@@ -79,6 +80,13 @@ class Membership:
             and member.registration.state == wire.WORKER_STATE_READY
             and member.suspect_since_s is None
         ]
+
+    def served_model(self) -> wire.ModelInfo:
+        """Raises UnavailableError before the first worker has registered with its model."""
+        for member in self.members():
+            if member.registration.HasField("model"):
+                return member.registration.model
+        raise UnavailableError("no worker has registered yet", retry_after_ms=1000)
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: member.worker_id)

@@ -4,30 +4,24 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 from rachis import wire as conventions
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
-from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import (
-    ClientFault,
-    DeadlineError,
-    NotSupportedError,
-    OverloadedError,
-    RachisError,
-    UnavailableError,
-)
+from cluster_core.errors import ClientFault, DeadlineError, OverloadedError, RachisError, WithdrawnError
 from cluster_core.ids import RequestId, new_request_id
 from control_plane import validation
 from control_plane.admission import Admission
-from control_plane.dispatch import Dispatcher, Job
+from control_plane.dispatch import Dispatcher
+from control_plane.job import Job
 from control_plane.membership import Membership
 from control_plane.request import Event, RequestLifecycle, State
+from control_plane.streaming import StreamingSessions
 from control_plane.tokenization import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +36,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         dispatcher: Dispatcher,
         admission: Admission,
         tokenizer: Tokenizer,
+        sessions: StreamingSessions,
         *,
         request_timeout_s: float,
     ) -> None:
@@ -49,24 +44,38 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._dispatcher = dispatcher
         self._admission = admission
         self._tokenizer = tokenizer
+        self._sessions = sessions
         self._request_timeout_s = request_timeout_s
         self.outcomes: Counter[State] = Counter()
 
     async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
         arrived_s = monotonic_s()
-        lifecycle = RequestLifecycle(RequestId(request.request_id) or new_request_id())
+        request_id = RequestId(request.request_id) or new_request_id()
+        async with (
+            self._counted(request_id, context) as lifecycle,
+            aclosing(self._generate(request, context, lifecycle, arrived_s)) as responses,  # type: ignore[type-var]
+        ):
+            response: api.GenerateResponse
+            async for response in responses:
+                yield response
+
+    async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
+        self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
+    ) -> None:
+        async with self._counted(new_request_id(), context) as lifecycle:
+            await self._sessions.serve(context, lifecycle)
+
+    @asynccontextmanager
+    async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:
+        """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
+        lifecycle = RequestLifecycle(request_id)
         try:
-            async with aclosing(self._generate(request, context, lifecycle, arrived_s)) as responses:  # type: ignore[type-var]
-                response: api.GenerateResponse
-                async for response in responses:
-                    yield response
+            yield lifecycle
         except RachisError as error:
-            _end(lifecycle, _event_of(error))
+            _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
             await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
         except (asyncio.CancelledError, GeneratorExit):
-            remaining_s = context.time_remaining()
-            expired = remaining_s is not None and remaining_s <= 0
-            _end(lifecycle, Event.DEADLINE_PASSED if expired else Event.CANCELLED)
+            _end(lifecycle, _left(context))
             raise
         except Exception:
             logger.exception("%s failed on a defect", lifecycle.request_id)
@@ -74,13 +83,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
         finally:
             self.outcomes[lifecycle.state] += 1
-
-    async def StreamGenerate(
-        self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
-    ) -> AsyncIterator[api.StreamGenerateResponse]:
-        error = NotSupportedError("streaming sessions are not served by this version; use Generate")
-        await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
-        yield api.StreamGenerateResponse()  # type: ignore[unreachable]  # a stream has to be a generator
 
     async def _generate(
         self,
@@ -112,7 +114,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
-        model = self._model()
+        model = self._membership.served_model()
         validation.check_request_id(request.request_id)
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt)
@@ -120,12 +122,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
         return token_ids
-
-    def _model(self) -> wire.ModelInfo:
-        for member in self._membership.members():
-            if member.registration.HasField("model"):
-                return member.registration.model
-        raise UnavailableError("no worker has registered yet", retry_after_ms=1000)
 
 
 _FIELDS = {"CompletionDelta": "delta", "Completion": "completion"}
@@ -135,6 +131,13 @@ def _event_of(error: RachisError) -> Event:
     if isinstance(error, DeadlineError):
         return Event.DEADLINE_PASSED
     return Event.REFUSED if isinstance(error, ClientFault | OverloadedError) else Event.FAULT
+
+
+def _left(context: Context) -> Event:
+    """Why a client is gone."""
+    remaining_s = context.time_remaining()
+    expired = remaining_s is not None and remaining_s <= 0
+    return Event.DEADLINE_PASSED if expired else Event.CANCELLED
 
 
 def _end(lifecycle: RequestLifecycle, event: Event) -> None:

@@ -19,6 +19,7 @@ from control_plane.membership import Membership
 from control_plane.placement import LEAST_LOADED
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
+from control_plane.streaming import StreamingSessions
 from control_plane.tokenization import Tokenizer
 from control_plane.worker_client import WorkerClient
 
@@ -26,6 +27,9 @@ ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_na
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 # gRPC itself cuts messages off at this multiple of our limit; below it we answer with a sentence.
 _HARD_LIMIT_FACTOR = 4
+# What a client may have on its way to a session that is not read. gRPC would widen it by measurement, to megabytes.
+_STREAM_WINDOW_BYTES = 256 << 10
+_FIXED_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES)]
 
 
 class RouterServer:
@@ -57,11 +61,21 @@ class RouterServer:
             config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s
         )
         self._tokenizer = Tokenizer(config.model.resolved_path)
+        sessions = StreamingSessions(
+            self.membership,
+            self._dispatcher,
+            self._client,
+            admission,
+            self._tokenizer,
+            config.streaming,
+            request_timeout_s=config.router.request_timeout_s,
+        )
         self._router = RouterService(
             self.membership,
             self._dispatcher,
             admission,
             self._tokenizer,
+            sessions,
             request_timeout_s=config.router.request_timeout_s,
         )
         self._admin = AdminService(
@@ -77,7 +91,7 @@ class RouterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
             interceptors=[MalformedInputInterceptor(max_message_bytes)],
-            options=conventions.channel_options(max_message_bytes * _HARD_LIMIT_FACTOR),
+            options=[*conventions.channel_options(max_message_bytes * _HARD_LIMIT_FACTOR), *_FIXED_WINDOW],
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""

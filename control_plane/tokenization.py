@@ -1,14 +1,30 @@
-"""Turns prompts into tokens, as the engine would: the model's own tokenizer and chat template (transformers)."""
+"""Turns prompts into tokens, as the engine would: the model's own tokenizer and chat template (transformers).
+
+The prompt of a session comes in pieces that are tokenized one by one. Of chat messages the last one stays open: the
+template is rendered with a mark at its end, and what stands around the mark is the frame of the session's context.
+"""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 
 from cluster_core.errors import InvalidInputError, StartError
 
 # Below this many characters a thread costs more than the tokenizer.
 _INLINE_CHARACTERS = 8_192
+# Two characters for private use: no template changes them, and nobody's text has them.
+_MARK = "\ue0f0session\ue0f1"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands before and after a session's context, in tokens."""
+
+    head: list[int]
+    tail: list[int]
 
 
 class Tokenizer:
@@ -33,6 +49,28 @@ class Tokenizer:
             return await self._encode(prompt.text, special=True)
         return await self._encode(self._rendered(prompt.chat), special=False)
 
+    async def frame(self, prefix: generation.PromptInput, closing: generation.ChatMessages | None = None) -> Frame:
+        """The frame of a session with that prefix; `closing` are turns after the open one.
+
+        Without a prefix the context begins the prompt, and nothing stands before it. Raises InvalidInputError when the
+        template refuses the messages, or changes what a message of them ends with.
+        """
+        if not prefix.HasField("chat"):
+            return Frame(await self.token_ids(prefix) if prefix.WhichOneof("input") else [], [])
+        before, mark, after = self._rendered(_marked(prefix.chat, closing)).partition(_MARK)
+        if not mark or _MARK in after:
+            raise InvalidInputError(
+                "the chat template does not show where its last message ends", field="open.prefix.chat"
+            )
+        return Frame(await self._encode(before, special=False), await self._encode(after, special=False))
+
+    async def piece(self, piece: api.SessionPiece) -> list[int]:
+        """Tokens of a piece, by itself."""
+        if piece.HasField("token_ids"):
+            return list(piece.token_ids.ids)
+        text = document_text(piece.document) if piece.HasField("document") else piece.text
+        return await self._encode(text, special=False)
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a text as a prompt."""
         return self._encode_now(text, special=True)
@@ -53,6 +91,21 @@ class Tokenizer:
     def _encode_now(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+
+def document_text(document: api.Document) -> str:
+    """A document as it stands in a prompt."""
+    title = f"{document.title}\n" if document.title else ""
+    return f"{title}{document.content}\n\n"
+
+
+def _marked(prefix: generation.ChatMessages, closing: generation.ChatMessages | None) -> generation.ChatMessages:
+    """All messages, with the mark at the end of the prefix's last one."""
+    marked = generation.ChatMessages(messages=prefix.messages)
+    marked.messages[-1].content += _MARK
+    if closing is not None:
+        marked.messages.extend(closing.messages)
+    return marked
 
 
 def _load(path: str) -> Any:

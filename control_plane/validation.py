@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError
@@ -30,14 +31,16 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
 }
 
 
-def check_request_id(request_id: str) -> None:
+def check_request_id(request_id: str, within: str = "") -> None:
     if len(request_id) > MAX_REQUEST_ID_CHARACTERS or not request_id.isprintable():
-        raise InvalidInputError(f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field="request_id")
+        raise InvalidInputError(
+            f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field=f"{within}request_id"
+        )
 
 
-def check_model(asked: str, served: str) -> None:
+def check_model(asked: str, served: str, within: str = "") -> None:
     if asked and asked != served:
-        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field="model")
+        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field=f"{within}model")
 
 
 def check_prompt_form(prompt: generation.PromptInput) -> None:
@@ -50,34 +53,42 @@ def check_prompt_form(prompt: generation.PromptInput) -> None:
     if form == "token_ids" and not prompt.token_ids.ids:
         raise InvalidInputError("must not be empty", field="prompt.token_ids")
     if form == "chat":
-        _check_chat(prompt.chat.messages)
+        check_chat(prompt.chat.messages, "prompt.chat.messages")
 
 
-def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+def check_chat(messages: Sequence[generation.ChatMessage], field: str) -> None:
+    """There are messages, with known roles."""
+    if not messages:
+        raise InvalidInputError("must not be empty", field=field)
+    for index, message in enumerate(messages):
+        if message.role not in CHAT_ROLES:
+            raise InvalidInputError(
+                f"must be one of {', '.join(CHAT_ROLES)}, got `{message.role}`", field=f"{field}[{index}].role"
+            )
+
+
+def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str = "") -> None:
+    """`within` comes before the names of the fields in the errors."""
     for name, (lowest, allowed, highest) in _RANGES.items():
         value = getattr(sampling, name)
         # Written so that NaN fails it.
         inside = lowest <= value <= highest if allowed else lowest < value <= highest
         if sampling.HasField(name) and not inside:  # type: ignore[arg-type]
             bracket = "[" if allowed else "("
-            raise InvalidInputError(f"must be in {bracket}{lowest}, {highest}], got {value}", field=_of(name))
+            raise InvalidInputError(f"must be in {bracket}{lowest}, {highest}], got {value}", field=_of(name, within))
     if sampling.min_tokens > max_tokens_of(sampling):
         raise InvalidInputError(
             f"must be at most max_tokens ({max_tokens_of(sampling)}), got {sampling.min_tokens}",
-            field=_of("min_tokens"),
+            field=_of("min_tokens", within),
         )
-    _check_stops(sampling, model)
+    _check_stops(sampling, model, within)
 
 
 def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
     """The tokens are the model's, and prompt and completion fit its length."""
     if not token_ids:
         raise InvalidInputError("has no tokens", field="prompt")
-    largest = max(token_ids)
-    if largest >= model.vocabulary_size:
-        raise OutOfRangeError(
-            f"token {largest} is outside the vocabulary of {model.vocabulary_size} tokens", field="prompt.token_ids"
-        )
+    check_vocabulary(token_ids, model, "prompt.token_ids")
     wanted = len(token_ids) + max_tokens_of(sampling)
     if wanted > model.max_model_len:
         raise OutOfRangeError(
@@ -87,35 +98,67 @@ def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, 
         )
 
 
+def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
+    """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
+    check_request_id(opened.request_id, "open.")
+    check_model(opened.model, model.name, "open.")
+    if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
+        raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
+    check_sampling(opened.sampling, model, "open.")
+    if max_tokens_of(opened.sampling) >= model.max_model_len:
+        raise OutOfRangeError(
+            f"{max_tokens_of(opened.sampling)} leaves no room for a prompt in the model's length of "
+            f"{model.max_model_len}",
+            field="open.sampling.max_tokens",
+        )
+    check_vocabulary(opened.prefix.token_ids.ids, model, "open.prefix.token_ids")
+    if opened.prefix.HasField("chat"):
+        check_chat(opened.prefix.chat.messages, "open.prefix.chat.messages")
+
+
+def check_piece(piece: api.SessionPiece, model: wire.ModelInfo, field: str) -> None:
+    if piece.WhichOneof("piece") is None:
+        raise InvalidInputError("one of text, token_ids or document must be set", field=field)
+    check_vocabulary(piece.token_ids.ids, model, f"{field}.token_ids")
+
+
+def check_closing(closing: generation.PromptInput, prefix: generation.PromptInput, model: wire.ModelInfo) -> None:
+    """May be absent or empty; chat messages go with chat messages only."""
+    check_vocabulary(closing.token_ids.ids, model, "finish.closing.token_ids")
+    if closing.HasField("chat"):
+        if not prefix.HasField("chat"):
+            raise InvalidInputError(
+                "chat messages are taken only where the prefix is chat messages", field="finish.closing.chat"
+            )
+        check_chat(closing.chat.messages, "finish.closing.chat.messages")
+
+
+def check_vocabulary(token_ids: Sequence[int], model: wire.ModelInfo, field: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= model.vocabulary_size:
+        raise OutOfRangeError(
+            f"token {largest} is outside the vocabulary of {model.vocabulary_size} tokens", field=field
+        )
+
+
 def max_tokens_of(sampling: generation.SamplingParams) -> int:
     return sampling.max_tokens if sampling.HasField("max_tokens") else DEFAULT_MAX_TOKENS
 
 
-def _check_chat(messages: Sequence[generation.ChatMessage]) -> None:
-    if not messages:
-        raise InvalidInputError("must not be empty", field="prompt.chat.messages")
-    for index, message in enumerate(messages):
-        if message.role not in CHAT_ROLES:
-            raise InvalidInputError(
-                f"must be one of {', '.join(CHAT_ROLES)}, got `{message.role}`",
-                field=f"prompt.chat.messages[{index}].role",
-            )
-
-
-def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str) -> None:
     for name in ("stop", "stop_token_ids"):
         if len(getattr(sampling, name)) > MAX_STOP_STRINGS:
-            raise InvalidInputError(f"at most {MAX_STOP_STRINGS} are taken", field=_of(name))
+            raise InvalidInputError(f"at most {MAX_STOP_STRINGS} are taken", field=_of(name, within))
     for stop in sampling.stop:
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise InvalidInputError(f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("stop"))
+            raise InvalidInputError(f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("stop", within))
     for token in sampling.stop_token_ids:
         if token >= model.vocabulary_size:
             raise OutOfRangeError(
                 f"token {token} is outside the vocabulary of {model.vocabulary_size} tokens",
-                field=_of("stop_token_ids"),
+                field=_of("stop_token_ids", within),
             )
 
 
-def _of(name: str) -> str:
-    return f"sampling.{name}"
+def _of(name: str, within: str = "") -> str:
+    return f"{within}sampling.{name}"

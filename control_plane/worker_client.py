@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 from rachis import wire as conventions
@@ -25,6 +26,9 @@ from control_plane.membership import WorkerSnapshot
 
 # How long the calls on a channel may still run when its worker has left the registry.
 CLOSE_GRACE_S = 600.0
+
+# What gRPC says when a message could not be written because the call had just ended.
+_WRITE_FAILED = "Internal error from Core"
 
 
 class WorkerLostError(OperatingFault):
@@ -58,6 +62,15 @@ class WorkerClient:
         with _translated(worker):
             response: wire.PrefillResponse = await self._stub(worker.address).Prefill(request, timeout=timeout_s)
             return response
+
+    @contextlib.asynccontextmanager
+    async def prefill_session(self, worker: WorkerSnapshot, timeout_s: float) -> AsyncIterator["SessionCall"]:
+        """A session at the worker; leaving the block cancels the call, and with it the worker's session."""
+        call = self._stub(worker.address).PrefillSession(timeout=timeout_s)  # type: ignore[call-arg]  # it is written to
+        try:
+            yield SessionCall(worker, call)
+        finally:
+            call.cancel()
 
     async def decode(
         self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float
@@ -110,11 +123,34 @@ class WorkerClient:
         return worker_pb2_grpc.WorkerServiceStub(channel)
 
 
+class SessionCall:
+    """One PrefillSession call: one task writes, another one reads."""
+
+    def __init__(self, worker: WorkerSnapshot, call: Any) -> None:
+        self._worker = worker
+        self._call = call
+
+    async def write(self, request: wire.PrefillSessionRequest) -> None:
+        """Waits while the worker takes nothing in. After the call's end it does nothing: `read` says why it ended."""
+        with contextlib.suppress(asyncio.InvalidStateError), _translated(self._worker):
+            await self._call.write(request)
+
+    async def read(self) -> wire.PrefillSessionResponse:
+        """Raises WorkerLostError when the worker ended the stream, and what the call ended with."""
+        with _translated(self._worker):
+            response: wire.PrefillSessionResponse | None = await conventions.next_message(self._call)
+        if response is None:
+            raise WorkerLostError(f"worker {self._worker.worker_id} ended the stream early")
+        return response
+
+
 @contextlib.contextmanager
 def _translated(worker: WorkerSnapshot | None):  # type: ignore[no-untyped-def]
     try:
         yield
     except grpc.aio.AioRpcError as error:
         name = f"worker {worker.worker_id}: " if worker else ""
-        kind = _ERRORS.get(error.code(), UnavailableError)
+        # Also where the worker had ended the call for a reason of its own, which gRPC then does not tell any more.
+        broke = (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, _WRITE_FAILED)
+        kind = WorkerLostError if broke else _ERRORS.get(error.code(), UnavailableError)
         raise kind(f"{name}{error.details() or error.code().name}") from None

@@ -180,13 +180,22 @@ class SessionInput(_Scheduler):
             books.finish(now_s)
             return
         books.ready(min(self._ready_tokens(request), books.tokens.prompt_tokens))
-        running = request.status is RequestStatus.RUNNING
-        if running and request.input_open and request.num_computed_tokens >= request.num_tokens:
-            self.running.remove(request)
-            # Parked sessions need no place in the model runner.
-            self.reset_preempted_req_ids.add(request_id)
-            self.prev_step_scheduled_req_ids.discard(request_id)
+        if request.status is RequestStatus.RUNNING and request.input_open and not self._is_behind(request):
+            self._leave_model_runner(request)
+            books.caught_up(now_s)
+
+    def _is_behind(self, request: Any) -> bool:
+        """Whether there are tokens that no step computes yet."""
+        return bool(request.num_computed_tokens < request.num_tokens)
+
+    def _leave_model_runner(self, request: Any) -> None:
+        """Frees the place of a running request, which keeps its blocks: it is parked, or waits when it is behind."""
+        self.running.remove(request)
+        self.reset_preempted_req_ids.add(request.request_id)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+        if self._is_behind(request):
+            request.status = RequestStatus.WAITING
+        else:
             self._inflight_prefills.discard(request)
             self._set_parked(request)
-            self._enqueue_waiting_request(request)
-            books.caught_up(now_s)
+        self._enqueue_waiting_request(request)

@@ -144,7 +144,7 @@ class TwoPhase(SessionInput):
         for candidate in reversed(plan.left_out):
             if excess <= 0:
                 break
-            excess -= self._set_aside(self.requests[candidate.request_id])
+            excess -= self._set_aside(self.requests[candidate.request_id], now_s)
 
     def _blocks_needed(self, grant: Grant) -> int:
         """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""
@@ -196,17 +196,16 @@ class TwoPhase(SessionInput):
             self._set_parked(request)
             self.deferred_waiting.add(request)
 
-    def _set_aside(self, request: Any) -> bool:
+    def _set_aside(self, request: Any, now_s: float) -> bool:
         """Frees the place of a running request in the model runner; it keeps its blocks. False: it has to stay."""
         if request.status is not RequestStatus.RUNNING or request.num_output_tokens or not request.num_computed_tokens:
             return False
         if request.num_output_placeholders:
             return False
-        self.running.remove(request)
-        request.status = RequestStatus.WAITING
-        self.reset_preempted_req_ids.add(request.request_id)
-        self.prev_step_scheduled_req_ids.discard(request.request_id)
-        self._enqueue_waiting_request(request)
+        self._leave_model_runner(request)
+        if request.status is PARKED:
+            # The step that computes the last of its tokens runs still.
+            self._sessions[request.request_id].caught_up(now_s)
         return True
 
     @contextmanager

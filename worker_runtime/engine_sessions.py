@@ -127,6 +127,11 @@ class SessionPrompt:
         self._core_request.prompt_token_ids = prompt
         vllm_private.expect_outputs(self._engine, self._core_request)
 
+    def progress(self) -> SessionProgress | None:
+        """How far it is; the same object as before where nothing has changed, None once it has ended."""
+        books = self._scheduler.session_books(self.internal_id)
+        return books.tokens if books is not None else None
+
     def abort(self) -> None:
         if self.closed_s:
             self._engine.abort_request([self.internal_id], internal=True)

@@ -35,6 +35,11 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no prefill worker"))
 
+    async def PrefillSession(  # type: ignore[override]  # it reads and writes through the context
+        self, request_iterator: AsyncIterator[wire.PrefillSessionRequest], context: Context
+    ) -> None:
+        await abort(context, NotSupportedError(f"{self._registration.worker_id} is no prefill worker"))
+
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
         yield wire.DecodeResponse()  # type: ignore[unreachable]  # a stream has to be a generator

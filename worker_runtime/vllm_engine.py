@@ -281,13 +281,12 @@ class VllmEngine:
     def _tell_sessions(self) -> None:
         """Lets the sessions' owners know how far they are."""
         told = []
-        scheduler = vllm_private.scheduler_of(self._engine)
         for stream in self._streams.values():
-            if stream.session is not None:
-                books = scheduler.session_books(stream.internal_id)
-                if books is not None and books.tokens is not stream.session.told:
-                    stream.session.told = books.tokens
-                    told.append((stream.session, books.tokens))
+            if stream.session is not None and stream.prompt is not None:
+                progress = stream.prompt.progress()
+                if progress is not None and progress is not stream.session.told:
+                    stream.session.told = progress
+                    told.append((stream.session, progress))
         if told:
             self._loop.call_soon_threadsafe(_tell, told)
 
@@ -342,8 +341,6 @@ class VllmEngine:
         top = job.sampling.logprobs
         # Before the books are closed, which forgets the pull.
         first = self._first_output(stream, output) if first_output else {}
-        if reason is not None and stream.prompt is not None:
-            first["session"] = stream.prompt.take_record()
         return EngineOutput(
             token_ids=tuple(tokens),
             text=text[skipped:],
@@ -352,6 +349,7 @@ class VllmEngine:
             ),
             finish_reason=reason,
             lease=self._end(stream, output, reason) if reason is not None else None,
+            session=stream.prompt.take_record() if reason is not None and stream.prompt is not None else None,
             **first,
         )
 

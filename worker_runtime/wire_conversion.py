@@ -1,5 +1,7 @@
 """Between the wire messages of `rachis.v1` and the engine protocol's types."""
 
+from dataclasses import asdict
+
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -14,8 +16,13 @@ from cluster_core.engine import (
     KvLease,
     PositionLogprobs,
     SamplingSpec,
+    SessionEventKind,
+    SessionMode,
+    SessionProgress,
+    SessionRecord,
     TokenLogprob,
 )
+from cluster_core.errors import InvalidInputError
 
 FINISH_REASONS = {
     FinishReason.STOP: generation.FINISH_REASON_STOP,
@@ -26,6 +33,20 @@ HANDOFF_OUTCOMES = {
     HandoffOutcome.PULLED: generation.HANDOFF_OUTCOME_PULLED,
     HandoffOutcome.LOCAL: generation.HANDOFF_OUTCOME_LOCAL,
     HandoffOutcome.RECOMPUTED: generation.HANDOFF_OUTCOME_RECOMPUTED,
+}
+SESSION_MODES = {
+    generation.SESSION_MODE_APPEND: SessionMode.APPEND,
+    generation.SESSION_MODE_UPDATE: SessionMode.UPDATE,
+}
+SESSION_EVENT_KINDS = {
+    SessionEventKind.QUEUED: generation.SESSION_EVENT_KIND_QUEUED,
+    SessionEventKind.SCHEDULED: generation.SESSION_EVENT_KIND_SCHEDULED,
+    SessionEventKind.KV_ON_DEVICE: generation.SESSION_EVENT_KIND_KV_ON_DEVICE,
+    SessionEventKind.PREEMPTED_SWAP: generation.SESSION_EVENT_KIND_PREEMPTED_SWAP,
+    SessionEventKind.PREEMPTED_RECOMPUTE: generation.SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE,
+    SessionEventKind.RESUMED: generation.SESSION_EVENT_KIND_RESUMED,
+    SessionEventKind.INVALIDATED: generation.SESSION_EVENT_KIND_INVALIDATED,
+    SessionEventKind.FINISHED: generation.SESSION_EVENT_KIND_FINISHED,
 }
 _OPTIONAL_SAMPLING = (
     "max_tokens",
@@ -71,6 +92,30 @@ def lease_to_wire(lease: KvLease, worker_id: str, generation_number: int) -> wir
 
 def lease_from_wire(handoff: wire.KvHandoff) -> KvLease:
     return KvLease(handoff.lease_id, handoff.connector_params, UnixMs(handoff.deadline_unix_ms))
+
+
+def session_mode_from_wire(mode: generation.SessionMode.ValueType) -> SessionMode:
+    """Raises InvalidInputError for a mode that is none."""
+    if mode not in SESSION_MODES:
+        raise InvalidInputError("must be APPEND or UPDATE", field="open.mode")
+    return SESSION_MODES[mode]
+
+
+def progress_to_wire(progress: SessionProgress) -> generation.SessionProgress:
+    return generation.SessionProgress(**asdict(progress))
+
+
+def record_to_wire(record: SessionRecord) -> generation.SessionRecord:
+    events = [
+        generation.SessionEvent(kind=SESSION_EVENT_KINDS[event.kind], at_ms=event.at_s * 1000, tokens=event.tokens)
+        for event in record.events
+    ]
+    return generation.SessionRecord(
+        tokens=progress_to_wire(record.tokens),
+        preemptions_swap=record.preemptions_swap,
+        preemptions_recompute=record.preemptions_recompute,
+        events=events,
+    )
 
 
 def model_to_wire(info: EngineInfo) -> wire.ModelInfo:

@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rich.columns import Columns
@@ -29,6 +30,8 @@ from control_plane.client import RachisClient, chat_prompt
 from control_plane.service_state import StateFile
 
 PAGES = 12
+# Two of them fit a terminal of 80 columns.
+PANE_WIDTH = 39
 PAGE_INTERVAL_S = 0.15
 QUESTION_TOKENS = 3600
 _SEED = 2026
@@ -60,17 +63,18 @@ class Pane:
 
     def __rich__(self) -> Panel:
         rows = Table.grid(padding=(0, 1))
-        rows.add_row("retrieved", ProgressBar(PAGES, self.pages, width=20), f"{self.pages} of {PAGES} pages")
+        rows.add_row("retrieved", ProgressBar(PAGES, self.pages, width=10), f"{self.pages}/{PAGES} pages")
         total = max(1, self.tokens_received)
-        computed = f"{self.tokens_computed:,} tokens"
-        rows.add_row("prefilled", ProgressBar(total, self.tokens_computed, width=20), computed)
-        lines: list[Any] = [rows]
+        rows.add_row(
+            "prefilled", ProgressBar(total, self.tokens_computed, width=10), f"{self.tokens_computed:,} tokens"
+        )
+        lines: list[Any] = [rows, "first token"]
         if self.first_token_s:
-            lines.append(f"first token {self.ttft_after_last_page_ms:.0f} ms after the last page,")
-            lines.append(f"            {self.ttft_from_open_ms:.0f} ms after the question")
+            lines.append(f"  {self.ttft_after_last_page_ms:>6,.0f} ms after the last page")
+            lines.append(f"  {self.ttft_from_open_ms:>6,.0f} ms after the question")
         if self.answer:
-            lines.append(f"answer      [bold]{self.answer}[/bold]")
-        return Panel(Group(*lines, *self.notes), title=self.title, width=52)
+            lines.append(f"answer     [bold]{self.answer}[/bold]")
+        return Panel(Group(*lines, *self.notes), title=self.title, width=PANE_WIDTH)
 
     def report(self, right: str) -> dict[str, Any]:
         return {
@@ -146,8 +150,7 @@ async def _ask_with_update(
             _note_output(pane, piece)
     tokens = session.completion.session.tokens
     pane.tokens_computed = pane.tokens_received
-    pane.notes.append(f"the update threw {tokens.invalidated_tokens:,} computed tokens away,")
-    pane.notes.append(f"            kept {tokens.reused_tokens:,}")
+    pane.notes.append(f"KV kept    {tokens.reused_tokens:,} tokens, {tokens.invalidated_tokens:,} dropped")
 
 
 async def _warm_up(client: RachisClient, rng: random.Random) -> None:
@@ -169,9 +172,8 @@ def _pages(question: recall.RecallQuestion) -> list[str]:
     stated = [
         filler + fact.text for filler, fact in zip(question.fillers, (*question.facts, None), strict=True) if fact
     ] + [question.fillers[-1]]
-    size = -(-len(stated) // PAGES)
-    pages = ["".join(stated[start : start + size]) for start in range(0, len(stated), size)]
-    return pages + [""] * (PAGES - len(pages))
+    cuts = [index * len(stated) // PAGES for index in range(PAGES + 1)]
+    return ["".join(stated[start:end]) for start, end in pairwise(cuts)]
 
 
 def _opening(rng: random.Random) -> str:
@@ -202,8 +204,9 @@ def _live(left: Pane, right: Pane, *, as_json: bool) -> Iterator[None]:
     if as_json:
         yield
         return
-    with Live(Columns([left, right]), console=out, refresh_per_second=12):
+    with Live(Columns([left, right], padding=(0, 1)), console=out, refresh_per_second=12):
         yield
+    out.print()
 
 
 def _verdict(

@@ -156,13 +156,18 @@ def drain(
 def demo(
     profile: options.Profile = None,
     assignments: options.Assignments = None,
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="A question whose pages are still being retrieved, with and without.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Start a service, answer three recall questions through both pools, stop."""
     from control_plane.cli.demo import demo as demo_now
+    from control_plane.cli.demo_streaming import demo_streaming
 
     loaded = options.load_config(profile, None, assignments, None)
-    raise typer.Exit(asyncio.run(demo_now(loaded, options.state_file(), as_json=as_json)))
+    show = demo_streaming if streaming else demo_now
+    raise typer.Exit(asyncio.run(show(loaded, options.state_file(), as_json=as_json)))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from cluster_core.errors import RachisError
+from cluster_core.errors import RachisError, WithdrawnError
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Anything, Anything]
@@ -37,6 +37,20 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
+
+
+async def next_message(stream: Anything) -> Anything:
+    """The next message of a stream that is read, at a server's context or a client's call; None once it is closed."""
+    message = await stream.read()
+    return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]  # missing in grpc-stubs
+
+
+async def write(context: Context, message: Anything) -> None:
+    """Writes to a client's stream. Raises WithdrawnError when the client is gone, whose cancelling is on its way."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError:
+        raise WithdrawnError("the client is gone") from None
 
 
 def status_code(error: RachisError) -> grpc.StatusCode:

@@ -1,108 +1,13 @@
 """What every engine promises, asked of the fake and of vLLM alike. The engines are shared, so each test cleans up."""
 
 import asyncio
-import itertools
-import os
-from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import pytest
 
-from cluster_configs.schema import RachisConfig
-from cluster_core.engine import (
-    Engine,
-    EngineInfo,
-    EngineJob,
-    EngineLoad,
-    EngineOutput,
-    FinishReason,
-    FirstToken,
-    HandoffOutcome,
-    SamplingSpec,
-)
+from cluster_core.engine import Engine, EngineInfo, FinishReason, FirstToken, HandoffOutcome
 from cluster_core.errors import InvalidInputError, UnavailableError
-from tests.fakes.engine import FakeEngine
-from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
-
-PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rome, and so on and so forth. ")
-_names = itertools.count()
-
-
-@pytest.fixture(scope="session", params=["fake", pytest.param("vllm", marks=pytest.mark.integration)])
-async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
-    engine = FakeEngine() if request.param == "fake" else _vllm_engine()
-    deaths: list[str] = []
-    info = await engine.start(lambda phase: None, deaths.append)
-    yield engine, info
-    await engine.stop()
-    assert deaths == []
-
-
-@pytest.fixture
-async def engine(started: tuple[Engine, EngineInfo]) -> AsyncIterator[Engine]:
-    """The engine, which every test leaves without jobs, leases and blocks in use."""
-    yield started[0]
-    await until(started[0], is_idle)
-
-
-def _vllm_engine() -> Engine:
-    config = RachisConfig()
-    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL)
-    os.environ.update(engine_environment(settings))
-    from worker_runtime.vllm_engine import VllmEngine
-
-    return VllmEngine(settings)
-
-
-def make_job(
-    max_tokens: int = 8,
-    *,
-    prompt: tuple[int, ...] = PROMPT,
-    stop: tuple[str, ...] = (),
-    stop_token_ids: tuple[int, ...] = (),
-    logprobs: int | None = None,
-    hand_off: bool = False,
-    first: FirstToken | None = None,
-) -> EngineJob:
-    sampling = SamplingSpec(
-        max_tokens=max_tokens,
-        temperature=0.0,
-        ignore_eos=True,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        logprobs=logprobs,
-    )
-    return EngineJob(f"job-{next(_names)}", prompt, sampling, hand_off=hand_off, first=first)
-
-
-async def outputs_of(engine: Engine, job: EngineJob) -> list[EngineOutput]:
-    return [output async for output in engine.generate(job)]
-
-
-def tokens_of(outputs: list[EngineOutput]) -> list[int]:
-    return [token for output in outputs for token in output.token_ids]
-
-
-def text_of(outputs: list[EngineOutput]) -> str:
-    return "".join(output.text for output in outputs)
-
-
-def is_idle(load: EngineLoad) -> bool:
-    jobs = load.running_requests + load.waiting_requests + load.leased_handoffs
-    return jobs == 0 and load.free_blocks == load.total_blocks
-
-
-async def until(engine: Engine, holds: Callable[[EngineLoad], bool]) -> None:
-    """Waits until the engine's load is as described; each look follows round trips through the engine.
-
-    An engine publishes its load after it has obeyed, so what one round trip shows may still be old.
-    """
-    async with asyncio.timeout(20):
-        while True:
-            for _ in range(3):
-                await engine.release("nothing")
-            if holds(engine.status().load):
-                return
+from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 
 
 async def test_a_job_ends_with_exactly_one_finish_reason_in_its_last_output(engine: Engine) -> None:

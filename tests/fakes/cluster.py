@@ -5,7 +5,7 @@ reads, which is a list that tests change.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,15 @@ from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
+from rachis.wire import channel_options, next_message
 
 from cluster_configs.loading import load
-from cluster_core.engine import SamplingSpec
+from cluster_core.engine import Engine, SamplingSpec
 from control_plane import server as server_module
 from control_plane.redis_membership import RegistryFollower
 from control_plane.request import State
 from control_plane.server import RouterServer
+from control_plane.tokenization import Frame, document_text
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.engine import FakeEngine, expected_text
@@ -32,7 +34,17 @@ from tests.fakes.engine import FakeEngine, expected_text
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 HELLO = tuple(b"hello")
-_POOLS = {PREFILL: ("prefill", PrefillService), DECODE: ("decode", DecodeService)}
+
+
+def _prefill_service(engine: Engine, record: wire.WorkerRegistration) -> PrefillService:
+    return PrefillService(engine, record, lambda: None, progress_interval_ms=0)
+
+
+def _decode_service(engine: Engine, record: wire.WorkerRegistration) -> DecodeService:
+    return DecodeService(engine, record, lambda: None)
+
+
+_POOLS = {PREFILL: ("prefill", _prefill_service), DECODE: ("decode", _decode_service)}
 
 
 async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
@@ -58,6 +70,23 @@ class BytesTokenizer:
             return list(prompt.token_ids.ids)
         return list((prompt.text or "".join(message.content for message in prompt.chat.messages)).encode())
 
+    async def frame(self, prefix: generation.PromptInput, closing: generation.ChatMessages | None = None) -> Frame:
+        """A chat ends every message with a new line; one that begins with `~` changes the first."""
+        if not prefix.HasField("chat"):
+            return Frame(await self.token_ids(prefix), [])
+        turns = [message.content for message in closing.messages] if closing else []
+        head = "\n".join(message.content for message in prefix.chat.messages)
+        if turns and turns[0].startswith("~"):
+            head = head.upper()
+        return Frame(list(head.encode()), list("".join(f"\n{turn}" for turn in [*turns, ""]).encode()))
+
+    async def piece(self, piece: api.SessionPiece) -> list[int]:
+        if piece.HasField("token_ids"):
+            return list(piece.token_ids.ids)
+        if piece.text == "defect":
+            raise ZeroDivisionError("a defect")
+        return list((document_text(piece.document) if piece.HasField("document") else piece.text).encode())
+
 
 @dataclass(slots=True)
 class Worker:
@@ -74,6 +103,81 @@ class Worker:
     async def crash(self) -> None:
         """It is gone without a word: calls to it fail, its registration stays until its lease ends."""
         await self.server.stop(None)
+
+
+class SessionCall:
+    """A client's session, message by message. Every event but progress is read in turn; `progress` is the latest."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.progress = generation.SessionProgress()
+        self.progress_events = 0
+
+    async def open(self, prefix: str | None = "hello", mode: str = "APPEND", **values: Any) -> api.SessionAccepted:
+        """Sends `open` and waits until the session is accepted. `values` are fields of `open` or of its sampling."""
+        await self.send(open=session_open(prefix, mode, **values))
+        return (await self.event("accepted")).accepted
+
+    async def send(self, **event: Any) -> None:
+        await self.call.write(api.StreamGenerateRequest(**event))
+
+    async def append(self, text: str) -> None:
+        await self.send(append=api.SessionAppend(piece=api.SessionPiece(text=text)))
+
+    async def update(self, revision: int, *texts: str) -> None:
+        context = [api.SessionPiece(text=text) for text in texts]
+        await self.send(update=api.SessionUpdate(revision=revision, context=context))
+
+    async def finish(self, closing: str | None = None) -> None:
+        text = None if closing is None else generation.PromptInput(text=closing)
+        await self.send(finish=api.SessionFinish(closing=text))
+
+    async def next_event(self) -> api.StreamGenerateResponse | None:
+        """The next event that is no progress; None at the end."""
+        while (response := await next_message(self.call)) is not None:
+            if not response.HasField("progress"):
+                break
+            self._note(response.progress)
+        event: api.StreamGenerateResponse | None = response
+        return event
+
+    async def event(self, kind: str) -> api.StreamGenerateResponse:
+        event = await self.next_event()
+        assert event is not None, "the session has ended"
+        assert event.WhichOneof("event") == kind, event
+        return event
+
+    async def refused(self) -> tuple[str, str, int]:
+        """Status, field and number of the message that was refused."""
+        refused = (await self.event("refused")).refused
+        assert refused.message.startswith(refused.field)
+        return refused.status, refused.field, refused.message_number
+
+    async def progressed(self, holds: Callable[[generation.SessionProgress], bool]) -> generation.SessionProgress:
+        """Reads progress until it is as described; nothing else may come meanwhile."""
+        while not holds(self.progress):
+            response = await next_message(self.call)
+            assert response is not None and response.HasField("progress"), response
+            self._note(response.progress)
+        return self.progress
+
+    async def answer(self) -> list[api.StreamGenerateResponse]:
+        """Everything up to the end of the stream, progress aside."""
+        events = []
+        while (event := await self.next_event()) is not None:
+            events.append(event)
+        return events
+
+    async def failure(self) -> grpc.aio.AioRpcError:
+        return await failure(self._events())
+
+    def _note(self, progress: generation.SessionProgress) -> None:
+        self.progress = progress
+        self.progress_events += 1
+
+    async def _events(self) -> AsyncIterator[api.StreamGenerateResponse]:
+        while (event := await self.next_event()) is not None:
+            yield event
 
 
 class Cluster:
@@ -110,8 +214,8 @@ class Cluster:
             model=MODEL,
             max_running_requests=64,
         )
-        server = grpc.aio.server()
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record, lambda: None), server)
+        server = grpc.aio.server(options=channel_options(64 << 20))
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record), server)
         record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         worker = Worker(record, fake, server)
@@ -139,6 +243,11 @@ class Cluster:
             request_id=request_id,
         )
         return self.api.Generate(request, timeout=timeout_s)
+
+    def session(self, *, timeout_s: float | None = None) -> SessionCall:
+        """A session that is not open yet."""
+        self.calls += 1
+        return SessionCall(self.api.StreamGenerate(timeout=timeout_s))  # type: ignore[call-arg]
 
     async def generate(self, text: str = "hello", **options: Any) -> list[api.GenerateResponse]:
         return [response async for response in self.call(text, **options)]
@@ -181,6 +290,7 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
         "router.queue_timeout_s": 5,
         "redis.refresh_s": 0.001,
         "redis.worker_lease_s": 60,
+        "streaming.progress_interval_ms": 0,
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
     router = RouterServer(load(flags=settings), "svc-test", "redis://127.0.0.1:1")
@@ -208,12 +318,32 @@ def named(cluster: Cluster, name: str) -> Worker:
     return next(worker for worker in cluster.workers if worker.name == name)
 
 
-def text_of(responses: list[api.GenerateResponse]) -> str:
-    return "".join(response.delta.text for response in responses)
+def text_of(responses: Sequence[api.GenerateResponse | api.StreamGenerateResponse]) -> str:
+    return "".join(delta_of(response).text for response in responses)
 
 
-def tokens_of(responses: list[api.GenerateResponse]) -> list[int]:
-    return [token for response in responses for token in response.delta.token_ids]
+def tokens_of(responses: Sequence[api.GenerateResponse | api.StreamGenerateResponse]) -> list[int]:
+    return [token for response in responses for token in delta_of(response).token_ids]
+
+
+def delta_of(response: api.GenerateResponse | api.StreamGenerateResponse) -> generation.CompletionDelta:
+    if isinstance(response, api.StreamGenerateResponse) and response.HasField("first_token"):
+        return response.first_token.delta
+    return response.delta
+
+
+def session_open(prefix: str | None, mode: str, **values: Any) -> api.SessionOpen:
+    """Values that are no field of `open` are fields of its sampling."""
+    fields = {name: values.pop(name) for name in ("model", "request_id") if name in values}
+    sampling = generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **values})
+    number = generation.SessionMode.Value(f"SESSION_MODE_{mode}")
+    text = None if prefix is None else generation.PromptInput(text=prefix)
+    return api.SessionOpen(mode=number, prefix=text, sampling=sampling, **fields)
+
+
+def session_text(prompt: str, max_tokens: int = 8) -> str:
+    """What one engine alone answers to a prompt."""
+    return expected_text(tuple(prompt.encode()), SamplingSpec(max_tokens=max_tokens, temperature=0.0))
 
 
 def completion_of(responses: list[api.GenerateResponse]) -> generation.Completion:

@@ -1,7 +1,8 @@
 """A deterministic stand-in for an engine, checked by the same contract tests as the real one.
 
 Tokens are a pure function of prompt, seed and position, one lower-case letter each. Engines that share a `fabric`
-pull from each other's leases. Nothing sleeps: `hold_before` stops jobs at a position until `resume`.
+pull from each other's leases. Nothing sleeps: `hold_before` stops jobs at a position until `resume`. Sessions are in
+`tests.fakes.session`.
 
 Who holds the blocks of a job:
     running              the job, in `_running`
@@ -11,6 +12,7 @@ Who holds the blocks of a job:
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from cluster_core.clock import unix_ms
@@ -27,11 +29,13 @@ from cluster_core.engine import (
     KvLease,
     PositionLogprobs,
     SamplingSpec,
+    SessionMode,
     TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
 from kv_transfer.handoff import is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
+from tests.fakes.session import FakeSession
 
 KV_BYTES_PER_TOKEN = 64
 
@@ -49,14 +53,19 @@ def expected_text(prompt: tuple[int, ...], sampling: SamplingSpec) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class FakeRun:
+    """What runs under one name: a job or a session."""
+
     blocks: int
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ended_by: RachisError | None = None
 
 
 class FakeEngine:
-    """See `cluster_core.engine.Engine`. Usable without `start`; `jobs` holds every job it was ever given."""
+    """See `cluster_core.engine.Engine`. Usable without `start`.
+
+    `jobs` holds every job it was ever given, a session's once it is finished; `sessions` every session.
+    """
 
     def __init__(
         self,
@@ -70,25 +79,44 @@ class FakeEngine:
     ) -> None:
         self.name = name
         self.jobs: list[EngineJob] = []
+        self.sessions: list[FakeSession] = []
         self.held = asyncio.Event()
+        self.inputs_held = False
+        self.max_model_len = max_model_len
         self._fabric = fabric if fabric is not None else {}
         self._fabric[name] = self
         self._blocks = blocks
         self._block_size_tokens = block_size_tokens
-        self._max_model_len = max_model_len
         self._deadline_s = deadline_s
-        self._running: dict[str, _Run] = {}
+        self._running: dict[str, FakeRun] = {}
         self._leases: dict[str, int] = {}
         self._hold_at: int | None = None
+        self._budget: int | None = None
         self._dead: str | None = None
         self._counters = EngineCounters()
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
-        return EngineInfo(self.name, self.name, 256, self._max_model_len, self._block_size_tokens, 64, "float32")
+        return EngineInfo(self.name, self.name, 256, self.max_model_len, self._block_size_tokens, 64, "float32")
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
-        run = self._admit(job)
+        run = self._admit(job.request_id, job.token_ids, job.sampling.max_tokens)
+        async with aclosing(self.run_job(job, run)) as outputs:  # type: ignore[type-var]
+            output: EngineOutput
+            async for output in outputs:
+                yield output
+
+    def open_session(self, job: EngineJob, mode: SessionMode) -> FakeSession:
+        run = self._admit(job.request_id, job.token_ids, job.sampling.max_tokens, may_be_empty=True)
+        session = FakeSession(self, job, mode, run)
+        self.sessions.append(session)
+        return session
+
+    async def run_job(self, job: EngineJob, run: FakeRun) -> AsyncIterator[EngineOutput]:
+        """Generates; what runs under the job's name has been admitted."""
+        self.jobs.append(job)
+        self._counters.requests += 1
+        self._counters.prompt_tokens += len(job.token_ids)
         try:
             report = self._pull(job.pull)
             text, sent = "", len(job.first.sent_text) if job.first else 0
@@ -115,7 +143,7 @@ class FakeEngine:
                 if reason is not None:
                     return
         finally:
-            self._running.pop(job.request_id, None)
+            self.forget(job.request_id, run)
 
     async def release(self, lease_id: str) -> bool:
         await asyncio.sleep(0)
@@ -141,8 +169,21 @@ class FakeEngine:
         self._hold_at = position
         self.held.clear()
 
+    def compute_at_most(self, tokens: int) -> None:
+        """Sessions compute so many prompt tokens from now on, then wait for more or for `resume`."""
+        self._budget = tokens
+        self._wake_all()
+
+    def hold_inputs(self) -> None:
+        """Sessions take in nothing until `resume`."""
+        self.inputs_held = True
+
     def resume(self) -> None:
-        self._hold_at = None
+        self._hold_at = self._budget = None
+        self.inputs_held = False
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for run in self._running.values():
             run.wake.set()
 
@@ -151,18 +192,34 @@ class FakeEngine:
         for run in self._running.values():
             self._end(run, UnavailableError(f"the engine died: {why}"))
 
-    def _admit(self, job: EngineJob) -> _Run:
-        self.jobs.append(job)
+    # What its sessions ask of it.
+
+    def blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self._block_size_tokens)
+
+    def take_budget(self, tokens: int) -> int:
+        """How many of so many prompt tokens may be computed now."""
+        if self._budget is None:
+            return tokens
+        taken = min(tokens, self._budget)
+        self._budget -= taken
+        return taken
+
+    def forget(self, request_id: str, run: FakeRun) -> None:
+        """What ran under that name holds nothing any more."""
+        if self._running.get(request_id) is run:
+            del self._running[request_id]
+
+    def _admit(
+        self, request_id: str, prompt: tuple[int, ...], max_tokens: int, *, may_be_empty: bool = False
+    ) -> FakeRun:
         if self._dead is not None:
             raise UnavailableError(f"the engine died: {self._dead}")
-        if job.request_id in self._running or job.request_id in self._leases:
+        if request_id in self._running or request_id in self._leases:
             raise InvalidInputError("is already running", field="request_id")
-        if not 0 < len(job.token_ids) < self._max_model_len:
-            raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
-        run = _Run(-(-(len(job.token_ids) + job.sampling.max_tokens) // self._block_size_tokens))
-        self._running[job.request_id] = run
-        self._counters.requests += 1
-        self._counters.prompt_tokens += len(job.token_ids)
+        if not (prompt or may_be_empty) or len(prompt) >= self.max_model_len:
+            raise InvalidInputError(f"the prompt has {len(prompt)} tokens", field="request")
+        run = self._running[request_id] = FakeRun(self.blocks_of(len(prompt) + max_tokens))
         return run
 
     def _pull(self, lease: KvLease | None) -> HandoffReport | None:
@@ -179,7 +236,7 @@ class FakeEngine:
         self._counters.kv_bytes_pulled += kv_bytes
         return HandoffReport(HandoffOutcome.PULLED, kv_bytes, params["tokens"], 0.5)
 
-    async def _step(self, run: _Run, position: int) -> None:
+    async def _step(self, run: FakeRun, position: int) -> None:
         await asyncio.sleep(0)
         while self._hold_at is not None and position >= self._hold_at and run.ended_by is None:
             run.wake.clear()
@@ -188,14 +245,14 @@ class FakeEngine:
         if run.ended_by is not None:
             raise run.ended_by
 
-    def _lease(self, job: EngineJob, run: _Run) -> KvLease:
+    def _lease(self, job: EngineJob, run: FakeRun) -> KvLease:
         self._leases[job.request_id] = run.blocks
         del self._running[job.request_id]
         self._counters.handoffs_leased += 1
         params = encode_params({"engine": self.name, "tokens": len(job.token_ids)})
         return KvLease(job.request_id, params, stamp_deadline(unix_ms(), self._deadline_s))
 
-    def _end(self, run: _Run, error: RachisError) -> None:
+    def _end(self, run: FakeRun, error: RachisError) -> None:
         run.ended_by = error
         run.wake.set()
 

@@ -6,6 +6,8 @@ and at last a wrong token. It speaks both protocols of vLLM's model runners:
 
     V1   keeps the state of a request until it is finished; a preempted one is resumed through the cached requests
     V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
+
+It carries out the copies of host swap, and the loads of `tests.fuzz.slow_load`, which land a few steps late.
 """
 
 import zlib
@@ -13,9 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-VOCABULARY = 250
+from tests.fuzz.session_moves import VOCABULARY
+from tests.fuzz.slow_load import SlowLoad
+
+LOAD_STEPS = 3
 
 
 def digest_of(before: int, token: int) -> int:
@@ -35,7 +40,10 @@ def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
 
 @dataclass(slots=True)
 class _State:
+    """prompt_tokens: how many of the tokens are not the runner's own."""
+
     tokens: list[int]
+    prompt_tokens: int
     blocks: list[int]
     computed: int
 
@@ -50,9 +58,13 @@ class KvCheckingRunner:
         self._kv = [[-1] * block_size for _ in range(blocks)]
         self._host = [[-1] * block_size for _ in range(host_slots)]
         self._states: dict[str, _State] = {}
+        self._loads: list[tuple[int, SlowLoad]] = []
+        self._steps = 0
 
     def step(self, output: Any) -> ModelRunnerOutput:
+        self._steps += 1
         self._copy(output)
+        landed = self._land(output)
         leaving = set(output.finished_req_ids)
         if self._v2:
             leaving |= set(output.preempted_req_ids or ())
@@ -72,6 +84,7 @@ class KvCheckingRunner:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=KVConnectorOutput(finished_recving=landed) if landed else None,
         )
 
     def _copy(self, output: Any) -> None:
@@ -81,17 +94,37 @@ class KvCheckingRunner:
         for block, slot in copies.back:
             self._kv[block] = list(self._host[slot])
 
+    def _land(self, output: Any) -> set[str]:
+        """Writes the loads that are due; returns whose they were."""
+        loads: list[SlowLoad] = getattr(output.kv_connector_metadata, "slow_loads", [])
+        self._loads += [(self._steps + LOAD_STEPS, load) for load in loads]
+        due = [load for at, load in self._loads if at <= self._steps]
+        self._loads = [(at, load) for at, load in self._loads if at > self._steps]
+        for load in due:
+            digest = 0
+            for position, token in enumerate(load.token_ids):
+                digest = digest_of(digest, token)
+                if position >= load.start:
+                    self._kv[load.blocks[position // self._block_size]][position % self._block_size] = digest
+        return {load.request_id for load in due}
+
     def _begin(self, new: Any) -> None:
         if self._v2:
             assert new.req_id not in self._states, "V2: the request has a place already"
             assert len(self._states) < self._places, "V2: no free place"
         tokens = new.prefill_token_ids if self._v2 else new.prompt_token_ids
-        self._states[new.req_id] = _State(list(tokens), list(new.block_ids[0]), new.num_computed_tokens)
+        blocks = list(new.block_ids[0])
+        self._states[new.req_id] = _State(list(tokens), len(tokens), blocks, new.num_computed_tokens)
 
     def _go_on(self, cached: Any) -> None:
-        rows = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
-        for request_id, new_blocks, computed in rows:
+        rows = zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        )
+        for request_id, new_blocks, computed, output_tokens in rows:
             state = self._states[request_id]
+            if not self._v2:
+                # What was sampled and then dropped: its request was preempted meanwhile.
+                del state.tokens[state.prompt_tokens + output_tokens :]
             if request_id in cached.resumed_req_ids:
                 assert not self._v2, "V2: nothing is resumed"
                 state.blocks = list(new_blocks[0])

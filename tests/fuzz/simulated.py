@@ -1,17 +1,19 @@
 """Random sessions through the real schedulers, on a model runner that checks the KV it computes with.
 
 `simulate` plays one seeded world: sessions that append, update, finish and are cancelled, plain requests beside them, a
-pool so small that somebody is always preempted, host memory for some of what is. Every answer is compared with that of
-a fresh request with the final prompt; blocks and host slots are counted throughout.
+pool so small that somebody is always preempted, host memory for some of what is, loads that land late. Every answer is
+compared with that of a fresh request with the final prompt; blocks and host slots are counted after every step.
 """
 
 import os
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import count
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -24,79 +26,222 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine import SessionMode, SessionRecord
+from kv_transfer import vllm_private
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
-from tests.fuzz.kv_checking_runner import VOCABULARY, KvCheckingRunner, expected_tokens
+from prefill_worker.policies import POLICIES
+from tests.fuzz.kv_checking_runner import KvCheckingRunner, expected_tokens
+from tests.fuzz.session_moves import Client, Kind
+from tests.fuzz.tally import Tally, raised
 
 BLOCK_SIZE = 16
+STEP_S = 0.01
+MODEL_LEN = 4096
 _HASH = get_hash_fn_by_name("sha256_cbor")
-POLICIES = ("default_vllm", "fcfs", "mcps", "lcas")
+_MOST_TOKENS = 6
+# A step in which a session does something: one of about so many.
+_ACTIVITY = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One setting of the simulation. depth: engine steps in flight; above 1 the asynchronous scheduler."""
+    """One setting of the simulation.
+
+    depth: engine steps in flight; above 1 the asynchronous scheduler. loads: share of all prompts whose beginning comes
+    from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later.
+    """
 
     v2: bool = False
     depth: int = 1
     policy: str = "fcfs"
     preemption: str = "swap"
+    starvation_s: float = 0.2
     blocks: int = 30
     host_slots: int = 24
     places: int = 6
     token_budget: int = 96
     sessions: int = 30
     requests: int = 6
+    loads: float = 0.0
+    consumer: bool = True
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> "World":
+        return cls(
+            v2=rng.random() < 0.5,
+            depth=rng.choice((1, 2)),
+            policy=rng.choice(list(POLICIES)),
+            preemption=rng.choice(("recompute", "swap", "swap", "cost")),
+            starvation_s=rng.choice((0.02, 0.2, 2.0)),
+            blocks=rng.choice((16, 24, 30, 40, 60)),
+            host_slots=rng.choice((0, 5, 24, 80)),
+            places=rng.choice((2, 4, 6, 12)),
+            token_budget=rng.choice((24, 96, 200)),
+            requests=rng.choice((0, 6, 20)),
+            loads=rng.choice((0.0, 0.0, 0.3)),
+            consumer=rng.random() < 0.7,
+        )
+
+    @property
+    def scheduler_class(self) -> type:
+        return AsyncStreamingScheduler if self.depth > 1 else StreamingScheduler
 
 
-@dataclass(slots=True)
-class Tally:
-    checked: int = 0
-    wrong: list[str] = field(default_factory=list)
-    cancelled: int = 0
-    appends: int = 0
-    updates: int = 0
-    swaps: int = 0
-    recomputes: int = 0
-    invalidated_tokens: int = 0
-    swapped_blocks: int = 0
+class SimulatedEngine:
+    """A real scheduler without a model, and the runner that stands in for one; stepped by `turn`.
 
-    def add(self, other: "Tally") -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    scheduler_class: vLLM's own, to compare with. answers: tokens by request; records: those of ended sessions;
+    outputs: called with every scheduler output before it is carried out.
+    """
+
+    def __init__(self, world: World, scheduler_class: type | None = None) -> None:
+        self.world = world
+        self.scheduler, self._hasher = _make_scheduler(scheduler_class or world.scheduler_class, world)
+        self.runner = KvCheckingRunner(
+            v2=world.v2,
+            blocks=world.blocks,
+            block_size=BLOCK_SIZE,
+            places=world.places,
+            host_slots=world.host_slots,
+        )
+        self.answers: dict[str, list[int]] = {}
+        self.records: dict[str, SessionRecord] = {}
+        self.outputs: list[Any] = []
+        self._in_flight: deque[tuple[Any, Any]] = deque()
+
+    @property
+    def remote_tokens(self) -> dict[str, int]:
+        """Of which request how many tokens can be loaded from elsewhere."""
+        remote: dict[str, int] = self.scheduler.connector.remote_tokens
+        return remote
+
+    def request(self, name: str, prompt: list[int], max_tokens: int) -> Request:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        return Request(name, list(prompt), params, None, block_hasher=self._hasher)
+
+    def add(self, name: str, prompt: list[int], max_tokens: int = 1) -> None:
+        self.scheduler.add_request(self.request(name, prompt, max_tokens))
+
+    def open(self, name: str, prompt: list[int], max_tokens: int = 1, mode: SessionMode = SessionMode.UPDATE) -> None:
+        self.scheduler.open_session(self.request(name, prompt, max_tokens), mode)
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def turn(self) -> bool:
+        """One turn of the engine. False: nothing was left to do."""
+        if self.scheduler.has_requests() and len(self._in_flight) < self.world.depth:
+            output = self.scheduler.schedule()
+            self.outputs.append(output)
+            self._in_flight.append((output, self.runner.step(output)))
+            if len(self._in_flight) < self.world.depth and output.total_num_scheduled_tokens:
+                return True
+        if not self._in_flight:
+            return bool(self.scheduler.has_requests())
+        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+            for each in outputs.outputs:
+                self.answers.setdefault(each.request_id, []).extend(each.new_token_ids)
+                self._take_record(each.request_id)
+        return True
+
+    def drain(self, most_turns: int = 2000) -> None:
+        """Turns until nothing is left to do. Raises AssertionError when that does not end."""
+        for _ in range(most_turns):
+            if not self.turn():
+                return
+            self.check_invariants()
+        raise AssertionError(f"stuck: {sorted(self.scheduler.requests)}")
+
+    def is_swapped(self, name: str) -> bool:
+        return bool(self.scheduler.swaps.tokens(name))
+
+    def free_blocks(self) -> int:
+        return int(vllm_private.pool_of(self.scheduler).get_num_free_blocks())
+
+    def check_invariants(self) -> None:
+        """Every block is free or held by as many as it counts, every host slot is free or held by one.
+
+        And nobody waits who has nothing to compute: the engine would turn and turn.
+        """
+        scheduler = self.scheduler
+        scheduler.swaps.check_invariants()
+        (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+        held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
+        held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
+        owners: dict[int, int] = {}
+        for block in held:
+            owners[block.block_id] = owners.get(block.block_id, 0) + 1
+        for block in held:
+            expected = owners[block.block_id]
+            assert block.ref_cnt == expected, f"block {block.block_id}: {block.ref_cnt} references, {expected} owners"
+        free = self.free_blocks()
+        assert free + len(owners) == self.world.blocks - 1, f"{free} free and {len(owners)} held blocks"
+        for request in (*scheduler.waiting, *scheduler.kv_holding_waiting):
+            if request.status is RequestStatus.WAITING:
+                ready = max(request.num_computed_tokens, scheduler.swaps.tokens(request.request_id))
+                assert ready < request.num_tokens, f"{request.request_id} waits with nothing to compute"
+
+    def check_idle(self) -> None:
+        """Nothing is left of anything."""
+        scheduler = self.scheduler
+        assert self.free_blocks() == self.world.blocks - 1
+        assert scheduler.swaps.free_slots == self.world.host_slots
+        assert not scheduler.requests
+        assert not scheduler._sessions
+        assert not scheduler._late_input
+        assert not scheduler._records
+        assert scheduler.num_waiting_for_streaming_input == 0
+
+    def _take_record(self, name: str) -> None:
+        take = getattr(self.scheduler, "take_session_record", None)
+        record = take(name) if take else None
+        if record is not None:
+            self.records[name] = record
 
 
-def make_scheduler(kind: type, world: World, *, model_len: int = 4096) -> tuple[Any, Callable[..., Any]]:
+class SteppedClock:
+    """Seconds that pass when `advance` says so. Stands for the monotonic clock while it is a context."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._patch = mock.patch("time.monotonic", lambda: self.now_s)
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def __enter__(self) -> "SteppedClock":
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+
+def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
     """(scheduler without a model, its block hasher)."""
     asynchronous = world.depth > 1
     scheduling = SchedulerConfig(
         max_num_seqs=world.places,
         max_num_batched_tokens=world.token_budget,
-        max_model_len=model_len,
+        max_model_len=MODEL_LEN,
         is_encoder_decoder=False,
         enable_chunked_prefill=True,
         async_scheduling=asynchronous,
     )
+    streaming = {key: getattr(world, key) for key in ("policy", "preemption", "starvation_s")}
     config = VllmConfig(
-        model_config=ModelConfig(model=str(resources.files("builtin_model") / "weights"), max_model_len=model_len),
+        model_config=ModelConfig(model=str(resources.files("builtin_model") / "weights"), max_model_len=MODEL_LEN),
         scheduler_config=scheduling,
         cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(
-            kv_connector="HostSwapConnector",
-            kv_connector_module_path="kv_transfer.host_swap",
-            kv_role="kv_both",
+            kv_connector="SlowLoadConnector",
+            kv_connector_module_path="tests.fuzz.slow_load",
+            kv_role="kv_both" if world.consumer else "kv_producer",
             kv_connector_extra_config={"rachis_host_swap_bytes": world.host_slots},
         ),
-        additional_config={
-            scheduler_settings.KEY: {
-                "policy": world.policy,
-                "preemption": world.preemption,
-                "starvation_s": 0.02,
-                "cost_profile": None,
-            }
-        },
+        additional_config={scheduler_settings.KEY: {**streaming, "cost_profile": None}},
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.
     config.scheduler_config.async_scheduling = asynchronous
@@ -118,158 +263,110 @@ def make_scheduler(kind: type, world: World, *, model_len: int = 4096) -> tuple[
     return scheduler, get_request_block_hasher(BLOCK_SIZE, _HASH)
 
 
-def make_request(name: str, prompt: list[int], max_tokens: int, hasher: Callable[..., Any]) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return Request(
-        request_id=name, prompt_token_ids=list(prompt), sampling_params=params, pooling_params=None, block_hasher=hasher
-    )
+@dataclass(slots=True)
+class _Session:
+    mode: SessionMode
+    prompt: list[int]
+    max_tokens: int
 
 
 class _Simulation:
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, clock: SteppedClock) -> None:
         self.world = world
+        self.clock = clock
         self.random = random.Random(seed)
-        kind = AsyncStreamingScheduler if world.depth > 1 else StreamingScheduler
-        self.scheduler, self.hasher = make_scheduler(kind, world)
-        self.runner = KvCheckingRunner(
-            v2=world.v2,
-            blocks=world.blocks,
-            block_size=BLOCK_SIZE,
-            places=world.places,
-            host_slots=world.host_slots,
-        )
+        self.engine = SimulatedEngine(world)
+        self.client = Client(self.random, longest=(world.blocks - 1) * BLOCK_SIZE - _MOST_TOKENS)
         self.tally = Tally()
-        self.open: dict[str, tuple[SessionMode, list[int], int]] = {}
+        self.open: dict[str, _Session] = {}
         self.expected: dict[str, list[int]] = {}
-        self.answers: dict[str, list[int]] = {}
-        self.in_flight: deque[tuple[Any, Any]] = deque()
+        self.ended_sessions = 0
         self.started = 0
-        self.bases = [self._tokens(300) for _ in range(3)]
 
     def run(self) -> Tally:
-        world = self.world
-        for _ in range(400 * (world.sessions + world.requests)):
+        everybody = self.world.sessions + self.world.requests
+        for _ in range(800 * everybody):
             self._arrive()
             for name in list(self.open):
-                self._input(name)
-            if not self._step() and self.started == world.sessions + world.requests and not self.open:
+                if self.random.random() < _ACTIVITY:
+                    self._carry_out(name)
+            self.clock.advance(STEP_S)
+            if not self.engine.turn() and self.started == everybody and not self.open:
                 break
-            self._check_conservation()
+            self.engine.check_invariants()
+            self.engine.outputs.clear()
         else:
-            raise AssertionError(f"stuck: {sorted(self.expected.keys() - self._done())}")
+            raise AssertionError(f"stuck: {sorted(self.engine.scheduler.requests)}")
         self._compare()
-        assert self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == world.blocks - 1
-        assert self.scheduler.swaps.free_slots == world.host_slots
-        assert not self.scheduler.requests
-        assert not self.scheduler._sessions
-        assert self.scheduler.num_waiting_for_streaming_input == 0
-        self.tally.swapped_blocks = self.scheduler.swaps.counters.blocks_out
+        self.engine.check_idle()
         return self.tally
 
     def _arrive(self) -> None:
         world, rng = self.world, self.random
         if self.started == world.sessions + world.requests or rng.random() > 0.25:
             return
-        name, max_tokens = str(self.started), rng.choice((1, 1, 1, 2, 6))
+        name, max_tokens = str(self.started), rng.choice((1, 1, 1, 2, _MOST_TOKENS))
         self.started += 1
-        if rng.random() * (world.sessions + world.requests) < world.requests:
-            prompt = self._prompt() or [1]
+        is_plain = rng.random() * (world.sessions + world.requests) < world.requests
+        prompt = self.client.prompt() if is_plain else self.client.first_prompt()
+        if rng.random() < world.loads and prompt:
+            self.engine.remote_tokens[name] = rng.randrange(1, len(prompt) + 1)
+            self.tally.loads += 1
+        if is_plain:
             self.expected[name] = expected_tokens(prompt, max_tokens)
-            self.scheduler.add_request(make_request(name, prompt, max_tokens, self.hasher))
+            self.tally.requests += 1
+            self.engine.add(name, prompt, max_tokens)
             return
-        prompt = self._prompt() if rng.random() < 0.9 else self._tokens(rng.randrange(2))
-        mode = rng.choice(list(SessionMode))
-        self.open[name] = (mode, prompt, max_tokens)
-        self.scheduler.open_session(make_request(name, prompt, max_tokens, self.hasher), mode)
+        session = self.open[name] = _Session(rng.choice(list(SessionMode)), prompt, max_tokens)
+        self.engine.open(name, prompt, max_tokens, session.mode)
 
-    def _input(self, name: str) -> None:
-        rng = self.random
-        mode, prompt, max_tokens = self.open[name]
-        chance = rng.random()
-        if chance < 0.06:
-            piece = self._tokens(rng.choice((0, 1, 1, 5, 40, 90)))
-            if len(prompt) + len(piece) <= self._longest():
-                self.open[name] = (mode, prompt + piece, max_tokens)
-                self.scheduler.extend_prompt(name, piece)
+    def _carry_out(self, name: str) -> None:
+        session, engine = self.open[name], self.engine
+        assert name in engine.scheduler.requests, f"{name} ended before its input was closed"
+        for move in self.client.moves(session.prompt, session.mode, swapped=engine.is_swapped(name)):
+            session.prompt = move.prompt_after(session.prompt)
+            if move.kind is Kind.APPEND:
+                engine.scheduler.extend_prompt(name, move.token_ids)
                 self.tally.appends += 1
-        elif chance < 0.12 and mode is SessionMode.UPDATE:
-            self._update(name)
-        elif chance < 0.15:
-            closing = self._tokens(rng.choice((0, 0, 1, 20)))
-            if prompt + closing:
+            elif move.kind is Kind.UPDATE:
+                engine.scheduler.replace_prompt(name, move.token_ids)
+                self.tally.updates += 1
+            elif move.kind is Kind.CLOSE:
+                engine.scheduler.close_input(name, move.token_ids)
+                self.expected[name] = expected_tokens(session.prompt, session.max_tokens)
+                self.tally.sessions += 1
                 del self.open[name]
-                self.expected[name] = expected_tokens(prompt + closing, max_tokens)
-                self.scheduler.close_input(name, closing)
-        elif chance < 0.155:
-            del self.open[name]
-            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-            self.tally.cancelled += 1
-
-    def _update(self, name: str) -> None:
-        rng = self.random
-        mode, prompt, max_tokens = self.open[name]
-        kept = rng.randrange(len(prompt) + 1) if rng.random() < 0.8 else len(prompt)
-        changed = prompt[:kept] + self._tokens(rng.choice((0, 0, 1, 30, 90)))
-        if len(changed) > self._longest():
-            return
-        self.open[name] = (mode, changed, max_tokens)
-        self.scheduler.replace_prompt(name, changed)
-        self.tally.updates += 1
-
-    def _step(self) -> bool:
-        """One turn of the engine. False: nothing was left to do."""
-        if self.scheduler.has_requests() and len(self.in_flight) < self.world.depth:
-            output = self.scheduler.schedule()
-            self.in_flight.append((output, self.runner.step(output)))
-            if len(self.in_flight) < self.world.depth and output.total_num_scheduled_tokens:
-                return True
-        if not self.in_flight:
-            return bool(self.scheduler.has_requests())
-        output, ran = self.in_flight.popleft()
-        books = {name: self.scheduler._sessions[name] for name in self.scheduler._sessions}
-        for outputs in self.scheduler.update_from_output(output, ran).values():
-            for each in outputs.outputs:
-                self.answers.setdefault(each.request_id, []).extend(each.new_token_ids)
-        for name in books.keys() - self.scheduler._sessions.keys():
-            record = self.scheduler.take_session_record(name)
-            self.tally.swaps += record.preemptions_swap
-            self.tally.recomputes += record.preemptions_recompute
-            self.tally.invalidated_tokens += record.tokens.invalidated_tokens
-        return True
-
-    def _check_conservation(self) -> None:
-        scheduler = self.scheduler
-        scheduler.swaps.check_invariants()
-        (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
-        held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
-        deferred = [block for _, blocks in scheduler.deferred_frees for block in blocks]
-        for block in {id(each): each for each in held + deferred}.values():
-            owners = sum(each is block for each in held) + sum(each is block for each in deferred)
-            assert block.ref_cnt == owners, f"block {block.block_id}: {block.ref_cnt} references, {owners} owners"
-        unique = len({each.block_id for each in held + deferred})
-        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        assert free + unique == self.world.blocks - 1, f"{free} free and {unique} held blocks"
+            else:
+                engine.abort(name)
+                self.tally.cancelled += 1
+                del self.open[name]
 
     def _compare(self) -> None:
         for name, tokens in self.expected.items():
-            self.tally.checked += 1
-            if self.answers.get(name) != tokens:
-                self.tally.wrong.append(f"{name}: {self.answers.get(name)} instead of {tokens}")
-
-    def _done(self) -> set[str]:
-        return {name for name, tokens in self.expected.items() if len(self.answers.get(name, ())) == len(tokens)}
-
-    def _prompt(self) -> list[int]:
-        base = self.random.choice(self.bases)
-        return base[: self.random.randrange(len(base))] + self._tokens(self.random.randrange(1, 60))
-
-    def _tokens(self, count: int) -> list[int]:
-        return [self.random.randrange(VOCABULARY) for _ in range(count)]
-
-    def _longest(self) -> int:
-        return (self.world.blocks - 1) * BLOCK_SIZE - 8
+            if self.engine.answers.get(name) != tokens:
+                self.tally.wrong.append(f"{name}: {self.engine.answers.get(name)} instead of {tokens}")
+        for record in self.engine.records.values():
+            self.tally.swaps += record.preemptions_swap
+            self.tally.recomputes += record.preemptions_recompute
+            self.tally.invalidated_tokens += record.tokens.invalidated_tokens
 
 
 def simulate(world: World, seed: int) -> Tally:
     """Raises AssertionError when blocks are lost or nothing moves; wrong answers are in the tally."""
-    return _Simulation(world, seed).run()
+    with SteppedClock() as clock:
+        return _Simulation(world, seed, clock).run()
+
+
+def play(seed: int, first: int = 0, **fixed: Any) -> Iterator[Tally]:
+    """Worlds without end, from number `first` on: the tally of each, with what broke among its findings.
+
+    fixed: fields of the worlds that are not drawn.
+    """
+    for number in count(first):
+        world = replace(World.drawn(random.Random(f"{seed}/{number}")), **fixed)
+        try:
+            tally = simulate(world, number)
+        except Exception as error:  # noqa: BLE001 - whatever breaks in a world is a finding
+            tally = Tally(wrong=[raised(error)])
+        tally.wrong = [f"world {number} of seed {seed}, {world}: {each}" for each in tally.wrong]
+        yield tally

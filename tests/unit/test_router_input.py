@@ -159,9 +159,3 @@ async def test_a_defect_of_the_router_answers_internal(cluster: Cluster) -> None
     error = await failure(cluster.call("defect"))
 
     assert error.code() is grpc.StatusCode.INTERNAL
-
-
-async def test_streaming_sessions_are_unimplemented(cluster: Cluster) -> None:
-    error = await failure(cluster.api.StreamGenerate(iter([api.StreamGenerateRequest(cancel=api.SessionCancel())])))
-
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED

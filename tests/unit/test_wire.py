@@ -1,5 +1,7 @@
 """Errors on the wire: the status of each class, and the details that clients read."""
 
+from typing import Any
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
@@ -7,7 +9,7 @@ from google.rpc.status_pb2 import Status
 from rachis import registry, wire
 
 from cluster_core import errors
-from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError
+from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from control_plane.worker_client import _ERRORS, WorkerLostError
 
 
@@ -23,6 +25,9 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.OutOfRangeError: "OUT_OF_RANGE",
     errors.NotFoundError: "NOT_FOUND",
     errors.NotSupportedError: "UNIMPLEMENTED",
+    errors.OutOfOrderError: "FAILED_PRECONDITION",
+    errors.StaleRevisionError: "ABORTED",
+    errors.WithdrawnError: "CANCELLED",
     errors.OverloadedError: "RESOURCE_EXHAUSTED",
     errors.UnavailableError: "UNAVAILABLE",
     errors.DeadlineError: "DEADLINE_EXCEEDED",
@@ -121,3 +126,13 @@ async def test_two_servers_never_share_a_port() -> None:
 
     await first.stop(0)
     await second.stop(0)
+
+
+async def test_a_write_to_a_client_that_is_gone_is_nobodys_fault() -> None:
+    class Gone:
+        async def write(self, _message: object) -> None:
+            raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    context: Any = Gone()
+    with pytest.raises(WithdrawnError, match="the client is gone"):
+        await wire.write(context, object())

@@ -1,7 +1,7 @@
 """The router's calls to a worker: what is closed early is cancelled there, what does not answer counts as lost."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import pytest
@@ -9,11 +9,12 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
-from cluster_core.errors import DeadlineError, InvalidInputError
+from cluster_core.errors import DeadlineError, InvalidInputError, UnavailableError
 from cluster_core.ids import WorkerId
 from control_plane.membership import WorkerSnapshot
 from control_plane.worker_client import WorkerClient, WorkerLostError
 from decode_worker.service import DecodeService
+from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine
 
@@ -36,10 +37,22 @@ class Called:
 
 @pytest.fixture
 async def called() -> AsyncIterator[Called]:
+    async with calling(DecodeService) as called:
+        yield called
+
+
+@pytest.fixture
+async def prefiller() -> AsyncIterator[Called]:
+    async with calling(PrefillService) as called:
+        yield called
+
+
+@asynccontextmanager
+async def calling(service: type[DecodeService | PrefillService]) -> AsyncIterator[Called]:
     engine = FakeEngine()
     server = grpc.aio.server()
     record = wire.WorkerRegistration(worker_id="decode-0", generation=1, state=wire.WORKER_STATE_READY)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(DecodeService(engine, record, lambda: None), server)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(engine, record, lambda: None), server)
     called = Called(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", engine, server)
     await server.start()
     yield called
@@ -101,3 +114,54 @@ async def test_a_channel_to_a_worker_that_left_is_closed_only_after_its_calls(ca
 
         messages = [message async for message in stream]
     assert messages[-1].end.completion_tokens == 1000
+
+
+# Sessions.
+
+
+def opening(number: int = 1) -> wire.PrefillSessionRequest:
+    opened = wire.PrefillSessionOpen(
+        request_id="r#1", generation=number, mode=generation.SESSION_MODE_APPEND, token_ids=[1, 2]
+    )
+    return wire.PrefillSessionRequest(open=opened)
+
+
+async def test_a_session_whose_block_is_left_is_cancelled_at_the_worker(prefiller: Called) -> None:
+    async with prefiller.client.prefill_session(prefiller.worker, 5.0) as session:
+        await session.write(opening())
+        assert (await session.read()).progress.prompt_tokens == 2
+        assert prefiller.engine.status().load.running_requests == 1
+
+    await until(lambda: prefiller.engine.status().load.running_requests == 0)
+
+
+async def test_a_session_at_a_worker_that_is_gone_counts_as_lost(prefiller: Called) -> None:
+    await prefiller.server.stop(None)
+    async with prefiller.client.prefill_session(prefiller.worker, 5.0) as session:
+        with pytest.raises(WorkerLostError, match=r"^worker decode-0: "):
+            await session.read()
+
+
+async def test_what_is_written_to_a_session_that_has_ended_is_dropped_and_reading_says_why(prefiller: Called) -> None:
+    async with prefiller.client.prefill_session(prefiller.worker, 5.0) as session:
+        await session.write(opening(number=7))
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match="the call is for generation 7"):
+                await session.read()
+        await session.write(opening())
+
+
+async def test_a_session_beyond_its_time_is_a_deadline_not_a_lost_worker(prefiller: Called) -> None:
+    async with prefiller.client.prefill_session(prefiller.worker, 0.1) as session:
+        await session.write(opening())
+        with pytest.raises(DeadlineError):
+            while True:
+                await session.read()
+
+
+async def test_a_decode_worker_has_no_sessions_and_does_not_count_as_lost(called: Called) -> None:
+    async with called.client.prefill_session(called.worker, 5.0) as session:
+        with pytest.raises(UnavailableError, match="is no prefill worker") as caught:
+            await session.read()
+
+    assert not isinstance(caught.value, WorkerLostError)

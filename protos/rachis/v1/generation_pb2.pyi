@@ -560,7 +560,7 @@ class SessionProgress(_message.Message):
     computed_tokens: _builtins.int
     """Prompt tokens that the engine computed, again included."""
     reused_tokens: _builtins.int
-    """Prompt tokens whose KV was found, not computed: in the prefix cache or in host memory."""
+    """Prompt tokens whose KV was found, not computed: kept over an update, in the prefix cache or in host memory."""
     invalidated_tokens: _builtins.int
     """Computed tokens that an update threw away."""
     prompt_tokens: _builtins.int

@@ -1,0 +1,87 @@
+"""What a Python client may give as a prompt or as a piece of one, as messages of the API.
+
+What a retriever finds is taken by its shape, without importing the library: `page_content` and `metadata` as
+LangChain's documents have them, `get_content()` or `text` as LlamaIndex's nodes have them. A title is taken from the
+metadata.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+
+_END = object()
+
+
+def text_prompt(text: str) -> generation.PromptInput:
+    return generation.PromptInput(text=text)
+
+
+def token_prompt(token_ids: Sequence[int]) -> generation.PromptInput:
+    return generation.PromptInput(token_ids=generation.TokenIds(ids=token_ids))
+
+
+def chat_prompt(messages: Sequence[Mapping[str, str]]) -> generation.PromptInput:
+    turns = [generation.ChatMessage(role=turn["role"], content=turn["content"]) for turn in messages]
+    return generation.PromptInput(chat=generation.ChatMessages(messages=turns))
+
+
+def prompt_of(given: Any) -> generation.PromptInput | None:
+    """A prompt from a str, token ids, chat messages as dicts, or a `PromptInput`; None stays None.
+
+    Raises TypeError for anything else.
+    """
+    if given is None or isinstance(given, generation.PromptInput):
+        return given
+    if isinstance(given, str):
+        return text_prompt(given)
+    if is_token_ids(given):
+        return token_prompt(given)
+    if isinstance(given, Sequence) and all(isinstance(turn, Mapping) for turn in given):
+        return chat_prompt(given)
+    raise TypeError(f"a prompt is text, token ids or chat messages, not {type(given).__name__}")
+
+
+def piece_of(given: Any) -> api.SessionPiece:
+    """A piece from a str, token ids, a `Document`, or a retriever's document. Raises TypeError for anything else."""
+    if isinstance(given, api.SessionPiece):
+        return given
+    if isinstance(given, str):
+        return api.SessionPiece(text=given)
+    if isinstance(given, api.Document):
+        return api.SessionPiece(document=given)
+    if is_token_ids(given):
+        return api.SessionPiece(token_ids=generation.TokenIds(ids=given))
+    content = _content_of(given)
+    if not isinstance(content, str):
+        raise TypeError(f"a piece is text, token ids or a document, not {type(given).__name__}")
+    metadata = getattr(given, "metadata", None)
+    title = metadata.get("title") if isinstance(metadata, Mapping) else None
+    return api.SessionPiece(document=api.Document(title=str(title or ""), content=content))
+
+
+async def each_of(given: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
+    """What an iterator gives. A plain one may wait for its source, so a thread advances it."""
+    if isinstance(given, AsyncIterable):
+        async for item in given:
+            yield item
+        return
+    items = iter(given)
+    while (item := await asyncio.to_thread(next, items, _END)) is not _END:
+        yield item
+
+
+def is_token_ids(given: Any) -> bool:
+    """A sequence of numbers, not an empty one."""
+    listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return listed and bool(given) and all(isinstance(token, int) for token in given)
+
+
+def _content_of(given: Any) -> Any:
+    if hasattr(given, "page_content"):
+        return given.page_content
+    if callable(getattr(given, "get_content", None)):
+        return given.get_content()
+    return getattr(given, "text", None)

@@ -1,0 +1,191 @@
+"""`python -m tests.fuzz simulated|real`: random sessions, a summary, and exit code 1 when anything was wrong.
+
+`--plant NAME` plants one of the bugs of `tests.fuzz.planted`, which has to be found; `controls` plants one after the
+other. World N of a seed is always the same, and so is what it finds. The real engine's trials share one engine.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cluster_core.clock import monotonic_s
+from tests.fuzz.tally import Tally
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+# A world that breaks compares nothing, and a plant may break every one.
+_MOST_BROKEN = 5
+
+
+class Kind(Enum):
+    SIMULATED = "simulated"
+    REAL = "real"
+
+
+Seed = Annotated[int, typer.Option()]
+PlantName = Annotated[str | None, typer.Option("--plant", help="One of the bugs of tests/fuzz/planted.py.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+
+
+@app.command()
+def simulated(
+    sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 10_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    world: Annotated[int | None, typer.Option(min=0, help="That world alone.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Real schedulers on a model runner that checks the KV, in worlds of every setting, V1 and V2."""
+    from tests.fuzz.simulated import play
+
+    began_s = monotonic_s()
+    with _planted(plant):
+        tally = _until(1 if world is not None else sessions, play(seed, world or 0), as_json)
+    _conclude(Kind.SIMULATED, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
+def real(
+    sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 1_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    as_json: AsJson = False,
+) -> None:
+    """One real prefill engine in fp32, policies and preemption strategies in turn."""
+    from tests.fuzz.real_engine import RealEngine, play
+
+    engine, began_s = RealEngine(), monotonic_s()
+    try:
+        with _planted(plant):
+            tally = _until(sessions, play(engine, seed), as_json)
+    finally:
+        engine.close()
+    _conclude(Kind.REAL, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
+def controls(
+    kind: Kind,
+    sessions: Annotated[int, typer.Option(min=1, help="Most sessions for each planted bug.")] = 300,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Plants every bug in turn, until it is found. Exit code 1 when one is not found that could be."""
+    from tests.fuzz.planted import PLANTS
+
+    found: dict[str, int | None] = {}
+    finder = _find_in_simulation if kind is Kind.SIMULATED else _find_in_real_engine
+    names = [name for name, plant in PLANTS.items() if kind is Kind.SIMULATED or plant.real]
+    for name, after in finder(names, sessions, seed):
+        found[name] = after
+        if not as_json:
+            told = "not found" if after is None else f"found after {after:,} sessions"
+            out.print(f"{name:<32} {told:<28} {PLANTS[name].breaks}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({"engine": kind.value, "seed": seed, "found_after_sessions": found}))
+    sys.exit(1 if None in found.values() or len(found) < len(names) else 0)
+
+
+def _find_in_simulation(names: list[str], sessions: int, seed: int) -> Iterator[tuple[str, int | None]]:
+    from tests.fuzz.simulated import play
+
+    for name in names:
+        played = 0
+        with _planted(name):
+            for tally in play(seed):
+                played += tally.sessions
+                if tally.wrong or played >= sessions:
+                    break
+        yield name, played if tally.wrong else None
+
+
+def _find_in_real_engine(names: list[str], sessions: int, seed: int) -> Iterator[tuple[str, int | None]]:
+    from tests.fuzz.real_engine import RealEngine, play
+
+    engine = RealEngine()
+    try:
+        for name in names:
+            played = 0
+            with _planted(name):
+                for tally in play(engine, seed):
+                    played += tally.sessions
+                    if tally.wrong or played >= sessions:
+                        break
+            yield name, played if tally.wrong else None
+            if not engine.recover():
+                return
+    finally:
+        engine.close()
+
+
+def _planted(name: str | None) -> AbstractContextManager[Any]:
+    if name is None:
+        return nullcontext()
+    from tests.fuzz.planted import PLANTS
+
+    if name not in PLANTS:
+        raise typer.BadParameter(f"one of {', '.join(PLANTS)}", param_hint="--plant")
+    return PLANTS[name].planted()
+
+
+def _until(sessions: int, tallies: Iterator[Tally], as_json: bool) -> Tally:
+    """The sum of the tallies until so many sessions were compared, or too much broke."""
+    total, broken = Tally(), 0
+    with _progress(sessions, as_json) as (progress, task):
+        for tally in tallies:
+            total.add(tally)
+            broken += not tally.sessions
+            progress.update(task, completed=total.sessions)
+            if total.sessions >= sessions or broken == _MOST_BROKEN:
+                break
+    return total
+
+
+@contextmanager
+def _progress(sessions: int, as_json: bool) -> Iterator[tuple[Progress, Any]]:
+    columns = (TextColumn("sessions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
+        yield progress, progress.add_task("", total=sessions)
+
+
+def _conclude(kind: Kind, tally: Tally, seed: int, plant: str | None, seconds: float, *, as_json: bool) -> None:
+    """Tells what came out, and ends the process: 1 when anything was wrong."""
+    told = {**tally.told(), "seconds": round(seconds, 1)}
+    if as_json:
+        typer.echo(json.dumps({"engine": kind.value, "seed": seed, "plant": plant, **told}))
+    else:
+        findings = told.pop("findings")
+        title = f"{kind.value} engine, seed {seed}" + (f", with {plant}" if plant else "")
+        table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+        for name, value in told.items():
+            if value or name == "wrong":
+                table.add_row(name.replace("_", " "), f"{value:,}")
+        out.print(table)
+        for finding in findings:
+            err.print(finding, style="red", markup=False, soft_wrap=True)
+    sys.exit(1 if tally.wrong else 0)
+
+
+def _silence() -> None:
+    """Of vLLM, torch and their loading bars only errors are heard. To be called before they are imported."""
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "TQDM_DISABLE": "1"}
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+if __name__ == "__main__":
+    _silence()
+    app()

@@ -1,0 +1,148 @@
+"""Bugs that are planted on purpose, to show that the fuzzers would see them.
+
+Each is a context in which one thing is done wrong. A plant that no fuzzer catches is a hole in the fuzzers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from vllm.v1.core.block_pool import BlockPool
+
+from kv_transfer import vllm_private
+from kv_transfer.swap_ledger import SwapCopies, SwapLedger
+from prefill_worker import session_input
+from prefill_worker.session_input import SessionInput
+from prefill_worker.sessions import longest_common_prefix
+from prefill_worker.streaming_request import StreamingRequest
+
+
+def _writes_published_blocks() -> AbstractContextManager[Any]:
+    return mock.patch.object(BlockPool, "is_block_writable", lambda pool, block: True)
+
+
+def _keeps_one_token_too_many() -> AbstractContextManager[Any]:
+    def prefix(first: list[int], second: list[int]) -> int:
+        return min(longest_common_prefix(first, second) + 1, len(first), len(second))
+
+    return mock.patch.object(session_input, "longest_common_prefix", prefix)
+
+
+def _keeps_old_block_hashes() -> AbstractContextManager[Any]:
+    apply = SessionInput._apply
+
+    def apply_and_keep(self: Any, request: Any, given: Any) -> None:
+        before = list(request.block_hashes)
+        apply(self, request, given)
+        known = len(request.block_hashes)
+        request.block_hashes[: len(before[:known])] = before[:known]
+
+    return mock.patch.object(SessionInput, "_apply", apply_and_keep)
+
+
+def _update_forgets_host_copies() -> AbstractContextManager[Any]:
+    shorten = SwapLedger.shorten
+    return mock.patch.object(
+        SwapLedger, "shorten", lambda self, name, tokens: 0 if tokens else shorten(self, name, tokens)
+    )
+
+
+def _swap_in_is_skipped() -> AbstractContextManager[Any]:
+    take_copies = SwapLedger.take_copies
+    return mock.patch.object(SwapLedger, "take_copies", lambda self: SwapCopies(out=take_copies(self).out))
+
+
+@contextmanager
+def _swap_out_comes_late() -> Iterator[None]:
+    take_copies = SwapLedger.take_copies
+    late: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def take_late(self: SwapLedger) -> SwapCopies:
+        copies = take_copies(self)
+        out, late[id(self)] = late.get(id(self), ()), copies.out
+        return SwapCopies(out, copies.back)
+
+    with mock.patch.object(SwapLedger, "take_copies", take_late):
+        yield
+
+
+def _dropped_copies_stay() -> AbstractContextManager[Any]:
+    return mock.patch.object(SwapLedger, "drop", lambda self, name: None)
+
+
+def _model_runner_is_not_told() -> AbstractContextManager[Any]:
+    apply = SessionInput._apply
+
+    def apply_silently(self: Any, request: Any, given: Any) -> None:
+        told_before = request.request_id in self.reset_preempted_req_ids
+        apply(self, request, given)
+        if not told_before:
+            self.reset_preempted_req_ids.discard(request.request_id)
+
+    return mock.patch.object(SessionInput, "_apply", apply_silently)
+
+
+def _loses_a_block() -> AbstractContextManager[Any]:
+    truncate = vllm_private.truncate_blocks
+
+    def truncate_and_lose(scheduler: Any, request: Any, keep_tokens: int) -> int:
+        blocks = vllm_private.request_blocks(scheduler, request.request_id)
+        if keep_tokens < (len(blocks) - 1) * scheduler.block_size:
+            blocks.pop()
+        return truncate(scheduler, request, keep_tokens)
+
+    return mock.patch.object(vllm_private, "truncate_blocks", truncate_and_lose)
+
+
+def _input_does_not_wait_for_loads() -> AbstractContextManager[Any]:
+    return mock.patch.object(session_input, "LOADING", None)
+
+
+def _answers_before_input_is_closed() -> AbstractContextManager[Any]:
+    nothing_held = property(lambda self: 0, lambda self, value: None)
+    return mock.patch.object(StreamingRequest, "held_tokens", nothing_held)
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
+
+    breaks: str
+    planted: Callable[[], AbstractContextManager[Any]]
+    real: bool = True
+
+
+PLANTS: Mapping[str, Plant] = {
+    "writes_published_blocks": Plant(
+        "an update writes into a block that others find in the prefix cache", _writes_published_blocks
+    ),
+    "keeps_one_token_too_many": Plant(
+        "an update keeps the KV of the first token that differs", _keeps_one_token_too_many
+    ),
+    "keeps_old_block_hashes": Plant(
+        "after an update new KV is published under the old prompt's hashes", _keeps_old_block_hashes
+    ),
+    "update_forgets_host_copies": Plant(
+        "an update of a swapped session leaves the old prompt's KV in host memory", _update_forgets_host_copies
+    ),
+    "swap_in_is_skipped": Plant("a resumed session's KV is never copied back", _swap_in_is_skipped),
+    "swap_out_comes_late": Plant(
+        "blocks are copied to host memory a step late, when others have written them", _swap_out_comes_late
+    ),
+    "dropped_copies_stay": Plant("host slots of sessions that are gone are never freed", _dropped_copies_stay),
+    "model_runner_is_not_told": Plant(
+        "V2 only: the model runner does not hear that a session comes again as new",
+        _model_runner_is_not_told,
+        real=False,
+    ),
+    "input_does_not_wait_for_loads": Plant(
+        "an update frees blocks into which a load is still being written", _input_does_not_wait_for_loads, real=False
+    ),
+    "answers_before_input_is_closed": Plant(
+        "a session's last known token is computed while more may come", _answers_before_input_is_closed
+    ),
+    # The last: no engine recovers from it.
+    "loses_a_block": Plant("an update that frees blocks forgets one of them", _loses_a_block),
+}

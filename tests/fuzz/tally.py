@@ -1,0 +1,37 @@
+"""What a fuzzer has done and found, added up."""
+
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FINDINGS_TOLD = 5
+
+
+def raised(error: Exception) -> str:
+    """An error as a finding: what it says and where it came from."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
+
+
+@dataclass(slots=True)
+class Tally:
+    """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions."""
+
+    sessions: int = 0
+    requests: int = 0
+    wrong: list[str] = field(default_factory=list)
+    cancelled: int = 0
+    appends: int = 0
+    updates: int = 0
+    swaps: int = 0
+    recomputes: int = 0
+    loads: int = 0
+    invalidated_tokens: int = 0
+
+    def add(self, other: "Tally") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def told(self) -> dict[str, Any]:
+        """As JSON: `wrong` is a number, and the first few are told in `findings`."""
+        return {**asdict(self), "wrong": len(self.wrong), "findings": self.wrong[:FINDINGS_TOLD]}

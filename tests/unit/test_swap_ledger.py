@@ -1,0 +1,170 @@
+"""The swap ledger against memory that is really copied: what comes back is what was taken, and no slot is lost."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kv_transfer.swap_ledger import SwapCopies, SwapLedger
+
+SLOTS = 12
+BLOCK = 4
+NAMES = st.sampled_from("abcde")
+TOKENS = st.integers(1, 24)
+
+
+def blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """One engine: between steps sessions are shortened; a step swaps out and resumes, and then copies.
+
+    `host` is memory, written as the copies say. `swapped` is what the ledger should know: for each request its tokens,
+    and the content of its blocks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = SwapLedger(SLOTS, BLOCK)
+        self.host: list[object] = [None] * SLOTS
+        self.device: dict[int, object] = {}
+        self.swapped: dict[str, tuple[int, list[object]]] = {}
+        self.out_in_this_step: set[str] = set()
+        self.due_back: dict[int, object] = {}
+        self.between_steps = True
+        self.content = 0
+        self.next_block = 0
+
+    def new_blocks(self, count: int) -> list[int]:
+        self.next_block += count
+        return list(range(self.next_block - count, self.next_block))
+
+    @precondition(lambda self: self.between_steps)
+    @rule(name=NAMES, tokens=st.integers(0, 24))
+    def shorten(self, name: str, tokens: int) -> None:
+        had, contents = self.swapped.get(name, (0, []))
+        assert self.ledger.shorten(name, tokens) == max(0, had - tokens)
+        self.forget(name, tokens, had, contents)
+
+    def forget(self, name: str, tokens: int, had: int, contents: list[object]) -> None:
+        if 0 < tokens < had:
+            self.swapped[name] = (tokens, contents[: blocks_of(tokens)])
+        elif had and not tokens:
+            del self.swapped[name]
+
+    @rule(name=NAMES, tokens=TOKENS)
+    def swap_out(self, name: str, tokens: int) -> None:
+        if name in self.swapped:
+            with pytest.raises(AssertionError, match="swapped out already"):
+                self.ledger.swap_out(name, [0], 1)
+            return
+        self.between_steps = False
+        blocks = self.new_blocks(blocks_of(tokens))
+        for block in blocks:
+            self.content += 1
+            self.device[block] = self.content
+        room = len(blocks) <= self.ledger.free_slots
+        # The request may hold more blocks than have tokens in them.
+        assert self.ledger.swap_out(name, [*blocks, 999], tokens) is room
+        if room:
+            self.swapped[name] = (tokens, [self.device[block] for block in blocks])
+            self.out_in_this_step.add(name)
+
+    @rule(name=NAMES, first=st.integers(0, 6))
+    def swap_back(self, name: str, first: int) -> None:
+        if name not in self.swapped or name in self.out_in_this_step:
+            return
+        self.between_steps = False
+        _, contents = self.swapped.pop(name)
+        first = min(first, len(contents))
+        blocks = self.new_blocks(len(contents) - first)
+        self.ledger.swap_back(name, first, blocks)
+        self.due_back |= dict(zip(blocks, contents[first:], strict=True))
+
+    @rule(name=NAMES)
+    def drop_while_resuming(self, name: str) -> None:
+        if name not in self.out_in_this_step:
+            self.between_steps = False
+            self.ledger.drop(name)
+            self.swapped.pop(name, None)
+
+    @rule()
+    def run_the_step(self) -> None:
+        copies = self.ledger.take_copies()
+        written = [slot for _, slot in copies.out]
+        assert len(set(written)) == len(written), "a slot is written twice in a step"
+        assert not set(written) & {slot for _, slot in copies.back}, "a slot is used again before it is read"
+        for block, slot in copies.out:
+            self.host[slot] = self.device.pop(block)
+        assert {block: self.host[slot] for block, slot in copies.back} == self.due_back
+        assert self.ledger.take_copies() == SwapCopies(), "they are told once"
+        self.out_in_this_step, self.due_back, self.between_steps = set(), {}, True
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        self.ledger.check_invariants()
+        assert {name: self.ledger.tokens(name) for name in "abcde"} == {
+            name: self.swapped.get(name, (0, []))[0] for name in "abcde"
+        }
+        assert self.ledger.used_slots == sum(len(contents) for _, contents in self.swapped.values())
+        if self.between_steps:
+            assert self.ledger.free_slots == SLOTS - self.ledger.used_slots
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_ledger_gives_back_what_it_took = LedgerMachine.TestCase
+
+
+def test_shortening_keeps_the_slots_of_the_first_tokens_and_frees_the_others_at_once() -> None:
+    ledger = SwapLedger(4, BLOCK)
+    assert ledger.swap_out("a", [10, 11, 12], 11)
+    slots = dict(ledger.take_copies().out)
+    assert ledger.shorten("a", 6) == 5
+    assert (ledger.tokens("a"), ledger.free_slots) == (6, 2)
+    ledger.swap_back("a", 0, [20, 21])
+    assert ledger.take_copies().back == ((20, slots[10]), (21, slots[11]))
+
+
+def test_shortening_to_more_tokens_than_there_are_changes_nothing() -> None:
+    ledger = SwapLedger(4, BLOCK)
+    ledger.swap_out("a", [10, 11], 7)
+    assert (ledger.shorten("a", 7), ledger.shorten("a", 100), ledger.shorten("nobody", 0)) == (0, 0, 0)
+    assert ledger.tokens("a") == 7
+
+
+def test_blocks_that_are_cached_on_the_device_are_not_copied_back() -> None:
+    ledger = SwapLedger(4, BLOCK)
+    ledger.swap_out("a", [10, 11, 12], 12)
+    slots = dict(ledger.take_copies().out)
+    ledger.swap_back("a", 2, [22])
+    assert ledger.take_copies().back == ((22, slots[12]),)
+    assert ledger.counters.blocks_out == 3
+    assert ledger.counters.blocks_back == 1
+    assert ledger.free_slots == 4
+
+
+def test_slots_of_a_resumed_request_are_free_after_the_step_that_reads_them() -> None:
+    ledger = SwapLedger(2, BLOCK)
+    ledger.swap_out("a", [10, 11], 8)
+    ledger.take_copies()
+    ledger.swap_back("a", 0, [20, 21])
+    assert ledger.free_slots == 0
+    assert not ledger.swap_out("b", [10], 4)
+    ledger.take_copies()
+    assert ledger.swap_out("b", [10], 4)
+
+
+@pytest.mark.parametrize(("slots", "blocks", "tokens"), [(0, [1], 4), (2, [1, 2, 3], 9), (4, [], 0)])
+def test_without_room_or_without_tokens_nothing_is_done(slots: int, blocks: list[int], tokens: int) -> None:
+    ledger = SwapLedger(slots, BLOCK)
+    assert not ledger.swap_out("a", blocks, tokens)
+    assert ledger.take_copies() == SwapCopies()
+    assert (ledger.tokens("a"), ledger.free_slots) == (0, slots)
+
+
+def test_a_lost_slot_is_noticed() -> None:
+    ledger = SwapLedger(3, BLOCK)
+    ledger._free.pop()
+    with pytest.raises(AssertionError, match="a slot is lost or owned twice"):
+        ledger.check_invariants()
