@@ -102,6 +102,7 @@ class HandoffSection(Section):
 class RouterSection(Section):
     host: str = "127.0.0.1"
     port: Port = Field(7421, description="0 takes a free one.")
+    metrics_port: Port = Field(0, description="Of http://host:port/metrics, for Prometheus; 0 takes a free one.")
     max_in_flight_requests: int = Field(256, ge=1, le=100_000)
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
     queue_timeout_s: Seconds = 30.0

@@ -204,6 +204,9 @@ class EngineLoad:
     leased_handoffs: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
+    open_sessions: int = 0
+    free_host_blocks: int = 0
+    total_host_blocks: int = 0
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from cluster_core.errors import NotFoundError, RachisError
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
 from control_plane.membership import Member, Membership
+from control_plane.metrics import RouterMetrics
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.worker_client import WorkerClient
@@ -34,6 +35,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         router: RouterService,
         dispatcher: Dispatcher,
         admission: Admission,
+        metrics: RouterMetrics,
     ) -> None:
         self._loaded = loaded
         self._service_id = service_id
@@ -43,6 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._router = router
         self._dispatcher = dispatcher
         self._admission = admission
+        self._metrics = metrics
         self._started_s = monotonic_s()
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
@@ -81,6 +84,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             overhead_p50_ms=_quantile(overhead, 0.5),
             overhead_p99_ms=_quantile(overhead, 0.99),
             cpu_s=cpu_s(),
+            metrics_address=self._metrics.address,
         )
 
     async def _view(self, member: Member) -> admin.WorkerView:

@@ -20,6 +20,7 @@ from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
 from control_plane.job import Job
 from control_plane.membership import Membership
+from control_plane.metrics import RouterMetrics
 from control_plane.request import Event, RequestLifecycle, State
 from control_plane.streaming import StreamingSessions
 from control_plane.tokenization import Tokenizer
@@ -37,6 +38,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         tokenizer: Tokenizer,
         sessions: StreamingSessions,
+        metrics: RouterMetrics,
         *,
         request_timeout_s: float,
     ) -> None:
@@ -45,6 +47,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._admission = admission
         self._tokenizer = tokenizer
         self._sessions = sessions
+        self._metrics = metrics
         self._request_timeout_s = request_timeout_s
         self.outcomes: Counter[State] = Counter()
 
@@ -83,6 +86,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
         finally:
             self.outcomes[lifecycle.state] += 1
+            self._metrics.request_ended(lifecycle.state.value)
 
     async def _generate(
         self,

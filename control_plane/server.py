@@ -16,6 +16,7 @@ from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
 from control_plane.malformed_input import MalformedInputInterceptor
 from control_plane.membership import Membership
+from control_plane.metrics import RouterMetrics
 from control_plane.placement import LEAST_LOADED
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
@@ -61,6 +62,7 @@ class RouterServer:
             config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s
         )
         self._tokenizer = Tokenizer(config.model.resolved_path)
+        self.metrics = RouterMetrics()
         sessions = StreamingSessions(
             self.membership,
             self._dispatcher,
@@ -68,6 +70,7 @@ class RouterServer:
             admission,
             self._tokenizer,
             config.streaming,
+            self.metrics,
             request_timeout_s=config.router.request_timeout_s,
         )
         self._router = RouterService(
@@ -76,6 +79,7 @@ class RouterServer:
             admission,
             self._tokenizer,
             sessions,
+            self.metrics,
             request_timeout_s=config.router.request_timeout_s,
         )
         self._admin = AdminService(
@@ -87,6 +91,7 @@ class RouterServer:
             self._router,
             self._dispatcher,
             admission,
+            self.metrics,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
@@ -112,6 +117,13 @@ class RouterServer:
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"
             ) from None
         self.address = f"{self._config.host}:{port}"
+        try:
+            self.metrics.serve(self._config.host, self._config.metrics_port)
+        except OSError as error:
+            place = f"{self._config.host}:{self._config.metrics_port}"
+            raise StartError(
+                f"cannot serve metrics on {place}: {error.strerror}", field="router.metrics_port"
+            ) from None
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._tokenizer.load()
         await self._server.start()
@@ -127,6 +139,7 @@ class RouterServer:
         await self._dispatcher.close()
         await self._client.close()
         await self._follower.close()
+        await asyncio.to_thread(self.metrics.close)
 
     async def wait_usable(self, workers: int, timeout_s: float) -> None:
         """Until so many workers may get requests. Raises TimeoutError."""

@@ -13,16 +13,18 @@ from rachis.wire import Context
 
 from cluster_core.errors import ClientFault
 from control_plane.job import Job
+from control_plane.metrics import RouterMetrics
 from control_plane.session_prefill import PromptInPieces
 
 
 class SessionEvents:
     """Shared by the tasks of one session."""
 
-    def __init__(self, context: Context, job: Job, pieces: PromptInPieces) -> None:
+    def __init__(self, context: Context, job: Job, pieces: PromptInPieces, metrics: RouterMetrics) -> None:
         self._context = context
         self._job = job
         self._pieces = pieces
+        self._metrics = metrics
         self._turn = asyncio.Lock()
         self._answering = False
 
@@ -34,6 +36,7 @@ class SessionEvents:
         await self._write(api.StreamGenerateResponse(progress=progress))
 
     async def refused(self, error: ClientFault, message_number: int) -> None:
+        self._metrics.refused(error.status)
         event = api.SessionRefused(
             status=error.status, message=str(error), field=error.field, message_number=message_number
         )
@@ -70,6 +73,7 @@ class SessionEvents:
             completion.session.CopyFrom(self._pieces.record)
             completion.session.ttft_from_open_ms = self._since(self._job.arrived_s)
             completion.session.ttft_from_finish_ms = self._since(self._pieces.finished_s)
+            self._metrics.session_ended(completion.session)
         return completion
 
     def _since(self, started_s: float) -> float:

@@ -21,6 +21,7 @@ from control_plane.dispatch import Dispatcher
 from control_plane.job import Job
 from control_plane.malformed_input import Malformed
 from control_plane.membership import Membership
+from control_plane.metrics import RouterMetrics
 from control_plane.request import Event, RequestLifecycle
 from control_plane.session import Session
 from control_plane.session_events import SessionEvents
@@ -43,6 +44,7 @@ class StreamingSessions:
         admission: Admission,
         tokenizer: Tokenizer,
         settings: StreamingSection,
+        metrics: RouterMetrics,
         *,
         request_timeout_s: float,
     ) -> None:
@@ -52,6 +54,7 @@ class StreamingSessions:
         self._admission = admission
         self._tokenizer = tokenizer
         self._settings = settings
+        self._metrics = metrics
         self._request_timeout_s = request_timeout_s
 
     async def serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
@@ -106,7 +109,7 @@ class StreamingSessions:
         appends_only = opened.mode == generation.SESSION_MODE_APPEND
         backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens if appends_only else None)
         pieces = PromptInPieces(self._client, job, session, backlog)
-        events = SessionEvents(context, job, pieces)
+        events = SessionEvents(context, job, pieces, self._metrics)
         reader = SessionReader(
             context,
             session,

@@ -32,6 +32,14 @@ def queue_lengths(engine: Any) -> tuple[int, int]:
     return len(scheduler.running), len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
 
 
+def session_counts(engine: Any) -> tuple[int, int, int]:
+    """(open sessions, free host blocks, host blocks in all); zeros for an engine without sessions."""
+    scheduler = scheduler_of(engine)
+    swaps = getattr(scheduler, "swaps", None)
+    sessions: int = getattr(scheduler, "session_count", 0)
+    return (sessions, swaps.free_slots, swaps.slots) if swaps is not None else (sessions, 0, 0)
+
+
 def leased_request_ids(engine: Any) -> set[str]:
     """Finished requests that the scheduler keeps because their blocks are leased or still being received."""
     return {name for name, request in scheduler_of(engine).requests.items() if request.is_finished()}

@@ -59,6 +59,10 @@ class SessionInput(_Scheduler):
         """Completes the prompt, which must not be empty. The request runs on as any other."""
         self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids], closes=True), len(token_ids))
 
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
     def session_books(self, request_id: str) -> SessionBooks | None:
         return self._sessions.get(request_id)
 

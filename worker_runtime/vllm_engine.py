@@ -406,7 +406,9 @@ class VllmEngine:
             self._counters.handoffs_expired = connector.handoffs_expired
             self._counters.handoffs_pulled = connector.handoffs_pulled
             self._counters.handoffs_recomputed = connector.handoffs_recomputed
-        self._status = EngineStatus(EngineLoad(running, waiting, len(leased), free, total), self._counters)
+        sessions, free_host, total_host = vllm_private.session_counts(self._engine)
+        load = EngineLoad(running, waiting, len(leased), free, total, sessions, free_host, total_host)
+        self._status = EngineStatus(load, self._counters)
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if stream.session is not None:

@@ -135,6 +135,9 @@ def load_to_wire(load: EngineLoad) -> wire.WorkerLoad:
         leased_handoffs=load.leased_handoffs,
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks,
+        open_sessions=load.open_sessions,
+        free_host_blocks=load.free_host_blocks,
+        total_host_blocks=load.total_host_blocks,
     )
 
 

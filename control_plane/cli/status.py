@@ -60,6 +60,7 @@ async def _ask(address: str) -> dict[str, Any]:
         "queued_requests": router.queued_requests,
         "outcomes": dict(router.outcomes),
         "registry_connected": router.registry_connected,
+        "metrics_address": router.metrics_address,
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
         "workers": [
             {
@@ -76,6 +77,9 @@ async def _ask(address: str) -> dict[str, Any]:
                 "leased_handoffs": view.load.leased_handoffs,
                 "free_blocks": view.load.free_blocks,
                 "total_blocks": view.load.total_blocks,
+                "open_sessions": view.load.open_sessions,
+                "free_host_blocks": view.load.free_host_blocks,
+                "total_host_blocks": view.load.total_host_blocks,
                 "requests": view.counters.requests,
                 "kv_bytes_pulled": view.counters.kv_bytes_pulled,
                 "handoffs_recomputed": view.counters.handoffs_recomputed,
@@ -95,7 +99,7 @@ def _print(result: dict[str, Any]) -> None:
     out.print(
         f"service {result['service_id']} on {result['address']}, up {result['uptime_s']:.0f} s, "
         f"{result['in_flight_requests']} running, {result['queued_requests']} queued, "
-        f"outcomes {result['outcomes'] or 'none yet'}"
+        f"outcomes {result['outcomes'] or 'none yet'}, metrics on http://{result['metrics_address']}/metrics"
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
@@ -107,11 +111,23 @@ def _print(result: dict[str, Any]) -> None:
             worker["running_requests"],
             worker["waiting_requests"],
             worker["leased_handoffs"],
+            worker["open_sessions"],
             f"{worker['free_blocks']}/{worker['total_blocks']}",
             f"{worker['resident_bytes'] >> 20} MiB",
             worker["generation"],
         )
         for worker in result["workers"]
     ]
-    columns = ("worker", "state", "phase", "running", "waiting", "leased", "free blocks", "memory", "generation")
+    columns = (
+        "worker",
+        "state",
+        "phase",
+        "running",
+        "waiting",
+        "leased",
+        "sessions",
+        "free blocks",
+        "memory",
+        "generation",
+    )
     print_table("", columns, rows)

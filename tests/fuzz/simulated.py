@@ -164,8 +164,8 @@ class SimulatedEngine:
 
         And nobody waits who has nothing to compute: the engine would turn and turn.
         """
-        scheduler = self.scheduler
-        scheduler.swaps.check_invariants()
+        scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
+        swaps.check_invariants()
         (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
         held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
@@ -179,7 +179,7 @@ class SimulatedEngine:
         assert free + len(owners) == self.world.blocks - 1, f"{free} free and {len(owners)} held blocks"
         for request in (*scheduler.waiting, *scheduler.kv_holding_waiting):
             if request.status is RequestStatus.WAITING:
-                ready = max(request.num_computed_tokens, scheduler.swaps.tokens(request.request_id))
+                ready = max(request.num_computed_tokens, swaps.tokens(request.request_id))
                 assert ready < request.num_tokens, f"{request.request_id} waits with nothing to compute"
 
     def check_idle(self) -> None:

@@ -302,8 +302,8 @@ def test_a_session_that_was_preempted_updated_and_loaded_comes_as_new(make_engin
     preempted_by_recompute(engine, "s", text("old", 200))
     engine.remote_tokens["s"] = 60
     engine.scheduler.replace_prompt("s", text("new", 90))
-    until(engine, lambda: request(engine, "s").status is LOADING)
     engine.scheduler.close_input("s", [1])
+    until(engine, lambda: request(engine, "s").status is LOADING)
     engine.drain()
     assert engine.answers["s"] == expected_tokens([*text("new", 90), 1], 1)
 
@@ -601,8 +601,8 @@ def test_lcas_under_overload_does_not_let_sessions_take_blocks_from_each_other_f
     make_engine: MakeEngine, clock: SteppedClock
 ) -> None:
     """Each needs most of the pool, and longer than the bound on waiting: taking turns, none would ever be done."""
-    engine = make_engine(policy="lcas", preemption="recompute", token_budget=24, blocks=16, starvation_s=0.05)
-    prompts = {f"s{index}": text(index, 180) for index in range(3)}
+    engine = make_engine(policy="lcas", preemption="recompute", token_budget=24, blocks=16, starvation_s=0.02)
+    prompts = {f"s{index}": text(index, 220) for index in range(4)}
     for name, prompt in prompts.items():
         engine.open(name, prompt)
         engine.scheduler.close_input(name, [1])
@@ -630,14 +630,19 @@ def test_those_that_answer_already_give_up_their_places_to_nobody_and_finish(
     assert engine.answers["a"] == expected_tokens([*text("a", 90), 1], 1)
 
 
-def test_loads_for_which_there_is_no_room_do_not_stop_those_that_hold_blocks(make_engine: MakeEngine) -> None:
+def test_loads_for_which_there_is_no_room_do_not_stop_those_that_hold_blocks(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
     """A load takes all of its blocks at once and nobody is preempted for it: it comes after those that have some."""
     engine = make_engine(policy="fcfs", blocks=30, token_budget=24)
+    for name in ("load", "another"):
+        engine.open(name, [])
+        clock.advance(1)
     engine.open("holds", text("holds", 300))
     until(engine, lambda: len(held_blocks(engine, "holds")) >= 10)
     for name in ("load", "another"):
         engine.remote_tokens[name] = 320
-        engine.add(name, text(name, 330))
+        engine.scheduler.close_input(name, text(name, 330))
     engine.scheduler.close_input("holds", [1])
     engine.drain()
     assert engine.answers["holds"] == expected_tokens([*text("holds", 300), 1], 1)

@@ -3,7 +3,7 @@
 import inspect
 from collections import deque
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,9 +14,12 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import UnixMs, unix_ms
 from kv_transfer import vllm_private
-from tests.fuzz.simulated import BLOCK_SIZE, SimulatedEngine, World
+
+if TYPE_CHECKING:
+    from tests.fuzz.simulated import SimulatedEngine
 
 pytestmark = pytest.mark.integration
+BLOCK_SIZE = 16
 
 
 def test_the_installed_vllm_is_the_one_the_private_fields_were_read_from() -> None:
@@ -135,8 +138,10 @@ REQUEST_FIELDS: dict[str, type] = {
 
 
 @pytest.fixture(scope="module")
-def stock() -> SimulatedEngine:
+def stock() -> "SimulatedEngine":
     """vLLM's own scheduler, with one request that waits."""
+    from tests.fuzz.simulated import SimulatedEngine, World
+
     engine = SimulatedEngine(World(), Scheduler)
     engine.add("r", list(range(40)))
     return engine
@@ -148,16 +153,16 @@ def test_scheduler_methods_exist_where_they_are_called_or_wrapped(name: str) -> 
 
 
 @pytest.mark.parametrize("name", SCHEDULER_FIELDS)
-def test_scheduler_fields_are_what_they_were(stock: SimulatedEngine, name: str) -> None:
+def test_scheduler_fields_are_what_they_were(stock: "SimulatedEngine", name: str) -> None:
     assert isinstance(getattr(stock.scheduler, name), SCHEDULER_FIELDS[name])
 
 
 @pytest.mark.parametrize("name", REQUEST_FIELDS)
-def test_request_fields_are_what_they_were(stock: SimulatedEngine, name: str) -> None:
+def test_request_fields_are_what_they_were(stock: "SimulatedEngine", name: str) -> None:
     assert isinstance(getattr(stock.scheduler.requests["r"], name), REQUEST_FIELDS[name])
 
 
-def test_request_counts_its_tokens_in_the_two_properties_that_are_replaced(stock: SimulatedEngine) -> None:
+def test_request_counts_its_tokens_in_the_two_properties_that_are_replaced(stock: "SimulatedEngine") -> None:
     assert isinstance(Request.num_tokens, property)
     assert isinstance(Request.num_tokens_with_spec, property)
     hashing = inspect.getsource(get_request_block_hasher)
@@ -172,7 +177,7 @@ def test_statuses_that_are_borrowed_exist_and_are_skipped_by_the_stock_scheduler
         assert not RequestStatus.is_finished(status)
 
 
-def test_blocks_lie_where_they_are_read_and_cut(stock: SimulatedEngine) -> None:
+def test_blocks_lie_where_they_are_read_and_cut(stock: "SimulatedEngine") -> None:
     stock.turn()
     stock.add("r2", list(range(100)), 3)
     stock.turn()
@@ -194,7 +199,7 @@ def test_blocks_lie_where_they_are_read_and_cut(stock: SimulatedEngine) -> None:
     stock.drain()
 
 
-def test_looking_up_a_prefix_changes_nothing(stock: SimulatedEngine) -> None:
+def test_looking_up_a_prefix_changes_nothing(stock: "SimulatedEngine") -> None:
     stock.add("r4", list(range(100)))
     stock.drain()
     free = [block.block_id for block in vllm_private.pool_of(stock.scheduler).free_block_queue.get_all_free_blocks()]
@@ -203,7 +208,7 @@ def test_looking_up_a_prefix_changes_nothing(stock: SimulatedEngine) -> None:
     assert free == after
 
 
-def test_truncating_gives_up_a_published_block_as_a_whole(stock: SimulatedEngine) -> None:
+def test_truncating_gives_up_a_published_block_as_a_whole(stock: "SimulatedEngine") -> None:
     scheduler = stock.scheduler
     stock.add("r6", list(range(200, 290)), 2)
     stock.turn()

@@ -583,12 +583,20 @@ class WorkerLoad(_message.Message):
     LEASED_HANDOFFS_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
+    FREE_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     leased_handoffs: _builtins.int
     """Finished prefills whose blocks are leased until they are pulled or released."""
     free_blocks: _builtins.int
     total_blocks: _builtins.int
+    open_sessions: _builtins.int
+    """Sessions that still take input or wait for their first token; those that are parked run nowhere."""
+    free_host_blocks: _builtins.int
+    """Host memory for swapped blocks."""
+    total_host_blocks: _builtins.int
     def __init__(
         self,
         *,
@@ -597,10 +605,13 @@ class WorkerLoad(_message.Message):
         leased_handoffs: _builtins.int = ...,
         free_blocks: _builtins.int = ...,
         total_blocks: _builtins.int = ...,
+        open_sessions: _builtins.int = ...,
+        free_host_blocks: _builtins.int = ...,
+        total_host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_blocks", b"free_blocks", "leased_handoffs", b"leased_handoffs", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_blocks", b"free_blocks", "free_host_blocks", b"free_host_blocks", "leased_handoffs", b"leased_handoffs", "open_sessions", b"open_sessions", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "total_host_blocks", b"total_host_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
