@@ -16,7 +16,6 @@ Who holds the KV of a session:
     finished, leased                   the connector, as every prefill
 """
 
-import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -25,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.policies import make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
@@ -54,7 +54,7 @@ class StreamingMixin(TwoPhase):
 
     def add_request(self, request: Request) -> None:
         request.__class__ = StreamingRequest
-        request.arrived_s = request.last_chunk_s = time.monotonic()
+        request.arrived_s = request.last_chunk_s = monotonic_s()
         request.waiting_since_s = request.arrived_s
         if request.request_id in self._sessions:
             request.input_open = True
@@ -87,7 +87,7 @@ class StreamingMixin(TwoPhase):
     ) -> dict[int, Any]:
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._sessions:
-            now_s = time.monotonic()
+            now_s = monotonic_s()
             for request_id in scheduler_output.num_scheduled_tokens:
                 if request_id in self._sessions:
                     self._settle(request_id, now_s)

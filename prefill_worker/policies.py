@@ -31,7 +31,7 @@ class Candidate:
 
     complete: no input will come any more. last_chunk_s: when its last input came.
     waiting_since_s: since when it has had tokens to compute and got none; infinite while it is being served or has
-    nothing to compute. queue_index: its place among those of its tenure in the engine's own order.
+    nothing to compute. Once overdue it stays until the candidate has caught up. queue_index: its place among those of its tenure in the engine's own order.
     computed_tokens: tokens whose KV exists, on the device or in host memory.
 
     For planning alone: remaining_tokens is what could be computed now; known_tokens the prompt as far as it is known;

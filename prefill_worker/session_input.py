@@ -8,12 +8,12 @@ prefix that ends inside one is rounded down (Stream2LLM section 4.2, as correcte
 While a connector writes blocks for a session its input waits until they have landed.
 """
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
+from cluster_core.clock import monotonic_s
 from cluster_core.engine import SessionMode, SessionRecord
 from kv_transfer import vllm_private
 from prefill_worker.sessions import SessionBooks, longest_common_prefix
@@ -43,7 +43,7 @@ class SessionInput(_Scheduler):
 
     def open_session(self, request: Request, mode: SessionMode) -> None:
         """Takes in a session's request, with the prompt as far as it is known."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         books = self._sessions[request.request_id] = SessionBooks(mode, now_s)
         books.opened(len(request._all_token_ids))
         self.add_request(request)
@@ -77,7 +77,7 @@ class SessionInput(_Scheduler):
 
     def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
         request, books = self.requests[request_id], self._sessions[request_id]
-        request.last_chunk_s = time.monotonic()
+        request.last_chunk_s = monotonic_s()
         if given.closes:
             books.closed(new_tokens, len(given.prompt))
         else:
@@ -89,7 +89,7 @@ class SessionInput(_Scheduler):
             self._apply(request, given)
 
     def _apply(self, request: Any, given: _Input) -> None:
-        now_s, prompt = time.monotonic(), given.prompt
+        now_s, prompt = monotonic_s(), given.prompt
         books = self._sessions[request.request_id]
         self._take_out(request)
         common = longest_common_prefix(request._all_token_ids, prompt)

@@ -6,7 +6,6 @@ with the planned requests alone in its queues; the others are put back behind it
 Source: Stream2LLM section 4.1, as corrected in the project's notes.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
+from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
 from prefill_worker.policies import Candidate, Policy, Tenure
@@ -40,7 +40,7 @@ class TwoPhase(SessionInput):
 
     def _schedule_in_two_phases(self, schedule: Callable[[], SchedulerOutput]) -> SchedulerOutput:
         """One step. `schedule`: vLLM's own."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         self._take_in_late_input()
         plan = self._plan(now_s)
         self._make_room(plan, now_s)
@@ -60,7 +60,8 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         ordered = self._order(self._candidates(), now_s)
-        ordered.sort(key=self._turn)
+        if self._refused or any(request.num_output_tokens for request in self.running):
+            ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
         for candidate in ordered:
