@@ -127,7 +127,9 @@ class StreamingSection(Section):
     host_swap_gib: float = Field(
         0.25, ge=0, le=4096, description="Host memory for swapped blocks of one worker; 0: none."
     )
-    starvation_s: Seconds = Field(5.0, description="`lcas` only: a session that waited so long comes first.")
+    starvation_s: Seconds = Field(
+        5.0, description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first."
+    )
     max_backlog_tokens: int = Field(
         16_384, ge=1, description="Tokens that wait to be computed before a session's client is slowed."
     )

@@ -22,6 +22,7 @@ class Backlog:
     attached: bool = False
     _sent_inputs: int = 0
     _sent_tokens: int = 0
+    _reached_tokens: int = 0
     _worker: generation.SessionProgress = field(default_factory=generation.SessionProgress)
     _before: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
 
@@ -40,13 +41,13 @@ class Backlog:
 
     @property
     def waiting_tokens(self) -> int:
-        return self._sent_tokens - self._worker.ready_tokens if self.attached else 0
+        return self._sent_tokens - self._reached_tokens if self.attached else 0
 
     def attach(self, prompt_tokens: int) -> None:
         """A worker is given the session, with so many tokens."""
         self.detach()
         self.attached = True
-        self._sent_inputs, self._sent_tokens = 0, prompt_tokens
+        self._sent_inputs, self._sent_tokens, self._reached_tokens = 0, prompt_tokens, 0
         self._worker = generation.SessionProgress()
 
     def detach(self) -> None:
@@ -62,6 +63,8 @@ class Backlog:
 
     def progressed(self, progress: generation.SessionProgress) -> None:
         self._worker = progress
+        # A session whose blocks were taken from it has been computed all the same: its client is not stopped for that.
+        self._reached_tokens = max(self._reached_tokens, progress.ready_tokens)
 
     def progress(self, session: Session) -> generation.SessionProgress:
         """Where the session stands, for its client."""

@@ -124,6 +124,11 @@ class ClientSession:
             async for delta in deltas:
                 yield delta
 
+    @property
+    def answering(self) -> bool:
+        """Whether `finish` was sent and not refused: the answer, or what is left of it, comes in `deltas`."""
+        return bool(self._finish_number)
+
     async def deltas(self) -> AsyncIterator[generation.CompletionDelta]:
         """What is still to come of the answer. Raises as `finish`."""
         while (item := await self._answer.get()) is not None:

@@ -16,6 +16,7 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_core.errors import (
     DeadlineError,
     InvalidInputError,
+    NotSupportedError,
     OperatingFault,
     OutOfRangeError,
     OverloadedError,
@@ -43,6 +44,7 @@ _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.CANCELLED: WorkerLostError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
     grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
+    grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
 }

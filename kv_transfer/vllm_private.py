@@ -5,6 +5,7 @@ files pin. `tests/integration/test_vllm_private.py` fails loudly on another vers
 """
 
 import time
+from bisect import bisect_left
 from typing import Any
 
 SUPPORTED_VLLM = "0.32.0"
@@ -27,9 +28,10 @@ def block_counts(engine: Any) -> tuple[int, int]:
 
 
 def queue_lengths(engine: Any) -> tuple[int, int]:
-    """(running, waiting) requests; those that wait for remote KV count as waiting."""
+    """(running, waiting) requests; those that wait for remote KV count as waiting, parked sessions as neither."""
     scheduler = scheduler_of(engine)
-    return len(scheduler.running), len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
+    waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting) - scheduler.num_waiting_for_streaming_input
+    return len(scheduler.running), waiting
 
 
 def session_counts(engine: Any) -> tuple[int, int, int]:
@@ -128,6 +130,11 @@ def request_blocks(scheduler: Any, request_id: str) -> list[Any]:
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
     blocks: list[Any] = manager.req_to_blocks.get(request_id, [])
     return blocks
+
+
+def shared_blocks(blocks: list[Any]) -> int:
+    """How many of a request's blocks others hold as well. They lie in front: who shares a block shares those before."""
+    return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index].ref_cnt == 1)
 
 
 def blocks_in_use(blocks: Any) -> int:

@@ -43,10 +43,12 @@ class StreamingMixin(TwoPhase):
         self._order = make_policy(settings.policy, settings.starvation_s)
         self._starvation_s = settings.starvation_s
         self._sessions = {}
-        self._records = {}
+        self._ended = {}
         self._late_input = {}
         self._shared_hits = {}
         self._refused = set()
+        self._lost_idle = set()
+        self._idle_room_blocks = 0
         self.swaps = getattr(self.connector, "swaps", None)
         self.sessions_allowed = vllm_private.has_one_full_attention_group(self.kv_cache_config)
 
@@ -91,6 +93,7 @@ class StreamingMixin(TwoPhase):
             for request_id in scheduler_output.num_scheduled_tokens:
                 if request_id in self._sessions:
                     self._settle(request_id, now_s)
+            self._revive_lost()
         return outputs
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
@@ -98,6 +101,8 @@ class StreamingMixin(TwoPhase):
         for request in finished:
             self._sessions.pop(request.request_id, None)
             self._late_input.pop(request.request_id, None)
+            self._lost_idle.discard(request.request_id)
+        self._revive_lost()
         return finished
 
 

@@ -15,6 +15,7 @@ Who owns which blocks while a plan is made:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from prefill_worker.policies import Candidate
 
@@ -35,28 +36,66 @@ class StepPlan:
     left_out: list[Candidate]
 
 
+class _Room:
+    """Blocks that are left to charge. Shared blocks are charged once, to whoever is asked first."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._paid: dict[int, int] = {}
+
+    def has(self, candidate: Candidate, blocks: int) -> bool:
+        return self._price(candidate, blocks) <= self._blocks
+
+    def charge(self, candidate: Candidate, blocks: int) -> None:
+        self._blocks -= self._price(candidate, blocks)
+        if candidate.first_block >= 0:
+            # Whoever shares blocks with this one shares those in front.
+            paid = self._paid.get(candidate.first_block, 0)
+            self._paid[candidate.first_block] = max(paid, candidate.shared_blocks, candidate.held_blocks)
+
+    def _price(self, candidate: Candidate, blocks: int) -> int:
+        paid = self._paid.get(candidate.first_block, 0)
+        return max(0, blocks - min(candidate.shared_blocks, paid))
+
+
 def plan_step(
-    ordered: Sequence[Candidate], token_budget: int, capacity_blocks: int, max_scheduled: int, block_size: int
+    ordered: Sequence[Candidate],
+    token_budget: int,
+    capacity_blocks: int,
+    max_scheduled: int,
+    block_size: int,
+    *,
+    overdue_since_s: float = -inf,
 ) -> StepPlan:
     """Phase 1 over candidates in priority order.
 
     token_budget: tokens of one step. capacity_blocks: the pool, whoever holds it now. max_scheduled: most candidates
     of one step. block_size: tokens of one block. A candidate without tokens to compute is left out: it is parked.
+    overdue_since_s: behind one that has waited since then and does not fit, nobody is admitted who holds nothing;
+    otherwise small ones could keep a large one out for ever.
     """
     plan = StepPlan([], [])
-    room_blocks = capacity_blocks - sum(each.held_blocks for each in ordered if not each.evictable)
+    room, closed = _Room(capacity_blocks), False
+    for each in ordered:
+        if not each.evictable:
+            room.charge(each, each.held_blocks)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
-        charge_blocks = footprint_blocks(each, block_size)
-        if not each.evictable:
-            charge_blocks = max(0, charge_blocks - each.held_blocks)
-        if tokens <= 0 or len(plan.grants) >= max_scheduled or charge_blocks > room_blocks:
+        blocks = footprint_blocks(each, block_size) if each.evictable else _growth_blocks(each, block_size)
+        if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
             plan.left_out.append(each)
-            continue
-        plan.grants.append(Grant(each, tokens))
-        token_budget -= tokens
-        room_blocks -= charge_blocks
+        elif not room.has(each, blocks):
+            plan.left_out.append(each)
+            closed = closed or each.waiting_since_s <= overdue_since_s
+        else:
+            plan.grants.append(Grant(each, tokens))
+            token_budget -= tokens
+            room.charge(each, blocks)
     return plan
+
+
+def _growth_blocks(candidate: Candidate, block_size: int) -> int:
+    return max(0, footprint_blocks(candidate, block_size) - candidate.held_blocks)
 
 
 def footprint_blocks(candidate: Candidate, block_size: int) -> int:

@@ -31,11 +31,14 @@ class Candidate:
 
     complete: no input will come any more. last_chunk_s: when its last input came.
     waiting_since_s: since when it has had tokens to compute and got none; infinite while it is being served or has
-    nothing to compute. Once overdue it stays until the candidate has caught up. queue_index: its place among those of its tenure in the engine's own order.
+    nothing to compute. Once overdue it stays until the candidate has caught up.
+    queue_index: its place among those of its tenure in the engine's own order.
     computed_tokens: tokens whose KV exists, on the device or in host memory.
 
     For planning alone: remaining_tokens is what could be computed now; known_tokens the prompt as far as it is known;
-    held_blocks the device blocks it has; evictable whether these can be taken from it before the next step.
+    held_blocks the device blocks it has; shared_blocks how many blocks in front of its prompt others hold as well, and
+    first_block the number of the first of them, which those that share have in common; evictable whether its blocks can
+    be taken from it before the next step.
     """
 
     request_id: str
@@ -50,6 +53,8 @@ class Candidate:
     known_tokens: int = 0
     held_blocks: int = 0
     evictable: bool = True
+    shared_blocks: int = 0
+    first_block: int = -1
 
 
 Policy = Callable[[Sequence[Candidate], float], list[Candidate]]

@@ -37,7 +37,8 @@ class SessionInput(_Scheduler):
     """Mixin. Its calls come from the thread that steps the engine."""
 
     _sessions: dict[str, SessionBooks]
-    _records: dict[str, SessionRecord]
+    _ended: dict[str, SessionBooks]
+    _lost_idle: set[str]
     _late_input: dict[str, list[_Input]]
     swaps: Any
 
@@ -66,9 +67,15 @@ class SessionInput(_Scheduler):
     def session_books(self, request_id: str) -> SessionBooks | None:
         return self._sessions.get(request_id)
 
+    def session_cached_tokens(self, request_id: str) -> int:
+        """Of a session that has not ended, or whose record was not taken yet."""
+        books = self._sessions.get(request_id) or self._ended[request_id]
+        return books.cached_tokens
+
     def take_session_record(self, request_id: str) -> SessionRecord | None:
         """What happened to a session that has ended. To be asked once."""
-        return self._records.pop(request_id, None)
+        books = self._ended.pop(request_id, None)
+        return books.record() if books is not None else None
 
     def _latest_prompt(self, request_id: str) -> list[int]:
         late = self._late_input.get(request_id)
@@ -102,6 +109,7 @@ class SessionInput(_Scheduler):
         request.num_prompt_tokens = len(prompt)
         request.held_tokens = 0 if given.closes else min(1, len(prompt))
         request.input_open = not given.closes
+        self._set_lost(request, False)
         del request.block_hashes[min(common, request.num_tokens) // self.hash_block_size :]
         request.update_block_hashes()
         # The model runner forgets the request, and hears of it again as a new one.
@@ -123,7 +131,24 @@ class SessionInput(_Scheduler):
             self._inflight_prefills.discard(request)
         if self.swaps is not None:
             lost += self.swaps.shorten(request.request_id, keep_tokens)
+        books.shortened(keep_tokens)
         books.invalidated(lost, now_s)
+
+    def _set_lost(self, request: Any, lost: bool) -> None:
+        request.lost_idle = lost
+        (self._lost_idle.add if lost else self._lost_idle.discard)(request.request_id)
+
+    def _revive_lost(self) -> None:
+        """Queues sessions that lost their blocks while they were idle, as far as free blocks hold all that they had."""
+        free = vllm_private.pool_of(self).get_num_free_blocks()
+        for request_id in sorted(self._lost_idle):
+            request = self.requests[request_id]
+            needed = -(-request.num_tokens // self.block_size)
+            if request.status is PARKED and needed <= free:
+                free -= needed
+                self.num_waiting_for_streaming_input -= 1
+                self.deferred_waiting.discard(request)
+                request.status = RequestStatus.WAITING
 
     def _take_in_late_input(self) -> None:
         for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
@@ -139,6 +164,8 @@ class SessionInput(_Scheduler):
     def _set_parked(self, request: Any) -> None:
         request.status = PARKED
         request.waiting_since_s = NEVER
+        if not self._is_behind(request):
+            self._set_lost(request, False)
         self.num_waiting_for_streaming_input += 1
 
     def _take_out(self, request: Any) -> None:
@@ -177,8 +204,7 @@ class SessionInput(_Scheduler):
         books, request = self._sessions[request_id], self.requests.get(request_id)
         if request is None or request.is_finished():
             books.finish(now_s)
-            self._records[request_id] = books.record()
-            del self._sessions[request_id]
+            self._ended[request_id] = self._sessions.pop(request_id)
             return
         if request.num_output_tokens:
             books.finish(now_s)
@@ -189,8 +215,8 @@ class SessionInput(_Scheduler):
             books.caught_up(now_s)
 
     def _is_behind(self, request: Any) -> bool:
-        """Whether there are tokens that no step computes yet."""
-        return bool(request.num_computed_tokens < request.num_tokens)
+        """Whether there are tokens whose KV is nowhere, and that no step computes yet."""
+        return bool(self._ready_tokens(request) < request.num_tokens)
 
     def _leave_model_runner(self, request: Any) -> None:
         """Frees the place of a running request, which keeps its blocks: it is parked, or waits when it is behind."""

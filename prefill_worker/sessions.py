@@ -39,6 +39,8 @@ class SessionBooks:
     preempted: bool = False
     queued: bool = False
     finished: bool = False
+    cached_tokens: int = 0
+    _had_tokens: int = 0
     _first: list[SessionEvent] = field(default_factory=list)
     _last: deque[SessionEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
 
@@ -75,8 +77,14 @@ class SessionBooks:
             self.queued = True
             self.note(SessionEventKind.QUEUED, now_s, self.tokens.prompt_tokens)
 
-    def scheduled(self, found_tokens: int, computed_tokens: int, now_s: float) -> None:
-        """A step computes these many tokens of it, after these many were found when it was admitted."""
+    def scheduled(self, found_tokens: int, computed_tokens: int, reached_tokens: int, now_s: float) -> None:
+        """A step computes these many tokens of it, after these many were found when it was admitted.
+
+        reached_tokens: how much of the prompt has its KV after the step.
+        """
+        # What it finds beyond what it has had itself is others' work.
+        self.cached_tokens += max(0, found_tokens - self._had_tokens)
+        self._had_tokens = max(self._had_tokens, reached_tokens)
         if self.queued:
             self.queued = False
             self.note(SessionEventKind.SCHEDULED, now_s, computed_tokens)
@@ -89,6 +97,11 @@ class SessionBooks:
             reused_tokens=told.reused_tokens + found_tokens,
             computed_tokens=told.computed_tokens + computed_tokens,
         )
+
+    def shortened(self, tokens: int) -> None:
+        """At most so many tokens in front of the prompt are still those of before."""
+        self.cached_tokens = min(self.cached_tokens, tokens)
+        self._had_tokens = min(self._had_tokens, tokens)
 
     def caught_up(self, now_s: float) -> None:
         """The KV of all input so far is on the device."""

@@ -33,6 +33,8 @@ class TwoPhase(SessionInput):
     cost_model: CostModel
     _order: Policy
     _starvation_s: float
+    # Free blocks that sessions may still take back which lost theirs while they were idle.
+    _idle_room_blocks: int
     # Blocks of a waiting candidate's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
@@ -59,8 +61,9 @@ class TwoPhase(SessionInput):
 
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
+        self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
         ordered = self._order(self._candidates(), now_s)
-        if self._refused or any(request.num_output_tokens for request in self.running):
+        if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
@@ -70,14 +73,24 @@ class TwoPhase(SessionInput):
             if not candidate.held_blocks and candidate.remaining_tokens:
                 self._look_up(candidate)
             ahead += candidate.remaining_tokens
-        return plan_step(ordered, budget, self._capacity_blocks(), self.max_num_active_reqs, self.block_size)
+        return plan_step(
+            ordered,
+            budget,
+            self._capacity_blocks(),
+            self.max_num_active_reqs,
+            self.block_size,
+            overdue_since_s=now_s - self._starvation_s,
+        )
 
     def _turn(self, candidate: Candidate) -> int:
         """What goes before the policy's order, so that a step always gets something done.
 
         0: has begun to answer; it needs one token, and cannot give up its place in the model runner. 2: was refused
-        before; goes last now, so that those which hold blocks can finish and give them up.
+        before; goes last now, so that those which hold blocks can finish and give them up. 3: lost its blocks while it
+        was idle.
         """
+        if candidate.request_id in self._lost_idle:
+            return 3
         if candidate.tenure is Tenure.RUNNING and self.requests[candidate.request_id].num_output_tokens:
             return 0
         return 2 if candidate.request_id in self._refused and not candidate.held_blocks else 1
@@ -96,8 +109,10 @@ class TwoPhase(SessionInput):
 
     def _candidate(self, request: Any, tenure: Tenure, index: int) -> Candidate:
         ready = self._ready_tokens(request)
+        blocks = vllm_private.request_blocks(self, request.request_id)
+        last_step_runs = _last_step_runs(request)
         remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
-        if request.status is PARKED or (request.num_stale_output_tokens and not request.drop_stale_output):
+        if last_step_runs or self._has_to_wait(request, holds_blocks=bool(blocks)):
             remaining = 0
         return Candidate(
             request_id=request.request_id,
@@ -110,9 +125,23 @@ class TwoPhase(SessionInput):
             queue_index=index,
             remaining_tokens=max(0, remaining),
             known_tokens=request.num_tokens,
-            held_blocks=len(vllm_private.request_blocks(self, request.request_id)),
-            evictable=self._request_blocks_can_be_freed(request),
+            held_blocks=len(blocks),
+            shared_blocks=vllm_private.shared_blocks(blocks),
+            first_block=blocks[0].block_id if blocks else -1,
+            evictable=self._request_blocks_can_be_freed(request) and not last_step_runs,
         )
+
+    def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
+        if request.status is PARKED or (request.num_stale_output_tokens and not request.drop_stale_output):
+            return True
+        return request.lost_idle and not holds_blocks and not self._takes_idle_room(request)
+
+    def _takes_idle_room(self, request: Any) -> bool:
+        """Whether free blocks hold all that an idle session lost; they are its own then."""
+        needed = -(-request.num_tokens // self.block_size)
+        fits = needed <= self._idle_room_blocks
+        self._idle_room_blocks -= needed * fits
+        return fits
 
     def _look_up(self, candidate: Candidate) -> None:
         """What the prefix cache has of a candidate that holds nothing. Changes nothing of the cache."""
@@ -120,7 +149,10 @@ class TwoPhase(SessionInput):
         blocks, hit_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
         if hit_tokens > candidate.computed_tokens:
             candidate.remaining_tokens = request.num_tokens - hit_tokens
-        self._shared_hits[candidate.request_id] = vllm_private.blocks_in_use(blocks)
+        in_use = vllm_private.blocks_in_use(blocks)
+        self._shared_hits[candidate.request_id] = candidate.shared_blocks = in_use
+        if in_use:
+            candidate.first_block = blocks.get_block_ids()[0][0]
 
     def _capacity_blocks(self) -> int:
         """Blocks that candidates may hold between them: all but those of finished requests, which are leased."""
@@ -159,6 +191,7 @@ class TwoPhase(SessionInput):
     def _preempt_left_out(self, request: Any, now_s: float) -> None:
         """Takes the blocks of a holder, to host memory or for good."""
         request_id = request.request_id
+        was_idle = request.status is PARKED or request.lost_idle
         # A sampled token that is still on its way has no place in what is swapped.
         tokens = min(request.num_computed_tokens, request.num_tokens - (not request.input_open))
         blocks = [block.block_id for block in vllm_private.request_blocks(self, request_id)]
@@ -172,6 +205,7 @@ class TwoPhase(SessionInput):
             self._preempt_waiting(request)
         self.prev_step_scheduled_req_ids.discard(request_id)
         if request.input_open:
+            self._set_lost(request, was_idle and self._is_behind(request))
             self._requeue_preempted(request)
         if request.status is not PARKED and request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
@@ -191,7 +225,7 @@ class TwoPhase(SessionInput):
 
     def _requeue_preempted(self, request: Any) -> None:
         """A session comes back as a new request, and only when there is something to compute."""
-        if self._ready_tokens(request) < request.num_tokens:
+        if self._is_behind(request) and not request.lost_idle:
             request.status = RequestStatus.WAITING
         else:
             self._set_parked(request)
@@ -263,7 +297,7 @@ class TwoPhase(SessionInput):
             books = self._sessions.get(request_id)
             if books is not None:
                 found = 0 if before.get(request_id) else request.num_computed_tokens - computed
-                books.scheduled(found, computed, now_s)
+                books.scheduled(found, computed, request.num_computed_tokens, now_s)
         for request_id in before.keys() - output.num_scheduled_tokens.keys():
             self._note_unscheduled(self.requests[request_id], before[request_id], now_s)
 
@@ -283,3 +317,10 @@ def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
     queue.remove_requests(list(queue))
     for request in requests:
         queue.add_request(request)
+
+
+def _last_step_runs(request: Any) -> bool:
+    """As vLLM's own check: the step that samples the last token that was asked for has not come back yet."""
+    placeholders = request.num_output_placeholders
+    end = request.num_prompt_tokens + request.max_tokens
+    return bool(placeholders and request.num_computed_tokens + 2 - placeholders >= end)

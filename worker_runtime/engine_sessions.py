@@ -132,6 +132,11 @@ class SessionPrompt:
         books = self._scheduler.session_books(self.internal_id)
         return books.tokens if books is not None else None
 
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache had, and not from this session. To be asked with the first output."""
+        cached: int = self._scheduler.session_cached_tokens(self.internal_id)
+        return cached
+
     def abort(self) -> None:
         if self.closed_s:
             self._engine.abort_request([self.internal_id], internal=True)

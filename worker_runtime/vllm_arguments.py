@@ -87,4 +87,7 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
 
 
 def _host_swap_bytes(settings: EngineSettings) -> int:
-    return int(settings.streaming.host_swap_gib * 2**30) if settings.role is EngineRole.PREFILL else 0
+    """Of one rank: each has its share of every block."""
+    if settings.role is not EngineRole.PREFILL:
+        return 0
+    return int(settings.streaming.host_swap_gib * 2**30) // settings.engine.tensor_parallel_size

@@ -238,6 +238,10 @@ class VllmEngine:
         self._begin(stream, begin)
 
     def _open(self, stream: _Stream, mode: SessionMode) -> None:
+        if self._dead is None and not vllm_private.scheduler_of(self._engine).sessions_allowed:
+            self._fail(stream, NotSupportedError("this model's KV is not one list of blocks: it has no sessions"))
+            return
+
         def begin(params: Any) -> str:
             stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
             return stream.prompt.internal_id
@@ -357,7 +361,7 @@ class VllmEngine:
         stats = output.metrics
         if stream.prompt is not None:
             return {
-                "cached_tokens": output.num_cached_tokens or 0,
+                "cached_tokens": stream.prompt.cached_tokens(),
                 "prefill_ms": (monotonic_s() - stream.prompt.closed_s) * 1000,
             }
         return {

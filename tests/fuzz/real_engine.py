@@ -103,7 +103,7 @@ class RealEngine:
         for request_id in list(self.scheduler.swaps._swapped):
             self.scheduler.swaps.drop(request_id)
         self.answers.clear()
-        self.scheduler._records.clear()
+        self.scheduler._ended.clear()
         if self.scheduler.requests or not self.engine.reset_prefix_cache():
             return False
         return not next(play(self, seed=0)).wrong
@@ -175,8 +175,9 @@ class _Trial:
             del self.open[name]
 
     def _count(self) -> None:
-        for session in self.closed.values():
+        for name, session in self.closed.items():
             record = session.prompt.take_record()
+            assert record is not None, f"{name} was closed and has no end"
             self.tally.swaps += record.preemptions_swap
             self.tally.recomputes += record.preemptions_recompute
             self.tally.invalidated_tokens += record.tokens.invalidated_tokens

@@ -190,7 +190,7 @@ class SimulatedEngine:
         assert not scheduler.requests
         assert not scheduler._sessions
         assert not scheduler._late_input
-        assert not scheduler._records
+        assert not scheduler._ended
         assert scheduler.num_waiting_for_streaming_input == 0
 
     def _take_record(self, name: str) -> None:

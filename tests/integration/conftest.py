@@ -49,7 +49,9 @@ async def all_blocks_free(client: RachisClient) -> bool:
     return all(
         view.load.total_blocks > 0
         and view.load.free_blocks == view.load.total_blocks
+        and view.load.free_host_blocks == view.load.total_host_blocks
         and not (view.load.running_requests or view.load.waiting_requests or view.load.leased_handoffs)
+        and not view.load.open_sessions
         for view in views
     )
 

@@ -12,7 +12,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
-from rachis.v1 import router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks import identity
@@ -226,15 +225,6 @@ async def test_a_drained_worker_gets_nothing_new_until_it_is_resumed(client: Rac
         return again.completion.route.prefill_worker_id == "prefill-0"
 
     await until(handed_off, "prefill-0 is used again", timeout_s=10)
-
-
-async def test_streaming_sessions_say_that_they_are_not_served_yet(target: Target) -> None:
-    async with grpc.aio.insecure_channel(target.address) as channel:
-        stub = router_pb2_grpc.RouterServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            async for _ in stub.StreamGenerate(iter([api.StreamGenerateRequest(open=api.SessionOpen())])):
-                pass
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_effective_config_names_the_source_of_each_value(client: RachisClient) -> None:

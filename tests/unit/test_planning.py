@@ -158,3 +158,19 @@ def test_blocks_that_cannot_be_taken_are_charged_before_the_highest_priority() -
 def test_victims_are_the_lowest_priorities_first_and_holders_only() -> None:
     group = [candidate("a", 4, held=1), candidate("b", 4), candidate("c", 4, held=1)]
     assert [each.request_id for each in victims(group)] == ["c", "a"]
+
+
+def test_blocks_that_two_share_are_charged_once() -> None:
+    holder, sharer = candidate("holder", 4, known=16, held=4), candidate("sharer", 4, known=20)
+    holder.first_block = sharer.first_block = 7
+    holder.shared_blocks = sharer.shared_blocks = 3
+    assert len(plan_step([holder, sharer], 64, 6, 8, BLOCK).grants) == 2
+    assert len(plan_step([holder, sharer], 64, 5, 8, BLOCK).grants) == 1
+
+
+def test_behind_one_that_is_overdue_and_does_not_fit_only_holders_are_served() -> None:
+    overdue = candidate("overdue", 40)
+    overdue.waiting_since_s = 3.0
+    behind = [overdue, candidate("newcomer", 4), candidate("holder", 4, known=8, held=1)]
+    assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=2.0)) == [("newcomer", 4), ("holder", 4)]
+    assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=3.0)) == [("holder", 4)]

@@ -216,14 +216,14 @@ def test_there_is_room_while_waiting_tokens_are_at_most_the_limit() -> None:
     assert (at_the_limit, above, backlog.has_room) == (True, False, True)
 
 
-def test_tokens_that_were_preempted_wait_again() -> None:
+def test_tokens_that_were_computed_and_then_preempted_do_not_stop_the_client() -> None:
     backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10)
     backlog.attach(20)
     backlog.progressed(progress(ready_tokens=20))
     computed = backlog.has_room
     backlog.progressed(progress(ready_tokens=0))
 
-    assert (computed, backlog.has_room) == (True, False)
+    assert (computed, backlog.has_room) == (True, True)
 
 
 def test_without_a_worker_there_is_room() -> None:

@@ -57,12 +57,12 @@ def test_prefix_ends_where_the_tokens_do(length: int) -> None:
 def test_a_session_that_appends_counts_what_came_and_what_was_computed() -> None:
     told = books()
     told.opened(10)
-    told.scheduled(4, 6, 101.0)
+    told.scheduled(4, 6, 10, 101.0)
     told.received(5, 15)
     told.received(0, 15)
-    told.scheduled(0, 5, 102.0)
+    told.scheduled(0, 5, 5, 102.0)
     told.closed(2, 17)
-    told.scheduled(0, 2, 103.0)
+    told.scheduled(0, 2, 2, 103.0)
     told.finish(104.0)
     counted = told.record().tokens
     assert (counted.received_tokens, counted.prompt_tokens, counted.inputs) == (17, 17, 2)
@@ -73,7 +73,7 @@ def test_a_session_that_appends_counts_what_came_and_what_was_computed() -> None
 def test_an_update_counts_what_it_kept_and_what_it_threw_away() -> None:
     told = books()
     told.opened(10)
-    told.scheduled(0, 10, 101.0)
+    told.scheduled(0, 10, 10, 101.0)
     told.invalidated(6, 102.0)
     told.invalidated(0, 103.0)
     told.kept(4)
@@ -88,11 +88,11 @@ def test_events_tell_when_it_waited_and_when_it_was_served() -> None:
     told = books()
     told.opened(10)
     told.wait(100.5)
-    told.scheduled(0, 5, 101.0)
-    told.scheduled(0, 5, 102.0)
+    told.scheduled(0, 5, 5, 101.0)
+    told.scheduled(0, 5, 5, 102.0)
     told.caught_up(103.0)
     told.wait(104.0)
-    told.scheduled(0, 1, 105.0)
+    told.scheduled(0, 1, 1, 105.0)
     told.finish(106.0)
     told.finish(107.0)
     assert kinds(told) == ["queued", "scheduled", "kv_on_device", "queued", "scheduled", "finished"]
@@ -103,10 +103,10 @@ def test_events_tell_when_it_waited_and_when_it_was_served() -> None:
 def test_a_preempted_session_is_resumed_when_it_is_scheduled_again(swapped: bool) -> None:
     told = books()
     told.opened(10)
-    told.scheduled(0, 10, 101.0)
+    told.scheduled(0, 10, 10, 101.0)
     told.preempt(swapped=swapped, tokens=10, now_s=102.0)
-    told.scheduled(8, 2, 103.0)
-    told.scheduled(0, 1, 104.0)
+    told.scheduled(8, 2, 10, 103.0)
+    told.scheduled(0, 1, 1, 104.0)
     assert not told.preempted
     record = told.record()
     assert (record.preemptions_swap, record.preemptions_recompute) == ((1, 0) if swapped else (0, 1))

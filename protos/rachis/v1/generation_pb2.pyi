@@ -453,7 +453,9 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens whose KV was in the prefix cache of the worker that prefilled: the decode worker's where it did so alone."""
+    """Prompt tokens whose KV was in the prefix cache of the worker that prefilled: the decode worker's where it did so alone.
+    Of a session: those that it had not computed itself before.
+    """
     def __init__(
         self,
         *,
@@ -562,7 +564,7 @@ class SessionProgress(_message.Message):
     reused_tokens: _builtins.int
     """Prompt tokens whose KV was found, not computed: kept over an update, in the prefix cache or in host memory."""
     invalidated_tokens: _builtins.int
-    """Computed tokens that an update threw away."""
+    """Tokens that had their KV, computed or found, when an update threw them away."""
     prompt_tokens: _builtins.int
     """Length of the prompt as it stands."""
     ready_tokens: _builtins.int
