@@ -48,7 +48,7 @@ class Backlog:
         self.detach()
         self.attached = True
         self._sent_inputs, self._sent_tokens, self._reached_tokens = 0, prompt_tokens, 0
-        self._worker = generation.SessionProgress()
+        self._worker = generation.SessionProgress(prompt_tokens=prompt_tokens)
 
     def detach(self) -> None:
         """The worker is lost, or has done its part."""
