@@ -163,4 +163,3 @@ async def test_a_decode_worker_has_no_sessions_and_does_not_count_as_lost(called
     async with called.client.prefill_session(called.worker, 5.0) as session:
         with pytest.raises(NotSupportedError, match="is no prefill worker"):
             await session.read()
-
