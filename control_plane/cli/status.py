@@ -106,28 +106,15 @@ def _print(result: dict[str, Any]) -> None:
     rows = [
         (
             worker["worker_id"],
-            worker["state"],
-            worker["phase"],
+            worker["state"] if worker["state"] != "starting" else worker["phase"],
             worker["running_requests"],
             worker["waiting_requests"],
             worker["leased_handoffs"],
             worker["open_sessions"],
             f"{worker['free_blocks']}/{worker['total_blocks']}",
             f"{worker['resident_bytes'] >> 20} MiB",
-            worker["generation"],
         )
         for worker in result["workers"]
     ]
-    columns = (
-        "worker",
-        "state",
-        "phase",
-        "running",
-        "waiting",
-        "leased",
-        "sessions",
-        "free blocks",
-        "memory",
-        "generation",
-    )
+    columns = ("worker", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)
