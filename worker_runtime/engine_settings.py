@@ -1,10 +1,10 @@
 """What one engine is started with: its sections of the configuration, its role, and where it listens."""
 
-import socket
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection
+from cluster_core.ports import hold_port
 
 
 class EngineRole(Enum):
@@ -37,7 +37,7 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(settings.engine.threads),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.host,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port(settings.host)),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(hold_port(settings.host)),
     }
     if settings.engine.enforce_eager:
         # vLLM decorates parts of its sampler with torch.compile even then; the first request with a penalty would
@@ -52,10 +52,3 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     if settings.host == "127.0.0.1":
         variables["UCX_NET_DEVICES"] = "lo"
     return variables
-
-
-def free_port(host: str) -> int:
-    """A TCP port of `host` that is free now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ It runs on an asyncio loop of its own thread, so the process it lives in (a Ray 
 """
 
 import asyncio
+import faulthandler
 import logging
 import os
 import socket
@@ -129,6 +130,8 @@ class WorkerHost:
             async with asyncio.timeout(timeout_s):
                 await self._start_engine(engine, registration)
         except TimeoutError:
+            # Into the worker's log: where each thread stands is all there is to know of a start that hangs.
+            faulthandler.dump_traceback()
             raise StartError(f"still {self._record.phase} after {timeout_s:g} s") from None
 
     async def _start_engine(self, engine: Engine, registration: Registration) -> None:

