@@ -6,7 +6,7 @@ between device and host memory, each way, from and to places drawn at random, as
 
 Each size is run once before anything counts, then `repetitions` times; the curve's point is the median. A size is left
 out, with all above it, when it would not end in time by the time that the one before took; the copies end with the
-largest victim that `streaming.host_swap_gib` could hold. Beyond its end a curve goes on with its last slope.
+largest victim that `tiers.host_gib` could hold. Beyond its end a curve goes on with its last slope.
 """
 
 import gc
@@ -148,7 +148,7 @@ async def profile(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]
 
     async with in_process_engine(config, EngineRole.ALONE, reports) as (engine, info):
         layout = _layout(engine, info)
-        slots = layout.host_slots(int(config.streaming.host_swap_gib * 2**30))
+        slots = layout.host_slots(int(config.tiers.host_gib * 2**30))
         sizes = prompt_sizes(info.max_model_len)
         copied = copy_sizes(sizes, layout, slots)
         reports.total((len(sizes) + 2 * len(copied)) * (repetitions + 1))

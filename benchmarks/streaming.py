@@ -108,7 +108,7 @@ def describe(trace: Sequence[TracedSession], config: RachisConfig) -> dict[str, 
         "block_size_tokens": config.engine.block_size_tokens,
         "max_batched_tokens": config.engine.max_batched_tokens,
         "preemption": config.streaming.preemption,
-        "host_swap_gib": config.streaming.host_swap_gib,
+        "host_gib": config.tiers.host_gib,
     }
 
 

@@ -124,9 +124,6 @@ class StreamingSection(Section):
     cost_profile: str | None = Field(
         None, min_length=1, description="File written by `rachis profile`; null takes rough figures for the device."
     )
-    host_swap_gib: float = Field(
-        0.25, ge=0, le=4096, description="Host memory for swapped blocks of one worker; 0: none."
-    )
     starvation_s: Seconds = Field(
         5.0, description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first."
     )
@@ -136,6 +133,43 @@ class StreamingSection(Section):
     max_unapplied_inputs: int = Field(256, ge=1, le=100_000, description="Inputs on their way to the engine, likewise.")
     idle_timeout_s: Seconds = Field(120.0, description="A session without input for so long is ended.")
     progress_interval_ms: int = Field(50, ge=0, le=60_000, description="Least time between two progress events.")
+
+
+class TiersSection(Section):
+    """Which cached prefixes a worker keeps, on the device and in host memory."""
+
+    eviction: Literal["lru", "lfu", "fifo", "2q", "hotprefix", "rachis"] = Field(
+        "rachis", description="Which cached prefix leaves the device first; see docs/tiers.md."
+    )
+    formula: str = Field(
+        "frequency + clock / length",
+        pattern=r"^\s*(clock|frequency|length)(\s*[+*/]\s*(clock|frequency|length)){1,2}\s*$",
+        description="Priority of eviction `hotprefix`: `x op y op z` over clock, frequency and length.",
+    )
+    host_gib: float = Field(
+        0.25, ge=0, le=4096, description="Host memory of one worker for cached prefixes and swapped sessions; 0: none."
+    )
+    admission: Literal["none", "everything", "selective"] = Field(
+        "selective", description="Which cached prefixes are copied to host memory."
+    )
+    frequency_threshold: int = Field(2, ge=1, le=255, description="Accesses before `selective` copies a block.")
+    copy_blocks_per_step: int = Field(
+        64, ge=1, le=100_000, description="Blocks that one engine step copies to host memory at most."
+    )
+    promotion: bool = Field(True, description="Bring hot prefixes back to the device before they are asked for.")
+    promotion_blocks: int = Field(64, ge=1, le=100_000, description="Blocks that one engine step brings back at most.")
+    lifetime_requests: int = Field(
+        700, ge=1, le=10_000_000, description="Requests without an access in which `rachis` halves a frequency."
+    )
+    depth_weight: float = Field(0.1, ge=0, le=10, description="What `rachis` takes off for each doubling of the depth.")
+    filter_entries: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 28,
+        description="Blocks whose hotness is remembered, resident or not; 16 to 33 bytes each.",
+    )
+    max_age_epochs: int = Field(255, ge=1, le=1 << 30, description="Clock of a block right after an access.")
+    requests_per_epoch: int = Field(16, ge=1, le=1_000_000, description="Requests after which all clocks fall by one.")
 
 
 class RedisSection(Section):
@@ -169,6 +203,7 @@ class RachisConfig(Section):
     handoff: HandoffSection = HandoffSection()
     router: RouterSection = RouterSection()
     streaming: StreamingSection = StreamingSection()
+    tiers: TiersSection = TiersSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()

@@ -130,6 +130,7 @@ class Controller:
                 role,
                 self._config.streaming,
                 self._config.pools.host or self._host(),
+                self._config.tiers,
             ),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,

@@ -18,7 +18,7 @@ from cluster_core.clock import UnixMs, monotonic_s, unix_ms
 from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
-from kv_transfer.host_swap import HostSwapping
+from kv_transfer.host_tier import HostTiering
 from kv_transfer.nixl_progress import progress_interval
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ PROGRESS_INTERVAL_US = "rachis_progress_interval_us"
 _DEADLINES = "rachis_deadlines"
 
 
-class RachisNixlConnector(HostSwapping, NixlPullConnector):
+class RachisNixlConnector(HostTiering, NixlPullConnector):
     """See the module. One instance lives in the scheduler, one in each worker process."""
 
     def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:

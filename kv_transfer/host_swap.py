@@ -5,7 +5,7 @@ admitted again, its tokens are an external match that is loaded before the step 
 step run before its forward pass, all copies out before all copies back (`kv_transfer.swap_ledger`), on the stream that
 computes, so that steps in flight are ordered as well.
 
-`HostSwapConnector` is that alone, for an engine that hands nothing over; `kv_transfer.engine_connector` mixes it in.
+`kv_transfer.host_tier` mixes it in.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from kv_transfer import vllm_private
+from kv_transfer.block_references import BlockReferences
 from kv_transfer.swap_ledger import SwapCopies, SwapLedger
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ else:
     _Connector = object
 
 SWAP_BYTES = "rachis_host_swap_bytes"
-_COPIES = "rachis_swap_copies"
+COPIES = "rachis_swap_copies"
 
 
 class HostSwapPool:
@@ -85,7 +86,8 @@ class HostSwapping(_Connector):
         self._swap_slots = _slots(vllm_config, kv_cache_config)
         self._swap_pool: HostSwapPool | None = None
         block_size = vllm_config.cache_config.block_size
-        self.swaps = SwapLedger(self._swap_slots, block_size) if role is KVConnectorRole.SCHEDULER else None
+        slots = BlockReferences(self._swap_slots)
+        self.swaps = SwapLedger(slots, block_size) if role is KVConnectorRole.SCHEDULER else None
         self._block_size = block_size
 
     # Scheduler side.
@@ -114,7 +116,7 @@ class HostSwapping(_Connector):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         assert self.swaps is not None
         metadata: KVConnectorMetadata = super().build_connector_meta(scheduler_output)
-        setattr(metadata, _COPIES, self.swaps.take_copies())
+        setattr(metadata, COPIES, self.swaps.take_copies())
         return metadata
 
     def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
@@ -140,10 +142,10 @@ class HostSwapping(_Connector):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         super().handle_preemptions(kv_connector_metadata)
         if self._swap_pool is not None:
-            self._swap_pool.carry_out(getattr(kv_connector_metadata, _COPIES))
+            self._swap_pool.carry_out(getattr(kv_connector_metadata, COPIES))
 
 
-class _NoTransfer(KVConnectorBase_V1):
+class NoTransfer(KVConnectorBase_V1):
     """A connector that transfers nothing."""
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -166,10 +168,6 @@ class _NoTransfer(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         return
-
-
-class HostSwapConnector(HostSwapping, _NoTransfer):
-    """Host swap alone. See the module."""
 
 
 def _slots(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:

@@ -13,6 +13,23 @@ the blocks then, and they are computed again. Source: Stream2LLM section 4.2, "C
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class SlotPool(Protocol):
+    """Host slots, of which others may have some: `kv_transfer.block_references`, or what the tiers leave."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def free(self) -> int:
+        """Slots that can probably be had."""
+
+    def allocate(self, number: int) -> list[int] | None:
+        """That many slots. None: they are not to be had, and nothing changes."""
+
+    def release(self, slots: Sequence[int]) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +62,23 @@ class _Pending:
 
 
 class SwapLedger:
-    """Bookkeeping of `slots` host slots of one block each. `block_size`: tokens of a block."""
+    """Bookkeeping of what lies in host slots of one block each. `block_size`: tokens of a block."""
 
-    def __init__(self, slots: int, block_size: int) -> None:
-        self.slots = slots
+    def __init__(self, pool: SlotPool, block_size: int) -> None:
         self.counters = SwapCounters()
+        self._pool = pool
         self._block_size = block_size
-        self._free = list(range(slots - 1, -1, -1))
         self._swapped: dict[str, _Swapped] = {}
         self._pending = _Pending()
 
     @property
     def free_slots(self) -> int:
-        return len(self._free)
+        return self._pool.free
+
+    @property
+    def slots(self) -> int:
+        """Slots in all."""
+        return self._pool.size
 
     @property
     def used_slots(self) -> int:
@@ -74,9 +95,9 @@ class SwapLedger:
         if request_id in self._swapped:
             raise AssertionError(f"{request_id} is swapped out already")
         blocks = blocks[: self._blocks_of(tokens)]
-        if not blocks or len(blocks) > len(self._free):
+        slots = self._pool.allocate(len(blocks)) if blocks else None
+        if slots is None:
             return False
-        slots = [self._free.pop() for _ in blocks]
         self._swapped[request_id] = _Swapped(tokens, slots)
         self._pending.out.extend(zip(blocks, slots, strict=True))
         self.counters.blocks_out += len(slots)
@@ -89,7 +110,7 @@ class SwapLedger:
             return 0
         let_go = entry.tokens - tokens
         keep = self._blocks_of(tokens)
-        self._free.extend(reversed(entry.slots[keep:]))
+        self._pool.release(entry.slots[keep:])
         del entry.slots[keep:]
         entry.tokens = tokens
         if not tokens:
@@ -114,13 +135,14 @@ class SwapLedger:
     def take_copies(self) -> SwapCopies:
         """The copies of the step that is about to run. To be asked once for every step."""
         pending, self._pending = self._pending, _Pending()
-        self._free.extend(reversed(pending.slots_after))
+        self._pool.release(pending.slots_after)
         return SwapCopies(tuple(pending.out), tuple(pending.back))
 
     def check_invariants(self) -> None:
         held = [slot for entry in self._swapped.values() for slot in entry.slots]
-        every = sorted([*held, *self._free, *self._pending.slots_after])
-        assert every == list(range(self.slots)), "a slot is lost or owned twice"
+        owned = [*held, *self._pending.slots_after]
+        assert len(set(owned)) == len(owned), "a slot is owned twice"
+        assert self.free_slots + len(owned) <= self.slots, "a slot is owned and free"
         for request_id, entry in self._swapped.items():
             assert entry.tokens > 0, request_id
             assert len(entry.slots) == self._blocks_of(entry.tokens), request_id

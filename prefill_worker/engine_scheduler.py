@@ -26,6 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
+from kv_transfer.tiered_scheduling import TieredScheduling
 from prefill_worker.policies import make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
 from prefill_worker.streaming_request import StreamingRequest
@@ -106,9 +107,9 @@ class StreamingMixin(TwoPhase):
         return finished
 
 
-class StreamingScheduler(StreamingMixin, Scheduler):
+class StreamingScheduler(StreamingMixin, TieredScheduling, Scheduler):
     """For engines that run one step at a time."""
 
 
-class AsyncStreamingScheduler(StreamingMixin, AsyncScheduler):
+class AsyncStreamingScheduler(StreamingMixin, TieredScheduling, AsyncScheduler):
     """For engines that schedule a step while the one before runs."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection, TiersSection
 from cluster_core.ports import hold_port
 
 
@@ -25,6 +25,7 @@ class EngineSettings:
     role: EngineRole
     streaming: StreamingSection = field(default_factory=StreamingSection)
     host: str = "127.0.0.1"
+    tiers: TiersSection = field(default_factory=TiersSection)
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:

@@ -9,6 +9,7 @@ from cluster_core.engine import EngineInfo
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
+_STREAMING_KEYS = ("policy", "preemption", "starvation_s", "cost_profile")
 _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
 
 
@@ -34,9 +35,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     }
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
-    if settings.role is EngineRole.PREFILL:
-        arguments |= _streaming_scheduler(settings)
     if settings.role is not EngineRole.ALONE:
+        arguments |= _scheduler(settings)
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
         if engine.device == "cpu":
             arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
@@ -59,13 +59,16 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
     )
 
 
-def _streaming_scheduler(settings: EngineSettings) -> dict[str, Any]:
+def _scheduler(settings: EngineSettings) -> dict[str, Any]:
     # vLLM schedules asynchronously on a GPU, never on a CPU.
-    scheduler = "AsyncStreamingScheduler" if settings.engine.device == "cuda" else "StreamingScheduler"
-    told = {key: getattr(settings.streaming, key) for key in ("policy", "preemption", "starvation_s", "cost_profile")}
+    kind = "Async" if settings.engine.device == "cuda" else ""
+    told = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib"})}
+    if settings.role is EngineRole.DECODE:
+        return {"scheduler_cls": f"decode_worker.engine_scheduler.{kind}DecodeScheduler", "additional_config": told}
+    streaming = {key: getattr(settings.streaming, key) for key in _STREAMING_KEYS}
     return {
-        "scheduler_cls": f"prefill_worker.engine_scheduler.{scheduler}",
-        "additional_config": {"rachis_streaming": told},
+        "scheduler_cls": f"prefill_worker.engine_scheduler.{kind}StreamingScheduler",
+        "additional_config": told | {"rachis_streaming": streaming},
     }
 
 
@@ -88,6 +91,4 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
 
 def _host_swap_bytes(settings: EngineSettings) -> int:
     """Of one rank: each has its share of every block."""
-    if settings.role is not EngineRole.PREFILL:
-        return 0
-    return int(settings.streaming.host_swap_gib * 2**30) // settings.engine.tensor_parallel_size
+    return int(settings.tiers.host_gib * 2**30) // settings.engine.tensor_parallel_size

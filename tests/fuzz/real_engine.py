@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count, product
 from typing import Any
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection, TiersSection
 from cluster_core.engine import EngineJob, SamplingSpec, SessionMode
 from kv_transfer import vllm_private
 from prefill_worker.policies import POLICIES, make_policy
@@ -26,7 +26,7 @@ BLOCKS = 24
 MODEL_LEN = 640
 MAX_BATCHED_TOKENS = 192
 PLACES = 5
-HOST_SWAP_GIB = 0.004
+HOST_GIB = 0.004
 STARVATION_S = 0.2
 # For other processors: on those tried so far, not one bit differed.
 LOGPROB_TOLERANCE = 1e-4
@@ -45,8 +45,9 @@ class RealEngine:
             max_batched_tokens=MAX_BATCHED_TOKENS,
             max_running_requests=PLACES,
         )
-        streaming = StreamingSection(host_swap_gib=HOST_SWAP_GIB, starvation_s=STARVATION_S)
-        settings = EngineSettings(ModelSection(), engine, HandoffSection(), EngineRole.PREFILL, streaming)
+        streaming = StreamingSection(starvation_s=STARVATION_S)
+        tiers = TiersSection(host_gib=HOST_GIB)
+        settings = EngineSettings(ModelSection(), engine, HandoffSection(), EngineRole.PREFILL, streaming, tiers=tiers)
         os.environ.update(engine_environment(settings))
         from vllm.v1.engine.llm_engine import LLMEngine
 

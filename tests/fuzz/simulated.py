@@ -27,7 +27,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cluster_core.engine import SessionMode, SessionRecord
-from kv_transfer import vllm_private
+from kv_transfer import tiered_scheduling, vllm_private
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import POLICIES
@@ -65,6 +65,9 @@ class World:
     requests: int = 6
     loads: float = 0.0
     consumer: bool = True
+    eviction: str = "rachis"
+    admission: str = "selective"
+    frequency_threshold: int = 2
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -81,6 +84,9 @@ class World:
             requests=rng.choice((0, 6, 20)),
             loads=rng.choice((0.0, 0.0, 0.3)),
             consumer=rng.random() < 0.7,
+            eviction=rng.choice(("rachis", "rachis", "hotprefix", "lru", "lfu", "fifo", "2q")),
+            admission=rng.choice(("none", "everything", "selective")),
+            frequency_threshold=rng.choice((1, 2, 3)),
         )
 
     @property
@@ -166,6 +172,7 @@ class SimulatedEngine:
         """
         scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
         swaps.check_invariants()
+        vllm_private.pool_of(self.scheduler).check_invariants()
         (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
         held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
@@ -241,7 +248,18 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
             kv_role="kv_both" if world.consumer else "kv_producer",
             kv_connector_extra_config={"rachis_host_swap_bytes": world.host_slots},
         ),
-        additional_config={scheduler_settings.KEY: {**streaming, "cost_profile": None}},
+        additional_config={
+            scheduler_settings.KEY: {**streaming, "cost_profile": None},
+            tiered_scheduling.KEY: {
+                "eviction": world.eviction,
+                "admission": world.admission,
+                "frequency_threshold": world.frequency_threshold,
+                "copy_blocks_per_step": 7,
+                "promotion_blocks": 5,
+                "filter_entries": 1024,
+                "requests_per_epoch": 4,
+            },
+        },
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.
     config.scheduler_config.async_scheduling = asynchronous

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.host_swap import HostSwapConnector
+from kv_transfer.host_tier import HostTierConnector
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,28 +16,33 @@ class SlowLoad:
     blocks: tuple[int, ...]
 
 
-class SlowLoadConnector(HostSwapConnector):
+class SlowLoadConnector(HostTierConnector):
     """remote_tokens: for each request, how much of its prompt can be loaded once."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        # The runner's side has no ledger, and calls nothing of this.
-        self._ledger: Any = self.swaps
+        self._remote: set[str] = set()
         self.remote_tokens: dict[str, int] = {}
         self._loads: list[SlowLoad] = []
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         remote = min(self.remote_tokens.get(request.request_id, 0), request.num_tokens)
-        if self._ledger.tokens(request.request_id) or remote <= num_computed_tokens:
+        self._remote.discard(request.request_id)
+        # The runner's side has no ledger, and calls nothing of this.
+        assert self.swaps is not None
+        if self.swaps.tokens(request.request_id) or remote <= num_computed_tokens:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self._remote.add(request.request_id)
         return remote - num_computed_tokens, True
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if num_external_tokens and not self._ledger.tokens(request.request_id):
+        if num_external_tokens and request.request_id in self._remote:
+            self._remote.remove(request.request_id)
             end = min(self.remote_tokens.pop(request.request_id), request.num_tokens)
             (device_blocks,) = blocks.get_block_ids()
             tokens = tuple(request._all_token_ids[:end])
             self._loads.append(SlowLoad(request.request_id, tokens, end - num_external_tokens, tuple(device_blocks)))
+            num_external_tokens = 0
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:

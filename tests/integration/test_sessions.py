@@ -54,7 +54,7 @@ MAX_BACKLOG_TOKENS = 256
 HANDOFF_DEADLINE_S = 3
 SMALL: dict[str, Any] = {
     "engine__kv_blocks": 136,
-    "streaming__host_swap_gib": 0.005,
+    "tiers__host_gib": 0.005,
     "streaming__max_backlog_tokens": MAX_BACKLOG_TOKENS,
     "streaming__progress_interval_ms": 0,
     "handoff__deadline_s": HANDOFF_DEADLINE_S,

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kv_transfer.block_references import BlockReferences
 from kv_transfer.swap_ledger import SwapCopies, SwapLedger
 
 SLOTS = 12
@@ -26,7 +27,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = SwapLedger(SLOTS, BLOCK)
+        self.ledger = SwapLedger(BlockReferences(SLOTS), BLOCK)
         self.host: list[object] = [None] * SLOTS
         self.device: dict[int, object] = {}
         self.swapped: dict[str, tuple[int, list[object]]] = {}
@@ -117,7 +118,7 @@ test_ledger_gives_back_what_it_took = LedgerMachine.TestCase
 
 
 def test_shortening_keeps_the_slots_of_the_first_tokens_and_frees_the_others_at_once() -> None:
-    ledger = SwapLedger(4, BLOCK)
+    ledger = SwapLedger(BlockReferences(4), BLOCK)
     assert ledger.swap_out("a", [10, 11, 12], 11)
     slots = dict(ledger.take_copies().out)
     assert ledger.shorten("a", 6) == 5
@@ -127,14 +128,14 @@ def test_shortening_keeps_the_slots_of_the_first_tokens_and_frees_the_others_at_
 
 
 def test_shortening_to_more_tokens_than_there_are_changes_nothing() -> None:
-    ledger = SwapLedger(4, BLOCK)
+    ledger = SwapLedger(BlockReferences(4), BLOCK)
     ledger.swap_out("a", [10, 11], 7)
     assert (ledger.shorten("a", 7), ledger.shorten("a", 100), ledger.shorten("nobody", 0)) == (0, 0, 0)
     assert ledger.tokens("a") == 7
 
 
 def test_blocks_that_are_cached_on_the_device_are_not_copied_back() -> None:
-    ledger = SwapLedger(4, BLOCK)
+    ledger = SwapLedger(BlockReferences(4), BLOCK)
     ledger.swap_out("a", [10, 11, 12], 12)
     slots = dict(ledger.take_copies().out)
     ledger.swap_back("a", 2, [22])
@@ -145,7 +146,7 @@ def test_blocks_that_are_cached_on_the_device_are_not_copied_back() -> None:
 
 
 def test_slots_of_a_resumed_request_are_free_after_the_step_that_reads_them() -> None:
-    ledger = SwapLedger(2, BLOCK)
+    ledger = SwapLedger(BlockReferences(2), BLOCK)
     ledger.swap_out("a", [10, 11], 8)
     ledger.take_copies()
     ledger.swap_back("a", 0, [20, 21])
@@ -157,14 +158,16 @@ def test_slots_of_a_resumed_request_are_free_after_the_step_that_reads_them() ->
 
 @pytest.mark.parametrize(("slots", "blocks", "tokens"), [(0, [1], 4), (2, [1, 2, 3], 9), (4, [], 0)])
 def test_without_room_or_without_tokens_nothing_is_done(slots: int, blocks: list[int], tokens: int) -> None:
-    ledger = SwapLedger(slots, BLOCK)
+    ledger = SwapLedger(BlockReferences(slots), BLOCK)
     assert not ledger.swap_out("a", blocks, tokens)
     assert ledger.take_copies() == SwapCopies()
     assert (ledger.tokens("a"), ledger.free_slots) == (0, slots)
 
 
-def test_a_lost_slot_is_noticed() -> None:
-    ledger = SwapLedger(3, BLOCK)
-    ledger._free.pop()
-    with pytest.raises(AssertionError, match="a slot is lost or owned twice"):
+def test_a_slot_that_is_owned_and_free_is_noticed() -> None:
+    slots = BlockReferences(3)
+    ledger = SwapLedger(slots, BLOCK)
+    assert ledger.swap_out("a", [10], 4)
+    slots.release([slot for _, slot in ledger.take_copies().out])
+    with pytest.raises(AssertionError, match="a slot is owned and free"):
         ledger.check_invariants()

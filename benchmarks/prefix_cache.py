@@ -1,0 +1,183 @@
+"""Hit ratios of prefix caches over a trace, replayed through the very classes that run in a worker.
+
+A request asks for its prefix, gets what hits, evicts for the rest, and ends; blocks count as the trace defines them, a
+partial last one among them. There is no time but the order of requests. What a policy does with host memory is part of
+it: the stock ones copy everything, as an inclusive second tier would.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.belady import belady
+from benchmarks.prefix_traces import Trace, TraceFile, TraceRequest
+from kv_transfer.block_references import BlockReferences
+from kv_transfer.eviction_policies import (
+    DecayedFrequency,
+    EvictionPolicy,
+    FirstInFirstOut,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    PublishedFormula,
+    TwoQueues,
+)
+from kv_transfer.hotness import Formula, HotnessTracker
+from kv_transfer.hotness_filter import HotnessFilter
+from kv_transfer.radix_tree import BlockHash
+from kv_transfer.tiers import Admission, PrefixTiers, TierRules
+
+
+@dataclass(frozen=True, slots=True)
+class HitRatios:
+    """Shares of all prompt tokens, and blocks copied to host memory and back; those promoted are among the latter."""
+
+    hit_ratio: float
+    device_hit_ratio: float
+    host_hit_ratio: float
+    blocks_copied_out: int
+    blocks_copied_back: int
+    blocks_promoted: int
+
+    @property
+    def blocks_copied(self) -> int:
+        """Between the tiers, in both directions."""
+        return self.blocks_copied_out + self.blocks_copied_back
+
+
+class Replay:
+    """One cache under one trace."""
+
+    def __init__(self, tiers_of: Callable[[Callable[[int], bool]], PrefixTiers], device_blocks: int) -> None:
+        self._device = BlockReferences(device_blocks)
+        self.tiers = tiers_of(lambda block: self._device.count(block) > 1)
+        self._device_tokens = 0
+        self._host_tokens = 0
+        self._tokens = 0
+
+    def run(self, trace: Trace | TraceFile, on_request: Callable[[], None] = lambda: None) -> HitRatios:
+        for request in trace:
+            self._serve(request, trace.block_tokens)
+            on_request()
+        tokens = max(1, self._tokens)
+        counters = self.tiers.counters
+        return HitRatios(
+            (self._device_tokens + self._host_tokens) / tokens,
+            self._device_tokens / tokens,
+            self._host_tokens / tokens,
+            counters.copied_out,
+            counters.copied_back,
+            counters.promoted,
+        )
+
+    def _serve(self, request: TraceRequest, block_tokens: int) -> None:
+        tiers, hashes = self.tiers, request.hashes
+        tiers.accessed(hashes)
+        match = tiers.match(hashes)
+        on_device = min(len(match.device) * block_tokens, request.input_tokens)
+        hit = min((len(match.device) + len(match.host)) * block_tokens, request.input_tokens)
+        self._tokens += request.input_tokens
+        self._device_tokens += on_device
+        self._host_tokens += hit - on_device
+        self._device.refer(match.device)
+        tiers.hold(match.host)
+        blocks = self._take(len(hashes) - len(match.device))
+        tiers.let_go(match.host, loaded=True)
+        self._publish(hashes, len(match.device), blocks)
+        held = [*match.device, *blocks]
+        while (copy := tiers.worth_copying(hashes[: len(held)])) is not None:
+            tiers.copied_out(copy)
+        self._device.release(held)
+        for block in reversed(held):
+            tiers.freed(block)
+        if (promotion := tiers.promotion()) is not None:
+            before = tiers.match(promotion.hashes).device
+            self._device.refer(before)
+            blocks = self._take(len(promotion.slots))
+            self._publish(promotion.hashes, promotion.first, blocks)
+            held = [*before, *blocks]
+            self._device.release(held)
+            for block in reversed(held):
+                tiers.freed(block)
+            tiers.let_go(promotion.slots, loaded=True)
+
+    def _take(self, number: int) -> list[int]:
+        """As many device blocks as can be had, up to that number."""
+        while self._device.free < number:
+            coldest = self.tiers.coldest_device_block()
+            if coldest is None:
+                break
+            self.tiers.left_device(coldest)
+            self._device.release([coldest])
+        blocks = self._device.allocate(min(number, self._device.free))
+        assert blocks is not None
+        return blocks
+
+    def _publish(self, hashes: Sequence[BlockHash], first: int, blocks: list[int]) -> None:
+        refused = self.tiers.cached(hashes, first, blocks)
+        assert not refused, "requests run one by one: nothing is computed twice"
+        self._device.refer(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A named policy: how to make it for a capacity of both tiers together, and what it does with host memory."""
+
+    policy: Callable[[HotnessTracker, int], EvictionPolicy]
+    rules: TierRules
+    uses_host: bool = True
+    max_age_epochs: int = 2**20
+    requests_per_epoch: int = 1
+
+    def with_host_of(self, host_blocks: int) -> "Recipe":
+        """The same, without what it would do with host memory where it has none: equal recipes replay equally."""
+        return self if host_blocks and self.uses_host else replace(self, rules=_EVICTION_ONLY, uses_host=False)
+
+
+_EVERYTHING = TierRules(Admission.EVERYTHING, promotion=False)
+_PUBLISHED = TierRules(Admission.SELECTIVE, frequency_threshold=10, promotion=True)
+_EVICTION_ONLY = TierRules(Admission.NONE, promotion=False)
+
+
+def _published(tracker: HotnessTracker, capacity_blocks: int) -> EvictionPolicy:
+    return PublishedFormula(tracker, Formula("frequency + clock / length"))
+
+
+def _lru(tracker: HotnessTracker, capacity_blocks: int) -> EvictionPolicy:
+    return LeastRecentlyUsed()
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "lru": Recipe(_lru, _EVERYTHING),
+    "lfu": Recipe(lambda tracker, capacity_blocks: LeastFrequentlyUsed(), _EVERYTHING),
+    "fifo": Recipe(lambda tracker, capacity_blocks: FirstInFirstOut(), _EVERYTHING),
+    "2q": Recipe(lambda tracker, capacity_blocks: TwoQueues(capacity_blocks), _EVERYTHING),
+    "E": Recipe(_published, _EVICTION_ONLY, False, 255, 10),
+    "A+P": Recipe(_lru, _PUBLISHED, True, 255, 10),
+    "hotprefix": Recipe(_published, _PUBLISHED, True, 255, 10),
+    # By its name among the ablations.
+    "E+A+P": Recipe(_published, _PUBLISHED, True, 255, 10),
+    "rachis": Recipe(lambda tracker, capacity_blocks: DecayedFrequency(tracker, 1000, 0.1), TierRules()),
+}
+
+
+def replay(
+    trace: Trace | TraceFile,
+    name: str,
+    device_blocks: int,
+    host_blocks: int,
+    on_request: Callable[[], None] = lambda: None,
+) -> HitRatios:
+    """One named policy over a trace. Raises KeyError for an unknown name."""
+    recipe = RECIPES[name]
+    tracker = HotnessTracker(HotnessFilter(2**22, max_age_epochs=recipe.max_age_epochs), recipe.requests_per_epoch)
+
+    def tiers(is_referenced: Callable[[int], bool]) -> PrefixTiers:
+        policy = recipe.policy(tracker, device_blocks + host_blocks)
+        return PrefixTiers(policy, tracker, recipe.rules, host_blocks * recipe.uses_host, is_referenced)
+
+    return Replay(tiers, device_blocks).run(trace, on_request)
+
+
+def optimum(trace: Trace, blocks: int) -> HitRatios:
+    """What no policy can surpass that caches every block it computes, in one tier of this size."""
+    ratio = belady(trace, blocks).hit_ratio
+    return HitRatios(ratio, ratio, 0.0, 0, 0, 0)

@@ -1,0 +1,14 @@
+"""The schedulers of decode workers: vLLM's own, with the eviction of `kv_transfer.tiers`."""
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from kv_transfer.tiered_scheduling import TieredScheduling
+
+
+class DecodeScheduler(TieredScheduling, Scheduler):
+    """For engines that run one step at a time."""
+
+
+class AsyncDecodeScheduler(TieredScheduling, AsyncScheduler):
+    """For engines that schedule a step while the one before runs."""

@@ -1,0 +1,181 @@
+"""vLLM's pool of device blocks, giving up first what `kv_transfer.tiers` finds coldest.
+
+`take_over` replaces the free queue of a pool and mixes into its class what keeps the radix tree in step with it. Where
+a free block lies:
+    without a hash, or with one that leads nowhere     on the pile, taken first, the last one in front (as in vLLM)
+    with a hash                                        in the tree, in the order of its policy
+A block whose hash is published already is not published twice: it stays its request's own. So the request may hold
+blocks behind one that nobody holds; that one is taken when nothing else is left, and what follows it can be reached no
+more.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, make_block_hash_with_group_id
+
+from kv_transfer.radix_tree import Tier
+from kv_transfer.tiers import PrefixTiers
+
+_GROUP = 0
+
+
+class TieredFreeQueue:
+    """What vLLM asks of a free queue (`FreeKVCacheBlockQueue`); `num_free_blocks` is read by it as a field."""
+
+    def __init__(self, blocks: Sequence[KVCacheBlock], tiers: PrefixTiers) -> None:
+        self.num_free_blocks = 0
+        self._blocks = blocks
+        self._tiers = tiers
+        self._pile: dict[int, KVCacheBlock] = {}
+
+    def popleft(self) -> KVCacheBlock:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """The next blocks to take; the pool forgets their hashes, and the tree them, one by one as they are taken."""
+        if n > self.num_free_blocks:
+            raise ValueError(f"{n} blocks are wanted, {self.num_free_blocks} are free")
+        self.num_free_blocks -= n
+        taken: list[KVCacheBlock] = []
+        while len(taken) < n:
+            if self._pile:
+                taken.append(self._pile.popitem()[1])
+                continue
+            coldest = self._tiers.coldest_device_block()
+            block = self._blocks[coldest] if coldest is not None else self._out_of_order(taken)
+            self._tiers.left_device(block.block_id)
+            taken.append(block)
+        return taken
+
+    def remove(self, block: KVCacheBlock) -> None:
+        self._pile.pop(block.block_id, None)
+        self.num_free_blocks -= 1
+
+    def append(self, block: KVCacheBlock) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Blocks that are worth keeping, as far as the tree counts on them."""
+        self.num_free_blocks += len(blocks)
+        for block in blocks:
+            if self._tiers.tree.node_of(Tier.DEVICE, block.block_id) is None:
+                self._pile[block.block_id] = block
+            else:
+                self._tiers.freed(block.block_id)
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Blocks without a hash; the first of them is taken first."""
+        self.num_free_blocks += len(blocks)
+        for block in reversed(blocks):
+            self._pile[block.block_id] = block
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """All free blocks; those of the tree in no particular order."""
+        kept = [each for each in self._blocks if self._is_free(each) and each.block_id not in self._pile]
+        return [*reversed(self._pile.values()), *kept]
+
+    def rebuild(self) -> None:
+        """The pool has forgotten all hashes."""
+        self._pile = {each.block_id: each for each in self._blocks if self._is_free(each)}
+
+    def check_invariants(self) -> None:
+        free = {each.block_id for each in self._blocks if self._is_free(each)}
+        assert self.num_free_blocks == len(free), "free blocks miscounted"
+        assert self._pile.keys() <= free, "a block on the pile is in use"
+
+    def _out_of_order(self, taken: Iterable[KVCacheBlock]) -> KVCacheBlock:
+        """A free block that no leaf leads to: see the module. O(blocks), and rare."""
+        skip = {each.block_id for each in taken}
+        return next(each for each in self._blocks if self._is_free(each) and each.block_id not in skip)
+
+    @staticmethod
+    def _is_free(block: KVCacheBlock) -> bool:
+        return not block.ref_cnt and not block.is_null
+
+
+class TieredBlockPool(BlockPool):
+    """Mixed into a pool that vLLM has made. See the module."""
+
+    tiers: PrefixTiers
+    # Published since it was last cleared: the step that is being scheduled writes their KV.
+    unwritten: set[int]
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        hashes = request.block_hashes
+        wanted = block_mask or [True] * (num_full_blocks - num_cached_blocks)
+        new = [
+            each and not self._is_published(block_hash)
+            for each, block_hash in zip(wanted, hashes[num_cached_blocks:num_full_blocks], strict=True)
+        ]
+        super().cache_full_blocks(
+            request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, new
+        )
+        at = num_cached_blocks
+        for is_new, run in groupby(new):
+            first, at = at, at + len(list(run))
+            if is_new:
+                self._tell(hashes[:at], first, blocks[first:at])
+
+    def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> None:
+        """Blocks `first` and following of a prefix will lie in these blocks of the caller's."""
+        for block_hash, block in zip(hashes[first:], blocks, strict=True):
+            self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
+        self._tell(hashes, first, blocks)
+
+    def _tell(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> None:
+        identities = [block.block_id for block in blocks]
+        self.unwritten.update(identities)
+        self.tiers.cached(hashes, first, identities)
+
+    def _is_published(self, block_hash: Any) -> bool:
+        keyed = make_block_hash_with_group_id(block_hash, _GROUP)
+        return self.cached_block_hash_to_block.get_one_block(keyed) is not None
+
+    def _remove_cached_block_hashes(self, block: KVCacheBlock) -> list[Any]:
+        self.tiers.left_device(block.block_id)
+        removed: list[Any] = super()._remove_cached_block_hashes(block)
+        return removed
+
+    def reset_prefix_cache(self) -> bool:
+        done: bool = super().reset_prefix_cache()
+        if done:
+            self.tiers.reset()
+            self.free_block_queue.rebuild()
+        return done
+
+    def check_invariants(self) -> None:
+        """The tree against what vLLM has published."""
+        self.tiers.check_invariants()
+        self.free_block_queue.check_invariants()
+        published = {
+            each.block_id: get_block_hash(each.block_hash) for each in self.blocks if each.block_hash is not None
+        }
+        in_tree = dict(self.tiers.tree.items(Tier.DEVICE))
+        assert in_tree == published, "the tree and the pool disagree"
+
+
+def take_over(pool: BlockPool, tiers: PrefixTiers) -> TieredBlockPool:
+    """Has a fresh pool evict in the order of these tiers."""
+    pool.__class__ = TieredBlockPool
+    assert isinstance(pool, TieredBlockPool)
+    pool.tiers = tiers
+    pool.unwritten = set()
+    free = pool.free_block_queue.get_all_free_blocks()
+    queue = TieredFreeQueue(pool.blocks, tiers)
+    for block in free:
+        block.prev_free_block = block.next_free_block = None
+    queue.prepend_n(free)
+    pool.free_block_queue = queue
+    return pool

@@ -1,0 +1,126 @@
+"""How hot a prefix is: accesses and recency of every block, resident or not, in bounded memory.
+
+A prompt counts once for each of its full blocks, whether they hit or not and however often its chunks are scheduled.
+What is remembered lies in the hotness filter (`kv_transfer.hotness_filter`), keyed by the block's hash, of which the
+tenant's cache salt is a part: nothing here crosses tenants. Source: HotPrefix section 3.2.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from kv_transfer.hotness_filter import HotnessFilter
+from kv_transfer.radix_tree import BlockHash
+
+
+class Hotness(NamedTuple):
+    """Of one block, as of its last access. `frequency` 0: unknown, or refused by the full filter."""
+
+    frequency: int
+    last_access_epoch: int
+    depth_blocks: int
+
+
+_UNKNOWN = Hotness(0, 0, 0)
+
+
+class HotnessTracker:
+    """Counts accesses. `requests_per_epoch`: prompts after which clocks fall by one.
+
+    What is asked for lies in a dictionary as well until it is forgotten, for those who ask often and one by one.
+    """
+
+    def __init__(self, hotness_filter: HotnessFilter, requests_per_epoch: int = 1) -> None:
+        if requests_per_epoch < 1:
+            raise ValueError(f"requests_per_epoch must be at least 1, not {requests_per_epoch}")
+        self.filter = hotness_filter
+        self._requests_per_epoch = requests_per_epoch
+        self._requests = 0
+        self._near: dict[BlockHash, Hotness] = {}
+
+    def __len__(self) -> int:
+        """Blocks that lie in the dictionary."""
+        return len(self._near)
+
+    @property
+    def epoch(self) -> int:
+        return self.filter.epoch
+
+    def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0) -> None:
+        """One prompt asks for these blocks; the first of them lies so many blocks deep, and 0 begins a prompt."""
+        self._requests += not first_depth
+        if not first_depth and self._requests % self._requests_per_epoch == 0:
+            self.filter.advance_epoch()
+        if not hashes:
+            return
+        frequencies = self.filter.touch(keys_of(hashes), first_depth).tolist()
+        records = zip(frequencies, repeat(self.filter.epoch), count(first_depth))
+        self._near.update(zip(hashes, map(Hotness._make, records), strict=True))
+
+    def hotness(self, block_hash: BlockHash) -> Hotness:
+        """Of a block that was asked for and is not forgotten; of others nothing is known here."""
+        return self._near.get(block_hash, _UNKNOWN)
+
+    def clock(self, hotness: Hotness) -> int:
+        """Epochs until the last access counts no more."""
+        return max(0, self.filter.max_age_epochs - (self.filter.epoch - hotness.last_access_epoch))
+
+    def forget(self, hashes: Sequence[BlockHash]) -> None:
+        """These blocks lie in no tier any more: the filter alone remembers them."""
+        for each in hashes:
+            self._near.pop(each, None)
+
+    def clear(self) -> None:
+        self.filter.clear()
+        self._near.clear()
+
+
+def keys_of(hashes: Sequence[BlockHash]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """64 bits of each hash."""
+    if isinstance(hashes[0], int):
+        return np.array(hashes, dtype=np.uint64)
+    return np.frombuffer(b"".join([each[:8] for each in hashes]), dtype=np.uint64)  # type: ignore[index]
+
+
+_OPERATORS: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "*": operator.mul,
+    "/": lambda x, y: x / max(y, 1),
+}
+_FORMULA = re.compile(r"\s*(\w+)\s*([+*/])\s*(\w+)(?:\s*([+*/])\s*(\w+))?\s*")
+
+
+class Formula:
+    """`x op y` or `x op y op z` over clock, frequency and length, usual precedence; what divides is at least 1.
+
+    length: of the run, in blocks. In tokens, as the paper has it, the term vanishes for long runs.
+    Raises ValueError for anything else. Source: HotPrefix section 4 and equations 5 and 6.
+    """
+
+    TERMS = ("clock", "frequency", "length")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        found = _FORMULA.fullmatch(text)
+        terms = [found[index] for index in (1, 3, 5) if found[index]] if found else []
+        if found is None or any(term not in self.TERMS for term in terms):
+            raise ValueError(
+                f"formula {text!r} is not 'x op y op z' with x, y, z of {', '.join(self.TERMS)} and op of + * /"
+            )
+        self._terms = terms
+        self._operators = [found[index] for index in (2, 4) if found[index]]
+
+    def __call__(self, *, clock: int, frequency: int, length: int) -> float:
+        values: list[float] = [{"clock": clock, "frequency": frequency, "length": length}[term] for term in self._terms]
+        names = list(self._operators)
+        if len(names) == 2 and names[0] == "+" and names[1] != "+":
+            values[1:] = [_OPERATORS[names[1]](values[1], values[2])]
+            del names[1]
+        result = values[0]
+        for name, value in zip(names, values[1:], strict=True):
+            result = _OPERATORS[name](result, value)
+        return result

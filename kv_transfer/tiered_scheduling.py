@@ -1,0 +1,59 @@
+"""Gives a vLLM scheduler the order of eviction of `kv_transfer.tiers`, and tells the tiers who asks for what.
+
+A mixin over `Scheduler` and `AsyncScheduler`, after others in the bases. A request counts once for each block: for its
+prompt when it is added, for what was generated when it ends; a prompt that may still change, when it ends. A model
+whose KV is not one list of blocks for each request keeps vLLM's own order.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import Request
+
+from kv_transfer import vllm_private
+from kv_transfer.device_pool import take_over
+from kv_transfer.host_tier import HostTiering
+from kv_transfer.tier_settings import TierSettings, make_tiers
+from kv_transfer.tiers import PrefixTiers
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+KEY = "rachis_tiers"
+
+
+class TieredScheduling(_Scheduler):
+    """See the module. `tiers` is None where vLLM's own order is kept."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tiers: PrefixTiers | None = None
+        self._counted_blocks: dict[str, int] = {}
+        given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
+        caches = self.cache_config.enable_prefix_caching
+        if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+            return
+        settings = TierSettings.of(given)
+        pool = vllm_private.pool_of(self)
+        connector = self.connector if isinstance(self.connector, HostTiering) else None
+        slots = connector.swaps.slots if connector is not None and connector.swaps is not None else 0
+        self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
+        take_over(pool, self.tiers)
+        if connector is not None:
+            connector.attach(self.tiers, pool, self.requests, settings.copy_blocks_per_step)
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if self.tiers is not None and request.request_id not in self._counted_blocks:
+            may_change = getattr(request, "input_open", False)
+            self._counted_blocks[request.request_id] = 0 if may_change else len(request.block_hashes)
+            if not may_change:
+                self.tiers.accessed(request.block_hashes)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        counted = self._counted_blocks.pop(request.request_id, None)
+        if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
+            self.tiers.accessed(request.block_hashes[counted:], counted)
+        return super()._free_request(request, delay_free_blocks)

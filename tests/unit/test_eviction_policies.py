@@ -1,0 +1,300 @@
+"""What each policy is for: who leaves first after which accesses, whatever the constants of the scores."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.prefix_cache import RECIPES
+from kv_transfer.eviction_policies import (
+    EvictionPolicy,
+    FirstInFirstOut,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    PublishedFormula,
+    TwoQueues,
+)
+from kv_transfer.hotness import Formula, HotnessTracker
+from kv_transfer.hotness_filter import HotnessFilter
+
+ACCESSES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=40)
+STOCK = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "fifo": FirstInFirstOut}
+
+
+def order(policy: EvictionPolicy, blocks: list[int]) -> list[int]:
+    """The blocks in the order in which they have to leave now, each as a run of its own."""
+    turns = {group: turn for turn, group in enumerate(policy.groups())}
+    return sorted(blocks, key=lambda block: (turns[policy.group(block)], policy.priority(block, 1)))
+
+
+def make(name: str, capacity_blocks: int = 8) -> tuple[EvictionPolicy, HotnessTracker]:
+    recipe = RECIPES[name]
+    hotness_filter = HotnessFilter(1000, max_age_epochs=recipe.max_age_epochs)
+    tracker = HotnessTracker(hotness_filter, recipe.requests_per_epoch)
+    return recipe.policy(tracker, capacity_blocks), tracker
+
+
+@given(ACCESSES)
+def test_lru_is_the_order_of_the_last_accesses(accesses: list[list[int]]) -> None:
+    policy = LeastRecentlyUsed()
+    last = dict.fromkeys(range(10), -1)
+    for now, hashes in enumerate(accesses):
+        policy.accessed(hashes)
+        last.update(dict.fromkeys(hashes, now))
+    assert order(policy, list(range(10))) == sorted(range(10), key=lambda block: last[block])
+
+
+@given(ACCESSES)
+def test_lfu_is_the_order_of_accesses_and_the_last_one_breaks_ties(accesses: list[list[int]]) -> None:
+    policy = LeastFrequentlyUsed()
+    known = dict.fromkeys(range(10), (0, -1))
+    for now, hashes in enumerate(accesses):
+        policy.accessed(hashes)
+        known.update({block: (known[block][0] + 1, now) for block in hashes})
+    assert order(policy, list(range(10))) == sorted(range(10), key=lambda block: known[block])
+
+
+@given(ACCESSES)
+def test_fifo_is_the_order_of_arrival_whatever_hits(accesses: list[list[int]]) -> None:
+    policy = FirstInFirstOut()
+    first: dict[int, int] = {}
+    for now, hashes in enumerate(accesses):
+        policy.accessed(hashes)
+        for block in hashes:
+            first.setdefault(block, now)
+    assert order(policy, list(range(10))) == sorted(range(10), key=lambda block: first.get(block, -1))
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_what_left_begins_anew_when_it_comes_back(name: str) -> None:
+    policy = STOCK[name]()
+    for hashes in ([1], [1], [1], [2], [2]):
+        policy.accessed(hashes)
+    policy.forget([1])
+    policy.accessed([3])
+    policy.accessed([3])
+    policy.accessed([1])
+    assert order(policy, [1, 2, 3]) == ([1, 2, 3] if name == "lfu" else [2, 3, 1])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_policy_forgets_what_it_is_told_to_forget(name: str) -> None:
+    policy, tracker = make(name)
+    for start in range(0, 10_000, 100):
+        hashes = list(range(start, start + 100))
+        for _ in range(2):
+            tracker.accessed(hashes)
+            policy.accessed(hashes)
+        policy.forget(hashes)
+        tracker.forget(hashes)
+    held = [value for value in vars(policy).values() if isinstance(value, dict)]
+    assert sum(map(len, held)) + len(tracker) <= 8
+    assert policy.priority(1, 1) == policy.priority(10**6, 1), "nothing is known of a forgotten block"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_block_asked_for_more_often_and_later_is_not_colder(name: str) -> None:
+    policy, tracker = make(name)
+    for hashes in ([1, 2], [1], [1]):
+        tracker.accessed(hashes)
+        policy.accessed(hashes)
+    assert policy.priority(1, 1) >= policy.priority(2, 1) or policy.groups() == (1, 0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@given(accesses=ACCESSES)
+def test_priorities_fall_with_the_epoch_only(name: str, accesses: list[list[int]]) -> None:
+    """The eviction order finds out about one that rises, not about one that falls."""
+    policy, tracker = make(name)
+    known: dict[int, float] = {}
+    asked_for: set[int] = set()
+    epoch = policy.epoch
+    for hashes in accesses:
+        tracker.accessed(hashes)
+        policy.accessed(hashes)
+        asked_for.update(hashes)
+        now = {block: policy.priority(block, 1) for block in asked_for}
+        if policy.epoch == epoch:
+            assert all(now[block] >= known[block] for block in known)
+        known, epoch = now, policy.epoch
+
+
+def test_2q_blocks_asked_for_once_leave_first_while_they_are_many() -> None:
+    policy = TwoQueues(8)
+    policy.accessed([1])
+    policy.forget([1])
+    policy.accessed([1])
+    for block in (11, 12):
+        policy.accessed([block])
+    assert order(policy, [1, 11, 12]) == [1, 11, 12], "two of eight are no more than a quarter"
+    policy.accessed([13])
+    assert order(policy, [1, 11, 12, 13]) == [11, 12, 13, 1]
+
+
+def test_2q_a_scan_does_not_drive_out_what_came_back() -> None:
+    policy = TwoQueues(8)
+    policy.accessed([1, 2])
+    policy.forget([1, 2])
+    policy.accessed([1, 2])
+    resident = [1, 2]
+    for scanned in range(100, 200):
+        policy.accessed([scanned])
+        resident.append(scanned)
+        if len(resident) > 8:
+            leaving = order(policy, resident)[0]
+            resident.remove(leaving)
+            policy.forget([leaving])
+    assert {1, 2} <= set(resident)
+
+
+def test_2q_asked_for_twice_in_a_row_is_still_asked_for_once() -> None:
+    policy = TwoQueues(8)
+    for _ in range(3):
+        policy.accessed([1])
+    assert policy.group(1) == policy.group(1) != policy.group(2)
+
+
+def test_2q_remembers_as_many_as_half_the_capacity() -> None:
+    policy = TwoQueues(8)
+    for block in range(6):
+        policy.accessed([block])
+        policy.forget([block])
+    policy.accessed([0, 5])
+    once, often = policy.group(0), policy.group(5)
+    assert once != often
+    assert often == policy.group(99), "what is unknown counts as no newcomer"
+
+
+def test_published_formula_is_what_the_paper_says() -> None:
+    tracker = HotnessTracker(HotnessFilter(100, max_age_epochs=10))
+    policy = PublishedFormula(tracker, Formula("frequency + clock / length"))
+    for _ in range(3):
+        tracker.accessed([1])
+    tracker.accessed([2])
+    tracker.accessed([3])
+    assert policy.priority(1, 4) == 3 + 8 / 4
+    assert policy.priority(2, 1) == 1 + 9
+    assert policy.priority(3, 2) == 1 + 10 / 2
+
+
+def test_published_formula_ages_by_epoch_down_to_the_frequency() -> None:
+    tracker = HotnessTracker(HotnessFilter(100, max_age_epochs=3), requests_per_epoch=2)
+    policy = PublishedFormula(tracker, Formula("frequency + clock / length"))
+    tracker.accessed([1])
+    seen = []
+    for _ in range(10):
+        seen.append((policy.epoch, policy.priority(1, 1)))
+        tracker.accessed([2])
+    assert seen == [(epoch, 1 + max(0, 3 - epoch)) for epoch in (0, 1, 1, 2, 2, 3, 3, 4, 4, 5)]
+
+
+@given(ACCESSES, st.integers(1, 2000))
+def test_decayed_frequency_keeps_its_order_while_nothing_of_it_is_accessed(
+    accesses: list[list[int]], others: int
+) -> None:
+    policy, tracker = make("rachis")
+    for hashes in accesses:
+        tracker.accessed(hashes)
+    before = [policy.priority(block, 1) for block in range(10)]
+    for _ in range(others % 50):
+        tracker.accessed([77])
+    tracker.filter.advance_epoch(others)
+    after = [policy.priority(block, 1) for block in range(10)]
+    # Equal but for what is added to all.
+    assert sorted(range(10), key=lambda block: after[block]) == sorted(range(10), key=lambda block: before[block])
+
+
+def test_decayed_frequency_old_heat_dies() -> None:
+    policy, tracker = make("rachis")
+    for _ in range(50):
+        tracker.accessed([1])
+    tracker.accessed([2])
+    assert policy.priority(1, 1) > policy.priority(2, 1)
+    tracker.filter.advance_epoch(100_000)
+    tracker.accessed([2])
+    assert policy.priority(2, 1) > policy.priority(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("frequency + clock", 23.0),
+        ("frequency * clock", 60.0),
+        ("clock / length", 5.0),
+        ("frequency + clock / length", 8.0),
+        ("clock / length + frequency", 8.0),
+        ("frequency * clock / length", 15.0),
+        ("clock / length * frequency", 15.0),
+        ("clock / length / frequency", 20 / 4 / 3),
+        ("frequency + clock * length", 83.0),
+        ("frequency + clock + length", 27.0),
+        ("frequency * clock + length", 64.0),
+        ("  frequency*clock  ", 60.0),
+    ],
+)
+def test_formula_has_the_usual_precedence(text: str, value: float) -> None:
+    assert Formula(text)(clock=20, frequency=3, length=4) == value
+
+
+@pytest.mark.parametrize("text", ["clock / frequency", "clock / length"])
+def test_formula_never_divides_by_less_than_one(text: str) -> None:
+    assert Formula(text)(clock=7, frequency=0, length=0) == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "frequency",
+        "frequency - clock",
+        "frequency + age",
+        "frequency + 1",
+        "+ clock",
+        "frequency +",
+        "frequency clock",
+        "(frequency + clock) * length",
+        "frequency + clock / length * clock",
+        "frequency ** clock",
+        "__import__('os') + clock",
+    ],
+)
+def test_formula_that_is_none_is_refused_and_named(text: str) -> None:
+    with pytest.raises(ValueError, match=r"formula .* is not 'x op y op z' with x, y, z of clock, frequency, length"):
+        Formula(text)
+
+
+def test_tracker_counts_a_prompt_once_and_what_follows_it_as_deeper() -> None:
+    tracker = HotnessTracker(HotnessFilter(100), requests_per_epoch=2)
+    tracker.accessed([1, 2])
+    tracker.accessed([3], 2)
+    assert tracker.epoch == 0
+    tracker.accessed([1])
+    assert tracker.epoch == 1
+    assert tracker.hotness(1) == (2, 1, 0)
+    assert tracker.hotness(3) == (1, 0, 2)
+
+
+def test_tracker_takes_hashes_of_vllm_and_numbers_and_nothing() -> None:
+    tracker = HotnessTracker(HotnessFilter(100))
+    names = [bytes([number]) * 32 for number in range(3)]
+    tracker.accessed(names)
+    tracker.accessed(names[:2])
+    tracker.accessed([])
+    assert [tracker.hotness(name).frequency for name in names] == [2, 2, 1]
+
+
+def test_tracker_knows_again_from_the_filter_what_it_was_told_to_forget() -> None:
+    tracker = HotnessTracker(HotnessFilter(100))
+    for _ in range(3):
+        tracker.accessed([1])
+    tracker.forget([1])
+    assert tracker.hotness(1).frequency == 0
+    tracker.accessed([1])
+    assert tracker.hotness(1).frequency == 4
+    tracker.clear()
+    tracker.accessed([1])
+    assert tracker.hotness(1).frequency == 1
+
+
+def test_tracker_refuses_no_requests_per_epoch() -> None:
+    with pytest.raises(ValueError, match="requests_per_epoch must be at least 1, not 0"):
+        HotnessTracker(HotnessFilter(100), 0)
