@@ -74,11 +74,24 @@ class Promotion:
 
 @dataclass(slots=True)
 class TierCounters:
-    """Blocks since the start."""
+    """Blocks since the start, unless the name says otherwise.
 
+    prompt_tokens: of requests that have ended; device_hit_tokens, host_hit_tokens: what of them was not computed.
+    copied_back: promotions among it. used, wasted: promoted blocks that were asked for before they left the device, and
+    that were not. copy_out_s, copy_back_s: what the copies took.
+    """
+
+    prompt_tokens: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
     copied_out: int = 0
     copied_back: int = 0
+    copies_failed: int = 0
+    copy_out_s: float = 0.0
+    copy_back_s: float = 0.0
     promoted: int = 0
+    promotions_used: int = 0
+    promotions_wasted: int = 0
     evicted_device: int = 0
     evicted_host: int = 0
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
