@@ -115,7 +115,7 @@ def prefill_measure(engine: Engine, info: EngineInfo, rng: random.Random) -> Mea
 def copy_measures(
     layout: BlockLayout, slots: int, copies: Any, wait: Callable[[], None], rng: random.Random
 ) -> tuple[MeasureMs, MeasureMs]:
-    """(out, in): copies of a victim's blocks by `copies`, a `HostSwapPool` of so many device blocks and host slots."""
+    """(out, in): copies of a victim's blocks by `copies`, a `HostPool` of so many device blocks and host slots."""
 
     def places(size: int) -> list[int]:
         return rng.sample(range(slots), min(slots, blocks_of(size, layout)))
@@ -190,7 +190,7 @@ def _real_copies(device: str, layout: BlockLayout, slots: int, rng: random.Rando
     """Copies through the pool that preemption uses, over memory of the engine's sizes. The engine is gone by then."""
     import torch
 
-    from kv_transfer.host_swap import HostSwapPool
+    from kv_transfer.host_pool import HostPool
 
     gc.collect()
     if device == "cuda":
@@ -198,7 +198,7 @@ def _real_copies(device: str, layout: BlockLayout, slots: int, rng: random.Rando
     memory = [torch.zeros((slots, each), dtype=torch.int8, device=device) for each in layout.layer_bytes]
     # On a CPU a copy has ended when the call returns.
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    pool = HostSwapPool(memory, slots)
+    pool = HostPool(memory, slots)
     # The first write to memory pays for getting its pages, and a service runs on after that.
     pool.copy_out(range(slots), range(slots))
     return copy_measures(layout, slots, pool, wait, rng)

@@ -97,7 +97,7 @@ class Replay:
             self._device.release(held)
             for block in reversed(held):
                 tiers.freed(block)
-            tiers.let_go(promotion.slots, loaded=True)
+            tiers.promoted(promotion)
 
     def _take(self, number: int) -> list[int]:
         """As many device blocks as can be had, up to that number."""

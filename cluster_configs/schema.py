@@ -149,15 +149,18 @@ class TiersSection(Section):
     host_gib: float = Field(
         0.25, ge=0, le=4096, description="Host memory of one worker for cached prefixes and swapped sessions; 0: none."
     )
+    host_ratio: float | None = Field(
+        None, ge=0, le=1000, description="Host memory as a multiple of the device's KV memory, instead of `host_gib`."
+    )
     admission: Literal["none", "everything", "selective"] = Field(
         "selective", description="Which cached prefixes are copied to host memory."
     )
     frequency_threshold: int = Field(2, ge=1, le=255, description="Accesses before `selective` copies a block.")
-    copy_blocks_per_step: int = Field(
-        64, ge=1, le=100_000, description="Blocks that one engine step copies to host memory at most."
+    copy_blocks: int = Field(
+        64, ge=1, le=100_000, description="Blocks on their way to host memory at most: the bound on bandwidth."
     )
     promotion: bool = Field(True, description="Bring hot prefixes back to the device before they are asked for.")
-    promotion_blocks: int = Field(64, ge=1, le=100_000, description="Blocks that one engine step brings back at most.")
+    promotion_blocks: int = Field(64, ge=1, le=100_000, description="Blocks that are brought back at once at most.")
     lifetime_requests: int = Field(
         700, ge=1, le=10_000_000, description="Requests without an access in which `rachis` halves a frequency."
     )

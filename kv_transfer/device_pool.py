@@ -122,22 +122,33 @@ class TieredBlockPool(BlockPool):
         super().cache_full_blocks(
             request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, new
         )
-        at = num_cached_blocks
-        for is_new, run in groupby(new):
-            first, at = at, at + len(list(run))
-            if is_new:
-                self._tell(hashes[:at], first, blocks[first:at])
+        written_later = self._tell(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
+        self.unwritten.update(written_later)
 
     def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> None:
-        """Blocks `first` and following of a prefix will lie in these blocks of the caller's."""
-        for block_hash, block in zip(hashes[first:], blocks, strict=True):
-            self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
-        self._tell(hashes, first, blocks)
+        """Blocks `first` and following of a prefix lie in these blocks of the caller's, whose KV is there.
 
-    def _tell(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> None:
-        identities = [block.block_id for block in blocks]
-        self.unwritten.update(identities)
-        self.tiers.cached(hashes, first, identities)
+        Those that are published already stay the caller's own.
+        """
+        new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
+        for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
+            if is_new:
+                self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
+        self._tell(hashes, first, blocks, new)
+
+    def _tell(
+        self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], new: Sequence[bool]
+    ) -> list[int]:
+        """The tiers hear of the new ones, run by run. Returns which they are."""
+        told: list[int] = []
+        end = 0
+        for is_new, run in groupby(new):
+            start, end = end, end + len(list(run))
+            if is_new:
+                identities = [block.block_id for block in blocks[start:end]]
+                self.tiers.cached(hashes[: first + end], first + start, identities)
+                told += identities
+        return told
 
     def _is_published(self, block_hash: Any) -> bool:
         keyed = make_block_hash_with_group_id(block_hash, _GROUP)

@@ -8,15 +8,16 @@ computes, so that steps in flight are ordered as well.
 `kv_transfer.host_tier` mixes it in.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
+from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from kv_transfer.block_references import BlockReferences
-from kv_transfer.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.host_pool import HostPool
+from kv_transfer.swap_ledger import SwapLedger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,53 +29,9 @@ if TYPE_CHECKING:
 else:
     _Connector = object
 
-SWAP_BYTES = "rachis_host_swap_bytes"
+HOST_BYTES = "rachis_host_bytes"
+HOST_RATIO = "rachis_host_ratio"
 COPIES = "rachis_swap_copies"
-
-
-class HostSwapPool:
-    """Host memory for `slots` blocks, and the copies between it and the device.
-
-    device_tensors: int8, each of shape (device blocks, bytes of one block); the pool has as many bytes per slot.
-    """
-
-    def __init__(self, device_tensors: Sequence[torch.Tensor], slots: int) -> None:
-        self._device = list(device_tensors)
-        self._host = [
-            torch.empty((slots, each.shape[1]), dtype=each.dtype, pin_memory=each.is_cuda) for each in self._device
-        ]
-        for each in self._host:
-            # The pages are there before a preemption needs them.
-            each.zero_()
-
-    def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Device blocks to host slots."""
-        for device, host in zip(self._device, self._host, strict=True):
-            _copy_rows(device, blocks, host, slots)
-
-    def copy_in(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Host slots to device blocks."""
-        for device, host in zip(self._device, self._host, strict=True):
-            _copy_rows(host, slots, device, blocks)
-
-    def carry_out(self, copies: SwapCopies) -> None:
-        if copies.out:
-            blocks, slots = zip(*copies.out, strict=True)
-            self.copy_out(blocks, slots)
-        if copies.back:
-            blocks, slots = zip(*copies.back, strict=True)
-            self.copy_in(slots, blocks)
-
-
-def _copy_rows(source: torch.Tensor, source_rows: Sequence[int], target: torch.Tensor, rows: Sequence[int]) -> None:
-    if source.is_cuda or target.is_cuda:
-        # One gather, one transfer, one scatter.
-        gathered = source[torch.tensor(source_rows, device=source.device)].to(target.device)
-        target[torch.tensor(rows, device=target.device)] = gathered
-        return
-    # In memory, indexing would copy element by element.
-    for source_row, row in zip(source_rows, rows, strict=True):
-        target[row].copy_(source[source_row])
 
 
 class HostSwapping(_Connector):
@@ -83,10 +40,10 @@ class HostSwapping(_Connector):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._swap_config = kv_cache_config
-        self._swap_slots = _slots(vllm_config, kv_cache_config)
-        self._swap_pool: HostSwapPool | None = None
+        self._host_slots = _slots(vllm_config, kv_cache_config)
+        self._host_pool: HostPool | None = None
         block_size = vllm_config.cache_config.block_size
-        slots = BlockReferences(self._swap_slots)
+        slots = BlockReferences(self._host_slots)
         self.swaps = SwapLedger(slots, block_size) if role is KVConnectorRole.SCHEDULER else None
         self._block_size = block_size
 
@@ -135,14 +92,14 @@ class HostSwapping(_Connector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        if self._swap_slots:
+        if self._host_slots:
             views = vllm_private.block_views(self._swap_config, kv_caches)
-            self._swap_pool = HostSwapPool(views, self._swap_slots)
+            self._host_pool = HostPool(views, self._host_slots)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         super().handle_preemptions(kv_connector_metadata)
-        if self._swap_pool is not None:
-            self._swap_pool.carry_out(getattr(kv_connector_metadata, COPIES))
+        if self._host_pool is not None:
+            self._host_pool.carry_out(getattr(kv_connector_metadata, COPIES))
 
 
 class NoTransfer(KVConnectorBase_V1):
@@ -175,5 +132,15 @@ def _slots(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
     assert transfer is not None
     if not vllm_private.has_one_full_attention_group(kv_cache_config):
         return 0
+    ratio: float | None = transfer.get_from_extra_config(HOST_RATIO, None)
+    if ratio is not None:
+        return int(ratio * kv_cache_config.num_blocks)
+    given = int(transfer.get_from_extra_config(HOST_BYTES, 0))
     # A model without layers of its own, as in a simulation, has blocks of no bytes: then the figure counts blocks.
-    return int(transfer.get_from_extra_config(SWAP_BYTES, 0)) // max(1, vllm_private.bytes_per_block(kv_cache_config))
+    block = max(1, vllm_private.bytes_per_block(kv_cache_config))
+    if 0 < given < block:
+        raise StartError(
+            f"tiers.host_gib is {given} bytes for each rank, and one block takes {block}: "
+            f"give at least {block / 2**30:.6f} GiB for each, or 0 for no host memory"
+        )
+    return given // block

@@ -22,7 +22,7 @@ from kv_transfer.tiers import Admission, PrefixTiers, TierRules
 class TierSettings:
     """eviction: a name of `POLICIES`. formula: of `hotprefix`. filter_entries: blocks whose hotness is remembered.
 
-    copy_blocks_per_step: to host memory, at most. lifetime_requests: in which `rachis` halves a frequency.
+    copy_blocks: on their way to host memory, at most. lifetime_requests: in which `rachis` halves a frequency.
     max_age_epochs, requests_per_epoch: how clocks age.
     """
 
@@ -33,7 +33,7 @@ class TierSettings:
     filter_entries: int = 2**20
     max_age_epochs: int = 2**20
     requests_per_epoch: int = 1
-    copy_blocks_per_step: int = 64
+    copy_blocks: int = 64
     rules: TierRules = field(default_factory=TierRules)
 
     @classmethod

@@ -8,6 +8,7 @@ whose KV is not one list of blocks for each request keeps vLLM's own order.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
@@ -31,6 +32,8 @@ class TieredScheduling(_Scheduler):
         super().__init__(*args, **kwargs)
         self.tiers: PrefixTiers | None = None
         self._counted_blocks: dict[str, int] = {}
+        # Requests that have been scheduled at least once.
+        self._begun: set[str] = set()
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
         caches = self.cache_config.enable_prefix_caching
         if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
@@ -42,7 +45,7 @@ class TieredScheduling(_Scheduler):
         self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
         take_over(pool, self.tiers)
         if connector is not None:
-            connector.attach(self.tiers, pool, self.requests, settings.copy_blocks_per_step)
+            connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -52,8 +55,21 @@ class TieredScheduling(_Scheduler):
             if not may_change:
                 self.tiers.accessed(request.block_hashes)
 
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self.tiers is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                if new.req_id not in self._begun:
+                    self._begun.add(new.req_id)
+                    stats = self.requests[new.req_id].prefill_stats
+                    loaded = stats.num_external_cached_tokens if stats is not None else 0
+                    self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
+        super()._update_after_schedule(scheduler_output)
+
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         counted = self._counted_blocks.pop(request.request_id, None)
+        if self.tiers is not None and request.request_id in self._begun:
+            self._begun.remove(request.request_id)
+            self.tiers.counters.prompt_tokens += request.num_prompt_tokens
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
             self.tiers.accessed(request.block_hashes[counted:], counted)
         return super()._free_request(request, delay_free_blocks)

@@ -120,6 +120,8 @@ class PrefixTiers:
         }
         self._copying: dict[int, BlockHash] = {}
         self._promoting: set[int] = set()
+        # Promoted, and not asked for since.
+        self._promoted: set[BlockHash] = set()
         self._awaited: OrderedDict[BlockHash, None] = OrderedDict()
 
     # What happens to prompts and device blocks.
@@ -128,6 +130,10 @@ class PrefixTiers:
         """A prompt asks for these blocks, `first_depth` blocks deep: each counts once a request, whatever hits."""
         self._tracker.accessed(hashes, first_depth)
         self._policy.accessed(hashes)
+        if self._promoted:
+            used = self._promoted.intersection(hashes)
+            self._promoted -= used
+            self.counters.promotions_used += len(used)
         for each in self.tree.missing(hashes):
             self._awaited.pop(each, None)
             self._awaited[each] = None
@@ -153,6 +159,8 @@ class PrefixTiers:
     def left_device(self, block: int) -> None:
         """The pool gives a block to somebody else, or forgets its hash."""
         before = self.tree.blocks[Tier.DEVICE]
+        if self._promoted:
+            self._wasted(block)
         given_up = self.tree.remove(Tier.DEVICE, block)
         self.counters.evicted_device += before - self.tree.blocks[Tier.DEVICE]
         if given_up:
@@ -164,6 +172,7 @@ class PrefixTiers:
         Nor may the caller publish what it computes or loads at this moment.
         """
         self._copying.clear()
+        self._promoted.clear()
         self._release(self.tree.clear(Tier.DEVICE))
         self._release(self.tree.clear(Tier.HOST))
 
@@ -220,6 +229,7 @@ class PrefixTiers:
             self._release(copy.slots)
 
     def copy_failed(self, copy: CopyOut) -> None:
+        self.counters.copies_failed += len(copy.slots)
         self._end_copy(copy)
         self._release(copy.slots)
 
@@ -255,17 +265,16 @@ class PrefixTiers:
         self.slots.refer(slots)
 
     def let_go(self, slots: Sequence[int], *, loaded: bool) -> None:
-        """A load or promotion has ended."""
-        self._promoting.difference_update(slots)
+        """A load has ended."""
         self.counters.copied_back += len(slots) * loaded
         self._release(slots)
 
     def promotion(self) -> Promotion | None:
         """The hottest host run whose parent is on the device, where colder device leaves can make room for it.
 
-        Its slots are referenced; to be followed by `let_go`. The caller holds the device blocks before `first`, or its
-        pool might take them first; takes as many as are promoted from the pool, which gives the coldest; and publishes
-        them once the bytes have landed.
+        Its slots are referenced; to be followed by `promoted` or `promotion_failed`. The caller holds the device blocks
+        before `first`, or its pool might take them first; takes as many as are promoted from the pool, which gives the
+        coldest; and publishes them once the bytes have landed.
         """
         if not self._rules.promotion:
             return None
@@ -289,8 +298,19 @@ class PrefixTiers:
         chosen = tuple(slots[:wanted])
         self.hold(chosen)
         self._promoting.update(chosen)
-        self.counters.promoted += wanted
         return Promotion(tuple(hashes), root.start, chosen)
+
+    def promoted(self, promotion: Promotion) -> None:
+        """The bytes have landed, and the caller has published its blocks."""
+        self._promoting.difference_update(promotion.slots)
+        self._promoted.update(filter(self.tree.__contains__, promotion.hashes[promotion.first :]))
+        self.counters.promoted += len(promotion.slots)
+        self.let_go(promotion.slots, loaded=True)
+
+    def promotion_failed(self, promotion: Promotion) -> None:
+        self._promoting.difference_update(promotion.slots)
+        self.counters.copies_failed += len(promotion.slots)
+        self.let_go(promotion.slots, loaded=False)
 
     def check_invariants(self) -> None:
         self.tree.check_invariants()
@@ -326,6 +346,17 @@ class PrefixTiers:
         for node, length in self.tree.path(hashes):
             found += (node.ids[Tier.HOST] or ())[:length]
         return found
+
+    def _wasted(self, block: int) -> None:
+        """A block is about to leave the device, perhaps promoted for nothing."""
+        node = self.tree.node_of(Tier.DEVICE, block)
+        if node is not None:
+            ids = node.ids[Tier.DEVICE]
+            assert ids is not None
+            block_hash = node.hashes[len(ids) - 1 if ids[-1] == block else ids.index(block)]
+            if block_hash in self._promoted:
+                self._promoted.remove(block_hash)
+                self.counters.promotions_wasted += 1
 
     def _end_copy(self, copy: CopyOut) -> bool:
         """Whether its bytes are worth anything: there was no reset since it began."""

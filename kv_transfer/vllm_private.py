@@ -42,6 +42,11 @@ def session_counts(engine: Any) -> tuple[int, int, int]:
     return (sessions, swaps.free_slots, swaps.slots) if swaps is not None else (sessions, 0, 0)
 
 
+def tiers_of(engine: Any) -> Any:
+    """The tiers of cached prefixes, or None."""
+    return getattr(scheduler_of(engine), "tiers", None)
+
+
 def leased_request_ids(engine: Any) -> set[str]:
     """Finished requests that the scheduler keeps because their blocks are leased or still being received."""
     return {name for name, request in scheduler_of(engine).requests.items() if request.is_finished()}
@@ -60,6 +65,12 @@ def stop_lease_renewal(connector: Any, request_id: str) -> None:
 def bytes_per_block(kv_cache_config: Any) -> int:
     """Device bytes of one block over all layers."""
     return sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors) // kv_cache_config.num_blocks
+
+
+def block_bytes(engine: Any) -> int:
+    """Device bytes of one block of an in-process `LLMEngine`: each rank has its share of every block."""
+    config = engine.vllm_config.parallel_config
+    return bytes_per_block(scheduler_of(engine).kv_cache_config) * config.tensor_parallel_size
 
 
 class SeededChunkedPrefill:

@@ -62,7 +62,7 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
 def _scheduler(settings: EngineSettings) -> dict[str, Any]:
     # vLLM schedules asynchronously on a GPU, never on a CPU.
     kind = "Async" if settings.engine.device == "cuda" else ""
-    told = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib"})}
+    told = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib", "host_ratio"})}
     if settings.role is EngineRole.DECODE:
         return {"scheduler_cls": f"decode_worker.engine_scheduler.{kind}DecodeScheduler", "additional_config": told}
     streaming = {key: getattr(settings.streaming, key) for key in _STREAMING_KEYS}
@@ -82,13 +82,14 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
         kv_connector_extra_config={
             "kv_lease_duration": settings.handoff.lease_s,
             "backends": list(settings.engine.nixl_backends),
-            "rachis_host_swap_bytes": _host_swap_bytes(settings),
+            "rachis_host_bytes": _host_bytes(settings),
+            "rachis_host_ratio": settings.tiers.host_ratio,
             # On a CPU the thread would take a core from the engine; see `kv_transfer.nixl_progress`.
             "rachis_progress_interval_us": 1000 if settings.engine.device == "cpu" else 0,
         },
     )
 
 
-def _host_swap_bytes(settings: EngineSettings) -> int:
+def _host_bytes(settings: EngineSettings) -> int:
     """Of one rank: each has its share of every block."""
     return int(settings.tiers.host_gib * 2**30) // settings.engine.tensor_parallel_size

@@ -7,7 +7,8 @@ and at last a wrong token. It speaks both protocols of vLLM's model runners:
     V1   keeps the state of a request until it is finished; a preempted one is resumed through the cached requests
     V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
 
-It carries out the copies of host swap, and the loads of `tests.fuzz.slow_load`, which land a few steps late.
+It carries out the copies of host swap; the loads of `tests.fuzz.slow_load` and copies in the background a few steps
+late, and some of the latter fail.
 """
 
 import zlib
@@ -17,10 +18,15 @@ from typing import Any
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from kv_transfer.copy_worker import BackgroundCopy, CopyReport
+from kv_transfer.swap_ledger import SwapCopies
 from tests.fuzz.session_moves import VOCABULARY
 from tests.fuzz.slow_load import SlowLoad
 
 LOAD_STEPS = 3
+# Of the copies in the background, by their numbers.
+_BACKGROUND_STEPS = (0, 1, 5, 2)
+_FAILS_EVERY = 9
 
 
 def digest_of(before: int, token: int) -> int:
@@ -60,11 +66,13 @@ class KvCheckingRunner:
         self._states: dict[str, _State] = {}
         self._loads: list[tuple[int, SlowLoad]] = []
         self._steps = 0
+        self._background: list[tuple[int, BackgroundCopy]] = []
 
     def step(self, output: Any) -> ModelRunnerOutput:
         self._steps += 1
         self._copy(output)
         landed = self._land(output)
+        report = self._copy_in_background(output)
         leaving = set(output.finished_req_ids)
         if self._v2:
             leaving |= set(output.preempted_req_ids or ())
@@ -84,15 +92,36 @@ class KvCheckingRunner:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=KVConnectorOutput(finished_recving=landed) if landed else None,
+            kv_connector_output=KVConnectorOutput(finished_recving=landed, kv_connector_worker_meta=report),
         )
 
     def _copy(self, output: Any) -> None:
-        copies = output.kv_connector_metadata.rachis_swap_copies
+        self._carry_out(output.kv_connector_metadata.rachis_swap_copies)
+
+    def _carry_out(self, copies: SwapCopies) -> None:
         for block, slot in copies.out:
             self._host[slot] = list(self._kv[block])
         for block, slot in copies.back:
             self._kv[block] = list(self._host[slot])
+
+    def _copy_in_background(self, output: Any) -> CopyReport | None:
+        """Carries out what is due, with what lies there by now. A copy that fails leaves rubbish where it wrote."""
+        for each in output.kv_connector_metadata.rachis_background_copies:
+            self._background.append((self._steps + _BACKGROUND_STEPS[each.number % len(_BACKGROUND_STEPS)], each))
+        due = [copy for at, copy in self._background if at <= self._steps]
+        self._background = [(at, copy) for at, copy in self._background if at > self._steps]
+        report = CopyReport()
+        for copy in due:
+            report.ended[copy.number] += 1
+            if copy.number % _FAILS_EVERY:
+                self._carry_out(copy.copies)
+            else:
+                report.failed.add(copy.number)
+                for _, slot in copy.copies.out:
+                    self._host[slot] = [-1] * self._block_size
+                for block, _ in copy.copies.back:
+                    self._kv[block] = [-1] * self._block_size
+        return report if due else None
 
     def _land(self, output: Any) -> set[str]:
         """Writes the loads that are due; returns whose they were."""

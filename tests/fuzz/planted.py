@@ -5,14 +5,17 @@ Each is a context in which one thing is done wrong. A plant that no fuzzer catch
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from vllm.v1.core.block_pool import BlockPool
 
 from kv_transfer import vllm_private
+from kv_transfer.host_tier import HostTier
+from kv_transfer.radix_tree import Tier
 from kv_transfer.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.tiers import CopyOut, PrefixTiers, Promotion
 from prefill_worker import session_input
 from prefill_worker.session_input import SessionInput
 from prefill_worker.sessions import longest_common_prefix
@@ -105,6 +108,74 @@ def _answers_before_input_is_closed() -> AbstractContextManager[Any]:
     return mock.patch.object(StreamingRequest, "held_tokens", nothing_held)
 
 
+@contextmanager
+def _copies_what_is_not_written() -> Iterator[None]:
+    background, worth_copying = HostTier.background, PrefixTiers.worth_copying
+
+    def offer_everything(self: HostTier) -> Any:
+        self._offers.update((name, request.block_hashes) for name, request in self._requests.items())
+        return background(self)
+
+    def overlook(self: PrefixTiers, hashes: Any, at_most: int, unwritten: Any) -> CopyOut | None:
+        return worth_copying(self, hashes, at_most)
+
+    with (
+        mock.patch.object(HostTier, "background", offer_everything),
+        mock.patch.object(PrefixTiers, "worth_copying", overlook),
+    ):
+        yield
+
+
+def _copies_hold_no_blocks() -> AbstractContextManager[Any]:
+    begin = HostTier._begin
+
+    def begin_and_let_go(self: HostTier, plan: Any, blocks: Any, copies: SwapCopies) -> Any:
+        if isinstance(plan, CopyOut):
+            self._pool.free_blocks(reversed(blocks))
+            blocks = []
+        return begin(self, plan, blocks, copies)
+
+    return mock.patch.object(HostTier, "_begin", begin_and_let_go)
+
+
+def _failed_copies_count_as_landed() -> AbstractContextManager[Any]:
+    take_in = HostTier.take_in
+    return mock.patch.object(HostTier, "take_in", lambda self, report: take_in(self, replace(report, failed=set())))
+
+
+def _promotions_are_there_too_early() -> AbstractContextManager[Any]:
+    begin = HostTier._begin
+
+    def begin_and_publish(self: HostTier, plan: Any, blocks: Any, copies: SwapCopies) -> Any:
+        if isinstance(plan, Promotion):
+            self._pool.publish(plan.hashes, plan.first, blocks[plan.first :])
+        return begin(self, plan, blocks, copies)
+
+    return mock.patch.object(HostTier, "_begin", begin_and_publish)
+
+
+def _copies_are_there_too_early() -> AbstractContextManager[Any]:
+    begin = HostTier._begin
+
+    def begin_and_tell(self: HostTier, plan: Any, blocks: Any, copies: SwapCopies) -> Any:
+        if isinstance(plan, CopyOut):
+            self.tiers.slots.refer(plan.slots)
+            self.tiers.tree.insert(Tier.HOST, plan.hashes, plan.first, plan.slots)
+        return begin(self, plan, blocks, copies)
+
+    return mock.patch.object(HostTier, "_begin", begin_and_tell)
+
+
+def _loads_from_the_wrong_slot() -> AbstractContextManager[Any]:
+    host_slots_of = PrefixTiers.host_slots_of
+
+    def shifted(self: PrefixTiers, hashes: Any, first: int, count: int) -> list[int]:
+        slots = host_slots_of(self, hashes, first, count)
+        return [*slots[1:], slots[0]]
+
+    return mock.patch.object(PrefixTiers, "host_slots_of", shifted)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
@@ -143,6 +214,24 @@ PLANTS: Mapping[str, Plant] = {
     "answers_before_input_is_closed": Plant(
         "a session's last known token is computed while more may come", _answers_before_input_is_closed
     ),
+    "copies_what_is_not_written": Plant(
+        "blocks are copied to host memory before the step that computes them", _copies_what_is_not_written
+    ),
+    "copies_hold_no_blocks": Plant(
+        "a device block is taken by another request while it is copied to host memory",
+        _copies_hold_no_blocks,
+        real=False,
+    ),
+    "failed_copies_count_as_landed": Plant(
+        "rubbish that a failed copy left is found in the cache", _failed_copies_count_as_landed, real=False
+    ),
+    "promotions_are_there_too_early": Plant(
+        "a request reads promoted blocks before their bytes have landed", _promotions_are_there_too_early, real=False
+    ),
+    "copies_are_there_too_early": Plant(
+        "a request loads from host memory what is still on its way there", _copies_are_there_too_early, real=False
+    ),
+    "loads_from_the_wrong_slot": Plant("host blocks are loaded in a wrong order", _loads_from_the_wrong_slot),
     # The last: no engine recovers from it.
     "loses_a_block": Plant("an update that frees blocks forgets one of them", _loses_a_block),
 }

@@ -10,7 +10,7 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, product
 from typing import Any
 
@@ -94,6 +94,7 @@ class RealEngine:
         assert not self.scheduler._sessions
         assert vllm_private.block_counts(self.engine) == (BLOCKS - 1, BLOCKS - 1)
         assert self.scheduler.swaps.free_slots == self.scheduler.swaps.slots
+        vllm_private.pool_of(self.scheduler).check_invariants()
 
     def recover(self) -> bool:
         """After a trial that broke: drops whatever is left, and the cache. False: the engine is of no use any more."""
@@ -131,6 +132,7 @@ class _Trial:
         self.closed: dict[str, _Session] = {}
 
     def run(self, sessions: int) -> None:
+        before = replace(self.real.scheduler.tiers.counters)
         for index in range(sessions):
             self._open(f"t{self.number}x{index}")
         while self.open:
@@ -140,6 +142,7 @@ class _Trial:
         self._count()
         self._compare()
         self.real.check_idle()
+        self.tally.count_tiers(before, self.real.scheduler.tiers.counters)
 
     def _open(self, name: str) -> None:
         from worker_runtime.engine_sessions import SessionPrompt

@@ -28,6 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cluster_core.engine import SessionMode, SessionRecord
 from kv_transfer import tiered_scheduling, vllm_private
+from kv_transfer.tiers import TierCounters
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import POLICIES
@@ -176,6 +177,7 @@ class SimulatedEngine:
         (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
         held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
+        held += scheduler.connector.host_tier.held_blocks()
         owners: dict[int, int] = {}
         for block in held:
             owners[block.block_id] = owners.get(block.block_id, 0) + 1
@@ -246,7 +248,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
             kv_connector="SlowLoadConnector",
             kv_connector_module_path="tests.fuzz.slow_load",
             kv_role="kv_both" if world.consumer else "kv_producer",
-            kv_connector_extra_config={"rachis_host_swap_bytes": world.host_slots},
+            kv_connector_extra_config={"rachis_host_bytes": world.host_slots},
         ),
         additional_config={
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
@@ -254,7 +256,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
                 "eviction": world.eviction,
                 "admission": world.admission,
                 "frequency_threshold": world.frequency_threshold,
-                "copy_blocks_per_step": 7,
+                "copy_blocks": 7,
                 "promotion_blocks": 5,
                 "filter_entries": 1024,
                 "requests_per_epoch": 4,
@@ -367,6 +369,7 @@ class _Simulation:
             self.tally.swaps += record.preemptions_swap
             self.tally.recomputes += record.preemptions_recompute
             self.tally.invalidated_tokens += record.tokens.invalidated_tokens
+        self.tally.count_tiers(TierCounters(), self.engine.scheduler.tiers.counters)
 
 
 def simulate(world: World, seed: int) -> Tally:

@@ -4,6 +4,8 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kv_transfer.tiers import TierCounters
+
 FINDINGS_TOLD = 5
 
 
@@ -15,7 +17,10 @@ def raised(error: Exception) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions."""
+    """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
+
+    copied_out, copied_back, promoted: blocks of cached prefixes between device and host memory.
+    """
 
     sessions: int = 0
     requests: int = 0
@@ -27,10 +32,18 @@ class Tally:
     recomputes: int = 0
     loads: int = 0
     invalidated_tokens: int = 0
+    copied_out: int = 0
+    copied_back: int = 0
+    promoted: int = 0
 
     def add(self, other: "Tally") -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def count_tiers(self, before: TierCounters, after: TierCounters) -> None:
+        """What the tiers have copied between two points in time."""
+        for name in ("copied_out", "copied_back", "promoted"):
+            setattr(self, name, getattr(self, name) + getattr(after, name) - getattr(before, name))
 
     def told(self) -> dict[str, Any]:
         """As JSON: `wrong` is a number, and the first few are told in `findings`."""

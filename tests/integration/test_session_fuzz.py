@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 SIMULATED_SESSIONS = 750
 REAL_SESSIONS = 80
-MOST_CONTROL_SESSIONS = 600
+MOST_CONTROL_SESSIONS = 1500
 SEED = 1
 TIMEOUT_S = 240
 
@@ -43,6 +43,7 @@ def test_simulated_sessions_answer_as_fresh_requests_do(v2: bool) -> None:
     assert not tally.wrong, tally.wrong
     assert min(tally.cancelled, tally.appends, tally.updates) > 0
     assert min(tally.swaps, tally.recomputes, tally.loads, tally.invalidated_tokens) > 0
+    assert min(tally.copied_out, tally.copied_back, tally.promoted) > 0
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -64,6 +65,7 @@ def test_real_sessions_answer_as_fresh_requests_do() -> None:
     assert told["sessions"] >= REAL_SESSIONS
     assert min(told["cancelled"], told["appends"], told["updates"]) > 0
     assert min(told["swaps"], told["recomputes"], told["invalidated_tokens"]) > 0
+    assert min(told["copied_out"], told["copied_back"], told["promoted"]) > 0
 
 
 def test_real_engine_finds_planted_bugs() -> None:

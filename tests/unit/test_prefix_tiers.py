@@ -228,7 +228,9 @@ class TiersMachine(RuleBasedStateMachine):
             for slot, block in zip(plan.slots, blocks, strict=False):
                 self.device[block] = self.host[slot]
             self.publish(plan.hashes, plan.first, blocks)
-        self.tiers.let_go(plan.slots, loaded=done)
+            self.tiers.promoted(plan)
+        else:
+            self.tiers.promotion_failed(plan)
         self.release([*promoting.before, *blocks])
 
     @rule(data=st.data())
@@ -342,7 +344,7 @@ AGREE, WORTH_COPYING, RELEASE = radix_tree._agree, PrefixTiers.worth_copying, Bl
 def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object) -> None:
     monkeypatch.setattr(owner, name, planted)
     quick = settings(
-        max_examples=500,
+        max_examples=3000,
         stateful_step_count=50,
         deadline=None,
         database=None,
@@ -440,5 +442,41 @@ def test_a_hot_host_root_is_promoted_in_the_place_of_colder_leaves_only() -> Non
     promotion = tiers.promotion()
     assert promotion == Promotion(tuple(hot), 0, copy.slots)
     assert tiers.match(hot).host == []
-    tiers.let_go(promotion.slots, loaded=False)
+    tiers.promotion_failed(promotion)
     assert tiers.match(hot).host == list(copy.slots)
+    assert (tiers.counters.promoted, tiers.counters.copies_failed) == (0, 2)
+
+
+def test_a_promoted_block_is_used_once_it_is_asked_for_and_wasted_if_it_leaves_before() -> None:
+    tiers = make_tiers(4, replace(EVERYTHING, promotion=True))
+    hot, cold = hashes_of((1, 2)), hashes_of((2, 2, 2))
+    tiers.cached(hot, 0, [0, 1])
+    copy = tiers.worth_copying(hot)
+    assert copy is not None
+    tiers.copied_out(copy)
+    for block in (1, 0):
+        tiers.left_device(block)
+    tiers.cached(cold, 0, [2, 3, 4])
+    tiers.accessed(hot)
+    promotion = tiers.promotion()
+    assert promotion is not None
+    tiers.cached(promotion.hashes, promotion.first, [5, 6])
+    tiers.promoted(promotion)
+    assert (tiers.counters.promoted, tiers.counters.promotions_used, tiers.counters.promotions_wasted) == (2, 0, 0)
+    tiers.accessed(hot[:1])
+    for _ in range(2):
+        tiers.accessed(hot[:1])
+        tiers.left_device(6)
+    assert (tiers.counters.promotions_used, tiers.counters.promotions_wasted) == (1, 1)
+
+
+def test_a_copy_that_ends_after_a_reset_is_not_found() -> None:
+    tiers = make_tiers(4, EVERYTHING)
+    hashes = hashes_of((1, 2))
+    tiers.cached(hashes, 0, range(2))
+    copy = tiers.worth_copying(hashes)
+    assert copy is not None
+    tiers.reset()
+    tiers.copied_out(copy)
+    assert tiers.match(hashes).host == []
+    assert tiers.slots.free == 4
