@@ -10,7 +10,7 @@ Who holds the KV blocks of a request:
     decode job, running              this engine
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -225,9 +225,54 @@ class EngineCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class TierReport:
+    """The two tiers of an engine's cached prefixes, device and host memory; the meaning is that of
+    `rachis.v1.TierReport`.
+
+    Counts since the engine started; `_blocks` in blocks, `_s` in seconds. refused_blocks: by reason.
+    """
+
+    prompt_tokens: int
+    device_hit_tokens: int
+    host_hit_tokens: int
+    device_blocks: int
+    device_capacity_blocks: int
+    host_blocks: int
+    host_capacity_blocks: int
+    copied_out_blocks: int
+    copied_out_bytes: int
+    copy_out_s: float
+    copied_back_blocks: int
+    copied_back_bytes: int
+    copy_back_s: float
+    failed_copy_blocks: int
+    refused_blocks: Mapping[str, int]
+    promoted_blocks: int
+    promoted_used_blocks: int
+    promoted_wasted_blocks: int
+    evicted_device_blocks: int
+    evicted_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A cached prefix; the meaning is that of `rachis.v1.HotPrefix`. tokens: how long it is."""
+
+    hash: str
+    tokens: int
+    device_blocks: int
+    host_blocks: int
+    frequency: int
+    priority: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
+    """tiers: None where the engine has none."""
+
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: EngineCounters = field(default_factory=EngineCounters)
+    tiers: TierReport | None = None
 
 
 class EngineSession(Protocol):
@@ -290,5 +335,9 @@ class Engine(Protocol):
         ...
 
     def status(self) -> EngineStatus: ...
+
+    async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
+        """Cached prefixes, highest priority first. Waits for the engine to have a moment; empty without tiers."""
+        ...
 
     async def stop(self) -> None: ...

@@ -1,6 +1,5 @@
 """AdminService: what runs, what is in force, and taking workers out of rotation."""
 
-import asyncio
 import importlib.metadata
 import json
 
@@ -15,11 +14,12 @@ from cluster_core.clock import cpu_s, monotonic_s
 from cluster_core.errors import NotFoundError, RachisError
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
-from control_plane.membership import Member, Membership
+from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.worker_client import WorkerClient
+from control_plane.worker_views import WorkerViews
 
 STATUS_TIMEOUT_S = 2.0
 
@@ -32,6 +32,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         membership: Membership,
         follower: RegistryFollower,
         client: WorkerClient,
+        views: WorkerViews,
         router: RouterService,
         dispatcher: Dispatcher,
         admission: Admission,
@@ -42,6 +43,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._membership = membership
         self._follower = follower
         self._client = client
+        self._views = views
         self._router = router
         self._dispatcher = dispatcher
         self._admission = admission
@@ -49,8 +51,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._started_s = monotonic_s()
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
-        members = self._membership.members()
-        return admin.ListWorkersResponse(workers=await asyncio.gather(*(self._view(member) for member in members)))
+        views = await self._views.gather(STATUS_TIMEOUT_S, hottest_prefixes=request.hottest_prefixes)
+        return admin.ListWorkersResponse(workers=views)
 
     async def DrainWorker(self, request: admin.DrainWorkerRequest, context: Context) -> admin.DrainWorkerResponse:
         state = await self._set_draining(request.worker_id, True, context)
@@ -86,21 +88,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             cpu_s=cpu_s(),
             metrics_address=self._metrics.address,
         )
-
-    async def _view(self, member: Member) -> admin.WorkerView:
-        view = admin.WorkerView(
-            registration=member.registration,
-            in_flight_requests=member.in_flight_requests,
-            suspect=member.suspect_since_s is not None,
-        )
-        if member.registration.address:
-            try:
-                status = await self._client.status(member.registration.address, STATUS_TIMEOUT_S)
-            except RachisError:
-                return view
-            view.load.CopyFrom(status.load)
-            view.counters.CopyFrom(status.counters)
-        return view
 
     async def _set_draining(self, worker_id: str, draining: bool, context: Context) -> wire.WorkerState.ValueType:
         try:

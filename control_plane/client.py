@@ -110,8 +110,9 @@ class RachisClient:
         )
         return ClientSession(self._router.StreamGenerate, opening, timeout_s)
 
-    async def workers(self) -> Sequence[admin.WorkerView]:
-        response: admin.ListWorkersResponse = await self.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
+    async def workers(self, *, hottest_prefixes: int = 0) -> Sequence[admin.WorkerView]:
+        request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes)
+        response: admin.ListWorkersResponse = await self.admin.ListWorkers(request, timeout=10)
         return response.workers
 
     async def router_status(self) -> admin.GetRouterStatusResponse:

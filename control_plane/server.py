@@ -21,8 +21,10 @@ from control_plane.placement import LEAST_LOADED
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.streaming import StreamingSessions
+from control_plane.tier_metrics import TierCollector
 from control_plane.tokenization import Tokenizer
 from control_plane.worker_client import WorkerClient
+from control_plane.worker_views import WorkerViews
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -49,6 +51,7 @@ class RouterServer:
             worker_lease_s=config.redis.worker_lease_s,
         )
         self._client = WorkerClient(max_message_bytes * _HARD_LIMIT_FACTOR)
+        self._views = WorkerViews(self.membership, self._client)
         self._dispatcher = Dispatcher(
             self.membership,
             self._follower,
@@ -88,6 +91,7 @@ class RouterServer:
             self.membership,
             self._follower,
             self._client,
+            self._views,
             self._router,
             self._dispatcher,
             admission,
@@ -117,6 +121,7 @@ class RouterServer:
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"
             ) from None
         self.address = f"{self._config.host}:{port}"
+        self.metrics.registry.register(TierCollector(self._views, asyncio.get_running_loop()))
         try:
             self.metrics.serve(self._config.host, self._config.metrics_port)
         except OSError as error:
@@ -136,10 +141,11 @@ class RouterServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace=self._config.drain_timeout_s)
+        # Whoever reads them has the workers asked.
+        await asyncio.to_thread(self.metrics.close)
         await self._dispatcher.close()
         await self._client.close()
         await self._follower.close()
-        await asyncio.to_thread(self.metrics.close)
 
     async def wait_usable(self, workers: int, timeout_s: float) -> None:
         """Until so many workers may get requests. Raises TimeoutError."""

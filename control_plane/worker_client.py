@@ -92,10 +92,11 @@ class WorkerClient:
             response = await self._stub(worker.address).ReleaseHandoff(request, timeout=timeout_s)
             return bool(response.released)
 
-    async def status(self, address: str, timeout_s: float) -> wire.GetWorkerStatusResponse:
+    async def status(self, address: str, timeout_s: float, hottest_prefixes: int = 0) -> wire.GetWorkerStatusResponse:
+        request = wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes)
         with _translated(None):
             response: wire.GetWorkerStatusResponse = await self._stub(address).GetWorkerStatus(
-                wire.GetWorkerStatusRequest(), timeout=timeout_s
+                request, timeout=timeout_s
             )
             return response
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from cluster_core.errors import StartError
@@ -18,6 +19,12 @@ class HostPool:
     def __init__(self, device_tensors: Sequence[torch.Tensor], slots: int) -> None:
         self._device = list(device_tensors)
         self.device = self._device[0].device
+        wanted_gib = slots * sum(each.shape[1] for each in self._device) / 2**30
+        available_gib = psutil.virtual_memory().available / 2**30
+        if wanted_gib > available_gib:
+            raise StartError(
+                f"tiers.host_gib: {wanted_gib:.2f} GiB of host memory are wanted, {available_gib:.2f} GiB are there"
+            )
         try:
             self._host = [
                 torch.empty((slots, each.shape[1]), dtype=each.dtype, pin_memory=each.is_cuda) for each in self._device
@@ -26,9 +33,8 @@ class HostPool:
                 # The pages are there before anybody needs them.
                 each.zero_()
         except (RuntimeError, MemoryError) as error:
-            wanted = slots * sum(each.shape[1] for each in self._device)
             raise StartError(
-                f"tiers.host_gib: {slots} blocks of host memory, {wanted / 2**30:.2f} GiB, cannot be had: {error}"
+                f"tiers.host_gib: {slots} blocks of host memory, {wanted_gib:.2f} GiB, cannot be had: {error}"
             ) from error
 
     def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:

@@ -127,7 +127,8 @@ class HostTier:
         (device_blocks,) = blocks.get_block_ids()
         self.tiers.hold(slots)
         self._held += slots
-        self.tiers.counters.host_hit_tokens += count * self._block_size
+        if not request.num_preemptions:
+            self.tiers.counters.host_hit_tokens += count * self._block_size
         self._loads += zip(device_blocks[first : first + count], slots, strict=True)
         return True
 

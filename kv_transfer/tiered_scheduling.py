@@ -32,8 +32,8 @@ class TieredScheduling(_Scheduler):
         super().__init__(*args, **kwargs)
         self.tiers: PrefixTiers | None = None
         self._counted_blocks: dict[str, int] = {}
-        # Requests that have been scheduled at least once.
-        self._begun: set[str] = set()
+        # Prompt tokens counted of requests that have been scheduled at least once.
+        self._begun: dict[str, int] = {}
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
         caches = self.cache_config.enable_prefix_caching
         if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
@@ -59,8 +59,10 @@ class TieredScheduling(_Scheduler):
         if self.tiers is not None:
             for new in scheduler_output.scheduled_new_reqs:
                 if new.req_id not in self._begun:
-                    self._begun.add(new.req_id)
-                    stats = self.requests[new.req_id].prefill_stats
+                    request = self.requests[new.req_id]
+                    self._begun[new.req_id] = request.num_prompt_tokens
+                    self.tiers.counters.prompt_tokens += request.num_prompt_tokens
+                    stats = request.prefill_stats
                     loaded = stats.num_external_cached_tokens if stats is not None else 0
                     self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
         super()._update_after_schedule(scheduler_output)
@@ -68,8 +70,9 @@ class TieredScheduling(_Scheduler):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         counted = self._counted_blocks.pop(request.request_id, None)
         if self.tiers is not None and request.request_id in self._begun:
-            self._begun.remove(request.request_id)
-            self.tiers.counters.prompt_tokens += request.num_prompt_tokens
+            # A session's prompt has grown since.
+            grown = request.num_prompt_tokens - self._begun.pop(request.request_id)
+            self.tiers.counters.prompt_tokens += max(0, grown)
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
             self.tiers.accessed(request.block_hashes[counted:], counted)
         return super()._free_request(request, delay_free_blocks)

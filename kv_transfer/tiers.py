@@ -76,7 +76,7 @@ class Promotion:
 class TierCounters:
     """Blocks since the start, unless the name says otherwise.
 
-    prompt_tokens: of requests that have ended; device_hit_tokens, host_hit_tokens: what of them was not computed.
+    prompt_tokens: of requests that have begun; device_hit_tokens, host_hit_tokens: what of them was not computed.
     copied_back: promotions among it. used, wasted: promoted blocks that were asked for before they left the device, and
     that were not. copy_out_s, copy_back_s: what the copies took.
     """
@@ -111,8 +111,8 @@ class PrefixTiers:
         self.tree = RadixTree(self._became_leaf, self._forget)
         self.counters = TierCounters()
         self.slots = BlockReferences(host_slots)
-        self._policy = policy
-        self._tracker = tracker
+        self.policy = policy
+        self.tracker = tracker
         self._rules = rules
         self._orders = {
             Tier.DEVICE: EvictionOrder(self.tree, Tier.DEVICE, policy, is_referenced),
@@ -128,8 +128,8 @@ class PrefixTiers:
 
     def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0) -> None:
         """A prompt asks for these blocks, `first_depth` blocks deep: each counts once a request, whatever hits."""
-        self._tracker.accessed(hashes, first_depth)
-        self._policy.accessed(hashes)
+        self.tracker.accessed(hashes, first_depth)
+        self.policy.accessed(hashes)
         if self._promoted:
             used = self._promoted.intersection(hashes)
             self._promoted -= used
@@ -284,7 +284,7 @@ class PrefixTiers:
         slots = root.ids[Tier.HOST]
         assert slots is not None
         wanted = min(len(slots), self._rules.promotion_blocks)
-        priority = self._policy.priority(root.hashes[wanted - 1], wanted)
+        priority = self.policy.priority(root.hashes[wanted - 1], wanted)
         room = 0
         ancestors = _ancestors(root)
         for coldness, leaf in self._orders[Tier.DEVICE].leaves():
@@ -319,7 +319,7 @@ class PrefixTiers:
         assert all(self.slots.count(slot) for slot in in_tree), "a slot in the tree is free"
         assert in_tree.isdisjoint(self._copying), "a slot is in the tree before its bytes have landed"
         assert all(self.slots.count(slot) for slot in (*self._copying, *self._promoting)), "a slot is free too early"
-        assert len(self._tracker) <= len(self.tree) + len(self._awaited), "what is nowhere is not forgotten"
+        assert len(self.tracker) <= len(self.tree) + len(self._awaited), "what is nowhere is not forgotten"
 
     # Inside.
 
@@ -365,7 +365,7 @@ class PrefixTiers:
 
     def _refusal(self, block_hash: BlockHash, length: int) -> Refusal | None:
         selective = self._rules.admission is Admission.SELECTIVE
-        frequency = self._tracker.hotness(block_hash).frequency
+        frequency = self.tracker.hotness(block_hash).frequency
         if selective and frequency < self._rules.frequency_threshold:
             return Refusal.FREQUENCY
         while not self.slots.free:
@@ -374,8 +374,8 @@ class PrefixTiers:
             if coldest is None:
                 return Refusal.HOST_LOCKED
             if selective:
-                theirs = self._policy.priority(coldest.hashes[-1], len(coldest.hashes))
-                if theirs >= self._policy.priority(block_hash, length):
+                theirs = self.policy.priority(coldest.hashes[-1], len(coldest.hashes))
+                if theirs >= self.policy.priority(block_hash, length):
                     return Refusal.COLDER_THAN_HOST
             self._evict_host(order.tail(coldest))
         return None
@@ -391,8 +391,8 @@ class PrefixTiers:
                 self._orders[Tier.HOST].became_free(slot)
 
     def _forget(self, hashes: Sequence[BlockHash]) -> None:
-        self._policy.forget(hashes)
-        self._tracker.forget(hashes)
+        self.policy.forget(hashes)
+        self.tracker.forget(hashes)
 
     def _hottest_host_root(self) -> Node | None:
         best: tuple[float, Node] | None = None
@@ -400,7 +400,7 @@ class PrefixTiers:
             slots = node.ids[Tier.HOST]
             assert slots is not None
             wanted = min(len(slots), self._rules.promotion_blocks)
-            priority = self._policy.priority(node.hashes[wanted - 1], wanted)
+            priority = self.policy.priority(node.hashes[wanted - 1], wanted)
             if best is not None and priority <= best[0]:
                 continue
             if all(self.slots.count(slot) == 1 for slot in slots):

@@ -4,6 +4,7 @@ The two subclasses, `prefill_worker.service` and `decode_worker.service`, add th
 pool's call is UNIMPLEMENTED.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,10 @@ from cluster_core.errors import NotSupportedError, RachisError, StaleGenerationE
 from worker_runtime import wire_conversion
 
 logger = logging.getLogger(__name__)
+
+MOST_HOTTEST_PREFIXES = 100
+# An engine looks for them between two steps; one that is in a long step is not waited for any longer.
+HOTTEST_TIMEOUT_S = 1.0
 
 
 class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
@@ -55,16 +60,29 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self, request: wire.GetWorkerStatusRequest, context: Context
     ) -> wire.GetWorkerStatusResponse:
         status = self._engine.status()
+        hottest = None
+        if status.tiers is not None and request.hottest_prefixes:
+            hottest = await self._hottest(min(request.hottest_prefixes, MOST_HOTTEST_PREFIXES))
         return wire.GetWorkerStatusResponse(
             registration=self._registration,
             load=wire_conversion.load_to_wire(status.load),
             counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
+            tiers=wire_conversion.tiers_to_wire(status.tiers) if status.tiers is not None else None,
+            hottest=hottest,
         )
 
     async def SetDraining(self, request: wire.SetDrainingRequest, context: Context) -> wire.SetDrainingResponse:
         self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
         self._on_state()
         return wire.SetDrainingResponse(state=self._registration.state)
+
+    async def _hottest(self, at_most: int) -> wire.HottestPrefixes | None:
+        """None: the engine did not get to it."""
+        try:
+            async with asyncio.timeout(HOTTEST_TIMEOUT_S):
+                return wire_conversion.hottest_to_wire(await self._engine.hottest_prefixes(at_most))
+        except TimeoutError:
+            return None
 
     def _admit(self, generation: int) -> None:
         """Raises StaleGenerationError or UnavailableError when this worker must not take the request."""

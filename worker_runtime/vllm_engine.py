@@ -23,13 +23,15 @@ from cluster_core.engine import (
     EngineStatus,
     FinishReason,
     HandoffReport,
+    HotPrefix,
     KvLease,
     SamplingSpec,
     SessionMode,
     SessionProgress,
+    TierReport,
 )
 from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError
-from kv_transfer import vllm_private
+from kv_transfer import tier_report, vllm_private
 from kv_transfer.handoff import stamp_deadline
 from kv_transfer.lease_params import encode_params
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
@@ -74,6 +76,8 @@ class VllmEngine:
         self._stopping = False
         self._dead: str | None = None
         self._max_prompt_tokens = 0
+        self._block_size = 0
+        self._block_bytes = 0
         self._thread: threading.Thread | None = None
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop
@@ -126,6 +130,12 @@ class VllmEngine:
 
     def status(self) -> EngineStatus:
         return self._status
+
+    async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
+        found: asyncio.Future[Sequence[HotPrefix]] = self._loop.create_future()
+        # Who asked may have left before the engine has a moment.
+        self._commands.put(lambda: None if found.cancelled() else self._reply(found, self._hottest(at_most)))
+        return await found
 
     async def stop(self) -> None:
         self._stopping = True
@@ -181,6 +191,8 @@ class VllmEngine:
         info = engine_info(self._engine, self._settings)
         # The first token needs a place as well.
         self._max_prompt_tokens = info.max_model_len - 1
+        self._block_size = info.block_size_tokens
+        self._block_bytes = vllm_private.block_bytes(self._engine)
         return info
 
     def _warm_up(self) -> None:
@@ -395,6 +407,14 @@ class VllmEngine:
         deadline = stamp_deadline(unix_ms(), self._settings.handoff.deadline_s)
         return KvLease(stream.job.request_id, encode_params(params), deadline)
 
+    def _hottest(self, at_most: int) -> Sequence[HotPrefix]:
+        tiers = vllm_private.tiers_of(self._engine) if self._dead is None else None
+        return tier_report.hottest_prefixes(tiers, self._block_size, at_most) if tiers is not None else ()
+
+    def _tiers(self, capacity_blocks: int) -> TierReport | None:
+        tiers = vllm_private.tiers_of(self._engine)
+        return tier_report.tier_report(tiers, self._block_bytes, capacity_blocks) if tiers is not None else None
+
     def _forget_pull(self, stream: _Stream) -> None:
         if stream.job.pull is not None:
             vllm_private.connector_of(self._engine).pulls.forget(stream.internal_id)
@@ -412,7 +432,7 @@ class VllmEngine:
             self._counters.handoffs_recomputed = connector.handoffs_recomputed
         sessions, free_host, total_host = vllm_private.session_counts(self._engine)
         load = EngineLoad(running, waiting, len(leased), free, total, sessions, free_host, total_host)
-        self._status = EngineStatus(load, self._counters)
+        self._status = EngineStatus(load, self._counters, self._tiers(total))
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if stream.session is not None:

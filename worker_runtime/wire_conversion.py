@@ -1,5 +1,6 @@
 """Between the wire messages of `rachis.v1` and the engine protocol's types."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from rachis.v1 import generation_pb2 as generation
@@ -13,6 +14,7 @@ from cluster_core.engine import (
     EngineOutput,
     FinishReason,
     HandoffOutcome,
+    HotPrefix,
     KvLease,
     PositionLogprobs,
     SamplingSpec,
@@ -20,6 +22,7 @@ from cluster_core.engine import (
     SessionMode,
     SessionProgress,
     SessionRecord,
+    TierReport,
     TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError
@@ -154,6 +157,14 @@ def counters_to_wire(counters: EngineCounters, resident_bytes: int) -> wire.Work
         kv_bytes_pulled=counters.kv_bytes_pulled,
         resident_bytes=resident_bytes,
     )
+
+
+def tiers_to_wire(report: TierReport) -> wire.TierReport:
+    return wire.TierReport(**asdict(report))
+
+
+def hottest_to_wire(prefixes: Iterable[HotPrefix]) -> wire.HottestPrefixes:
+    return wire.HottestPrefixes(prefixes=[wire.HotPrefix(**asdict(each)) for each in prefixes])
 
 
 def _position(row: PositionLogprobs) -> generation.PositionLogprobs:

@@ -6,18 +6,19 @@ import grpc
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.cli.output import out, print_json, print_table
+from control_plane.cli.status_tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.client import RachisClient
 from control_plane.service_state import StateFile, leftovers
 
 
-async def status(address: str | None, state_file: StateFile, *, as_json: bool) -> int:
+async def status(address: str | None, state_file: StateFile, *, tiers: bool, as_json: bool) -> int:
     """Prints it; returns 0 for a running service or none at all, 1 for leftovers or one that does not answer."""
     running = state_file.read()
     address = address or (running.address if running else None)
     if not address:
         return _nothing_runs(as_json, starting=running is not None)
     try:
-        result = await _ask(address)
+        result = await _ask(address, tiers=tiers)
     except grpc.aio.AioRpcError as error:
         message = f"the router at {address} does not answer: {error.details()}"
         if as_json:
@@ -29,6 +30,8 @@ async def status(address: str | None, state_file: StateFile, *, as_json: bool) -
         print_json(result)
     else:
         _print(result)
+        if tiers:
+            print_tiers(result["workers"])
     return 0
 
 
@@ -46,10 +49,10 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
     return 1 if left else 0
 
 
-async def _ask(address: str) -> dict[str, Any]:
+async def _ask(address: str, *, tiers: bool) -> dict[str, Any]:
     async with RachisClient(address) as client:
         router = await client.router_status()
-        workers = await client.workers()
+        workers = await client.workers(hottest_prefixes=HOTTEST_PREFIXES if tiers else 0)
     return {
         "running": True,
         "address": address,
@@ -72,6 +75,7 @@ async def _ask(address: str) -> dict[str, Any]:
                 "address": view.registration.address,
                 "node": view.registration.node,
                 "pid": view.registration.pid,
+                "answered": view.HasField("load"),
                 "running_requests": view.load.running_requests,
                 "waiting_requests": view.load.waiting_requests,
                 "leased_handoffs": view.load.leased_handoffs,
@@ -84,6 +88,7 @@ async def _ask(address: str) -> dict[str, Any]:
                 "kv_bytes_pulled": view.counters.kv_bytes_pulled,
                 "handoffs_recomputed": view.counters.handoffs_recomputed,
                 "resident_bytes": view.counters.resident_bytes,
+                **({"tiers": tiers_of(view)} if tiers else {}),
             }
             for view in workers
         ],

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster_core.engine import Engine, EngineInfo, FinishReason, FirstToken, HandoffOutcome
+from cluster_core.engine import Engine, EngineInfo, EngineLoad, FinishReason, FirstToken, HandoffOutcome
 from cluster_core.errors import InvalidInputError, UnavailableError
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 
@@ -208,3 +208,32 @@ async def test_counters_grow_by_what_a_job_took_and_gave(engine: Engine) -> None
     assert after.requests - requests == 1
     assert after.prompt_tokens - prompt == len(PROMPT)
     assert after.generated_tokens - generated == 7
+
+
+async def test_a_repeated_prompt_is_found_in_the_tiers_and_listed_as_hot(
+    started: tuple[Engine, EngineInfo], engine: Engine
+) -> None:
+    block_size = started[1].block_size_tokens
+    prompt = tuple(token % 251 for token in range(7, 207))
+    before = engine.status().tiers
+    assert before is not None
+
+    for _ in range(2):
+        await outputs_of(engine, make_job(1, prompt=prompt))
+
+    def is_counted(_load: EngineLoad) -> bool:
+        tiers = engine.status().tiers
+        return tiers is not None and tiers.prompt_tokens - before.prompt_tokens == 2 * len(prompt)
+
+    await until(engine, is_counted)
+    after = engine.status().tiers
+    assert after is not None
+    hits = after.device_hit_tokens + after.host_hit_tokens - before.device_hit_tokens - before.host_hit_tokens
+    assert hits == (len(prompt) - 1) // block_size * block_size
+    assert after.device_capacity_blocks >= after.device_blocks >= len(prompt) // block_size
+
+    hottest = await engine.hottest_prefixes(100)
+    assert [each.priority for each in hottest] == sorted((each.priority for each in hottest), reverse=True)
+    [ours] = [each for each in hottest if each.tokens == len(prompt) // block_size * block_size]
+    assert (ours.frequency, ours.device_blocks) == (2, len(prompt) // block_size)
+    assert len(await engine.hottest_prefixes(1)) == 1

@@ -11,7 +11,7 @@ Who holds the blocks of a job:
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,7 @@ from cluster_core.engine import (
     FinishReason,
     HandoffOutcome,
     HandoffReport,
+    HotPrefix,
     KvLease,
     PositionLogprobs,
     SamplingSpec,
@@ -36,6 +37,7 @@ from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
 from kv_transfer.handoff import is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
 from tests.fakes.session import FakeSession
+from tests.fakes.tiers import FakeTiers
 
 KV_BYTES_PER_TOKEN = 64
 
@@ -76,6 +78,7 @@ class FakeEngine:
         block_size_tokens: int = 4,
         max_model_len: int = 4096,
         deadline_s: float = 15.0,
+        has_tiers: bool = True,
     ) -> None:
         self.name = name
         self.jobs: list[EngineJob] = []
@@ -94,6 +97,7 @@ class FakeEngine:
         self._budget: int | None = None
         self._dead: str | None = None
         self._counters = EngineCounters()
+        self._tiers = FakeTiers(blocks, block_size_tokens) if has_tiers else None
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
@@ -129,6 +133,8 @@ class FakeEngine:
                 text += chr(token)
                 text, reason = _ending(text, token, position, job.sampling)
                 shown = max(sent, len(text) if reason else len(text) - _held_back(job.sampling))
+                if reason is not None and self._tiers is not None:
+                    self._tiers.prefilled(job.token_ids)
                 tokens = () if replayed else (token,)
                 self._counters.generated_tokens += len(tokens)
                 yield EngineOutput(
@@ -157,7 +163,12 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         used = sum(self._leases.values()) + sum(run.blocks for run in self._running.values())
         load = EngineLoad(len(self._running), 0, len(self._leases), self._blocks - used, self._blocks)
-        return EngineStatus(load, replace(self._counters))
+        tiers = self._tiers.report() if self._tiers is not None else None
+        return EngineStatus(load, replace(self._counters), tiers)
+
+    async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
+        await asyncio.sleep(0)
+        return self._tiers.hottest(at_most) if self._tiers is not None else ()
 
     async def stop(self) -> None:
         self.die("stopped")

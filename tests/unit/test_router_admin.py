@@ -90,6 +90,21 @@ async def test_a_worker_that_does_not_answer_is_listed_without_load(cluster: Clu
     ]
 
 
+async def test_workers_are_listed_with_their_tiers_and_with_so_many_of_their_hottest_prefixes(empty: Cluster) -> None:
+    await empty.add(PREFILL)
+    await empty.add(DECODE, has_tiers=False)
+    for text in ("hello", "hello", "other"):
+        await empty.generate(text)
+
+    views = (await empty.admin.ListWorkers(admin.ListWorkersRequest())).workers
+    asked = (await empty.admin.ListWorkers(admin.ListWorkersRequest(hottest_prefixes=1))).workers
+
+    assert [(view.HasField("tiers"), view.HasField("hottest")) for view in views] == [(False, False), (True, False)]
+    assert [(view.HasField("tiers"), view.HasField("hottest")) for view in asked] == [(False, False), (True, True)]
+    assert (asked[1].tiers.prompt_tokens, asked[1].tiers.device_hit_tokens) == (15, 4)
+    assert [(each.tokens, each.frequency) for each in asked[1].hottest.prefixes] == [(4, 2)]
+
+
 async def test_a_drained_worker_ends_what_it_runs_and_gets_nothing_new_until_resumed(cluster_2x2: Cluster) -> None:
     drained = named(cluster_2x2, "decode-0")
     drained.engine.hold_before(4)

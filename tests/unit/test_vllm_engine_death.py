@@ -80,3 +80,8 @@ async def test_a_job_of_a_stopped_engine_is_unavailable(engine: VllmEngine) -> N
 async def test_a_release_after_the_death_is_answered(engine: VllmEngine) -> None:
     async with Dying(engine), asyncio.timeout(1.0):
         assert await engine.release("r#1") is False
+
+
+async def test_a_dead_engine_has_no_hottest_prefixes(engine: VllmEngine) -> None:
+    async with Dying(engine):
+        assert await engine.hottest_prefixes(5) == ()

@@ -1,7 +1,10 @@
 """The two pools' services over a fake engine, and the conversions between wire and engine, without a server."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import count
 from typing import Any
 
 import grpc
@@ -15,14 +18,17 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.clock import UnixMs
 from cluster_core.engine import (
     EngineCounters,
+    EngineJob,
     EngineLoad,
     EngineOutput,
     FinishReason,
     FirstToken,
     HandoffOutcome,
+    HotPrefix,
     KvLease,
     PositionLogprobs,
     SamplingSpec,
+    TierReport,
     TokenLogprob,
 )
 from decode_worker.service import DecodeService, decode_job
@@ -251,6 +257,55 @@ async def test_status_tells_load_and_counters() -> None:
     assert status.registration.worker_id == "w-0"
 
 
+async def status_of(engine: FakeEngine, hottest_prefixes: int = 0) -> wire.GetWorkerStatusResponse:
+    service = PrefillService(engine, registration(), lambda: None)
+    return await service.GetWorkerStatus(wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes), context())
+
+
+async def test_status_tells_what_the_tiers_saved_and_the_hottest_prefixes_only_when_asked() -> None:
+    engine = FakeEngine()
+    for name in ("r#1", "r#2"):
+        async for _ in engine.generate(EngineJob(name, tuple(range(9)), SamplingSpec(max_tokens=1))):
+            pass
+
+    status = await status_of(engine)
+    asked = await status_of(engine, 5)
+
+    assert (status.tiers.prompt_tokens, status.tiers.device_hit_tokens, status.tiers.device_blocks) == (18, 8, 2)
+    assert not status.HasField("hottest")
+    assert asked.tiers == status.tiers
+    [prefix] = asked.hottest.prefixes
+    assert (prefix.tokens, prefix.device_blocks, prefix.host_blocks, prefix.frequency) == (8, 2, 0, 2)
+
+
+async def test_a_worker_without_tiers_tells_nothing_of_them() -> None:
+    status = await status_of(FakeEngine(has_tiers=False), 5)
+
+    assert (status.HasField("tiers"), status.HasField("hottest")) == (False, False)
+
+
+async def test_more_of_the_hottest_prefixes_than_the_limit_are_not_told() -> None:
+    engine = FakeEngine()
+    for number in range(120):
+        async for _ in engine.generate(EngineJob(f"r#{number}", (number,) * 5, SamplingSpec(max_tokens=1))):
+            pass
+
+    assert len((await status_of(engine, 7)).hottest.prefixes) == 7
+    assert len((await status_of(engine, 2**32 - 1)).hottest.prefixes) == 100
+
+
+async def test_an_engine_in_a_long_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(FakeEngine):
+        async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
+            return await asyncio.Future()
+
+    monkeypatch.setattr("worker_runtime.service.HOTTEST_TIMEOUT_S", 0.001)
+
+    status = await status_of(Busy(), 5)
+
+    assert (status.HasField("tiers"), status.HasField("hottest")) == (True, False)
+
+
 async def decode(engine: FakeEngine, request: wire.DecodeRequest) -> list[wire.DecodeResponse]:
     service = DecodeService(engine, registration(), lambda: None)
     return [message async for message in service.Decode(request, context())]
@@ -339,6 +394,16 @@ def test_every_counter_of_the_engine_is_told_under_its_own_name(counters: Engine
     assert {field.name: getattr(message, field.name) for field in fields(counters)} == {
         field.name: getattr(counters, field.name) for field in fields(counters)
     }
+
+
+def test_a_report_of_tiers_keeps_every_field_under_its_own_name() -> None:
+    numbers = dict(zip((field.name for field in fields(TierReport)), count(1)))
+    report = TierReport(**{**numbers, "refused_blocks": {"frequency": 7}})  # type: ignore[arg-type]
+
+    message = wire_conversion.tiers_to_wire(report)
+
+    told = {field.name: getattr(message, field.name) for field in wire.TierReport.DESCRIPTOR.fields}
+    assert told == {**numbers, "refused_blocks": {"frequency": 7}}
 
 
 async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric() -> None:

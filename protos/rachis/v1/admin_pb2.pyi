@@ -23,12 +23,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HOTTEST_PREFIXES_FIELD_NUMBER: _builtins.int
+    hottest_prefixes: _builtins.int
+    """So many of the hottest cached prefixes of each worker are told, at most 100."""
     def __init__(
         self,
+        *,
+        hottest_prefixes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -43,6 +48,8 @@ class WorkerView(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    HOTTEST_FIELD_NUMBER: _builtins.int
     in_flight_requests: _builtins.int
     """Requests the router has on this worker now."""
     suspect: _builtins.bool
@@ -55,6 +62,14 @@ class WorkerView(_message.Message):
 
     @_builtins.property
     def counters(self) -> _worker_pb2.WorkerCounters: ...
+    @_builtins.property
+    def tiers(self) -> _worker_pb2.TierReport:
+        """Absent when the worker did not answer or has no tiers."""
+
+    @_builtins.property
+    def hottest(self) -> _worker_pb2.HottestPrefixes:
+        """Absent where none were asked for, and where the worker had no time for it."""
+
     def __init__(
         self,
         *,
@@ -63,10 +78,12 @@ class WorkerView(_message.Message):
         counters: _worker_pb2.WorkerCounters | None = ...,
         in_flight_requests: _builtins.int = ...,
         suspect: _builtins.bool = ...,
+        tiers: _worker_pb2.TierReport | None = ...,
+        hottest: _worker_pb2.HottestPrefixes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "load", b"load", "registration", b"registration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -535,12 +535,17 @@ Global___ReleaseHandoffResponse: _TypeAlias = ReleaseHandoffResponse  # noqa: Y0
 class GetWorkerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HOTTEST_PREFIXES_FIELD_NUMBER: _builtins.int
+    hottest_prefixes: _builtins.int
+    """So many of the hottest cached prefixes are told, at most 100."""
     def __init__(
         self,
+        *,
+        hottest_prefixes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,22 +558,34 @@ class GetWorkerStatusResponse(_message.Message):
     REGISTRATION_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    HOTTEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def registration(self) -> Global___WorkerRegistration: ...
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
     def counters(self) -> Global___WorkerCounters: ...
+    @_builtins.property
+    def tiers(self) -> Global___TierReport:
+        """Absent where the engine has no tiers."""
+
+    @_builtins.property
+    def hottest(self) -> Global___HottestPrefixes:
+        """Absent where none were asked for, where there are no tiers, and where the engine did not get to it in a second."""
+
     def __init__(
         self,
         *,
         registration: Global___WorkerRegistration | None = ...,
         load: Global___WorkerLoad | None = ...,
         counters: Global___WorkerCounters | None = ...,
+        tiers: Global___TierReport | None = ...,
+        hottest: Global___HottestPrefixes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "load", b"load", "registration", b"registration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "load", b"load", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -665,6 +682,174 @@ class WorkerCounters(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerCounters: _TypeAlias = WorkerCounters  # noqa: Y015
+
+@_typing.final
+class TierReport(_message.Message):
+    """The two tiers of cached prefixes, device and host memory. Counts are since the worker started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedBlocksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    DEVICE_CAPACITY_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_CAPACITY_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_OUT_BYTES_FIELD_NUMBER: _builtins.int
+    COPY_OUT_S_FIELD_NUMBER: _builtins.int
+    COPIED_BACK_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_BACK_BYTES_FIELD_NUMBER: _builtins.int
+    COPY_BACK_S_FIELD_NUMBER: _builtins.int
+    FAILED_COPY_BLOCKS_FIELD_NUMBER: _builtins.int
+    REFUSED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PROMOTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PROMOTED_USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PROMOTED_WASTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTED_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Of requests that have begun."""
+    device_hit_tokens: _builtins.int
+    """What of them was found in the tier, and not computed."""
+    host_hit_tokens: _builtins.int
+    device_blocks: _builtins.int
+    """Cached now, and most that can be."""
+    device_capacity_blocks: _builtins.int
+    host_blocks: _builtins.int
+    host_capacity_blocks: _builtins.int
+    copied_out_blocks: _builtins.int
+    """Copied to host memory, and back to the device, promotions among it; with what the copies took."""
+    copied_out_bytes: _builtins.int
+    copy_out_s: _builtins.float
+    copied_back_blocks: _builtins.int
+    copied_back_bytes: _builtins.int
+    copy_back_s: _builtins.float
+    failed_copy_blocks: _builtins.int
+    promoted_blocks: _builtins.int
+    """Brought back before anybody asked; then asked for before they left the device, or not."""
+    promoted_used_blocks: _builtins.int
+    promoted_wasted_blocks: _builtins.int
+    evicted_device_blocks: _builtins.int
+    evicted_host_blocks: _builtins.int
+    @_builtins.property
+    def refused_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Blocks that were not copied to host memory, by the reason."""
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        device_hit_tokens: _builtins.int = ...,
+        host_hit_tokens: _builtins.int = ...,
+        device_blocks: _builtins.int = ...,
+        device_capacity_blocks: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        host_capacity_blocks: _builtins.int = ...,
+        copied_out_blocks: _builtins.int = ...,
+        copied_out_bytes: _builtins.int = ...,
+        copy_out_s: _builtins.float = ...,
+        copied_back_blocks: _builtins.int = ...,
+        copied_back_bytes: _builtins.int = ...,
+        copy_back_s: _builtins.float = ...,
+        failed_copy_blocks: _builtins.int = ...,
+        refused_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        promoted_blocks: _builtins.int = ...,
+        promoted_used_blocks: _builtins.int = ...,
+        promoted_wasted_blocks: _builtins.int = ...,
+        evicted_device_blocks: _builtins.int = ...,
+        evicted_host_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_back_blocks", b"copied_back_blocks", "copied_back_bytes", b"copied_back_bytes", "copied_out_blocks", b"copied_out_blocks", "copied_out_bytes", b"copied_out_bytes", "copy_back_s", b"copy_back_s", "copy_out_s", b"copy_out_s", "device_blocks", b"device_blocks", "device_capacity_blocks", b"device_capacity_blocks", "device_hit_tokens", b"device_hit_tokens", "evicted_device_blocks", b"evicted_device_blocks", "evicted_host_blocks", b"evicted_host_blocks", "failed_copy_blocks", b"failed_copy_blocks", "host_blocks", b"host_blocks", "host_capacity_blocks", b"host_capacity_blocks", "host_hit_tokens", b"host_hit_tokens", "promoted_blocks", b"promoted_blocks", "promoted_used_blocks", b"promoted_used_blocks", "promoted_wasted_blocks", b"promoted_wasted_blocks", "prompt_tokens", b"prompt_tokens", "refused_blocks", b"refused_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierReport: _TypeAlias = TierReport  # noqa: Y015
+
+@_typing.final
+class HotPrefix(_message.Message):
+    """A cached prefix, to where a run of the prefix tree ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    FREQUENCY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    hash: _builtins.str
+    """The beginning of the hash of the run's first block, hexadecimal."""
+    tokens: _builtins.int
+    device_blocks: _builtins.int
+    """Of the whole prefix; a block may lie in both tiers."""
+    host_blocks: _builtins.int
+    frequency: _builtins.int
+    """Requests that asked for its last block, as far as the hotness filter remembers."""
+    priority: _builtins.float
+    """In the unit of the eviction policy; the lowest leaves first."""
+    def __init__(
+        self,
+        *,
+        hash: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        device_blocks: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        frequency: _builtins.int = ...,
+        priority: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "frequency", b"frequency", "hash", b"hash", "host_blocks", b"host_blocks", "priority", b"priority", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HotPrefix: _TypeAlias = HotPrefix  # noqa: Y015
+
+@_typing.final
+class HottestPrefixes(_message.Message):
+    """Highest priority first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotPrefix]: ...
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___HotPrefix] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HottestPrefixes: _TypeAlias = HottestPrefixes  # noqa: Y015
 
 @_typing.final
 class SetDrainingRequest(_message.Message):

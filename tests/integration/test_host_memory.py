@@ -1,0 +1,135 @@
+"""Host memory of the tiers and the thread that copies, without an engine: bytes, failures, sizes that cannot be had."""
+
+import threading
+from collections import Counter
+from types import SimpleNamespace
+from unittest import mock
+
+import psutil
+import pytest
+import torch
+
+from cluster_core.errors import StartError
+from kv_transfer import host_swap, vllm_private
+from kv_transfer.copy_worker import BackgroundCopy, CopyReport, CopyWorker
+from kv_transfer.host_pool import HostPool
+from kv_transfer.swap_ledger import SwapCopies
+from tests.integration.conftest import until
+
+pytestmark = pytest.mark.integration
+BLOCKS, SLOTS, BYTES = 6, 4, 64
+
+
+def device_tensors() -> list[torch.Tensor]:
+    return [torch.randint(-128, 127, (BLOCKS, BYTES), dtype=torch.int8) for _ in range(3)]
+
+
+def out(number: int, *pairs: tuple[int, int]) -> BackgroundCopy:
+    return BackgroundCopy(number, SwapCopies(out=pairs))
+
+
+def back(number: int, *pairs: tuple[int, int]) -> BackgroundCopy:
+    return BackgroundCopy(number, SwapCopies(back=pairs))
+
+
+async def reported(worker: CopyWorker, copies: int) -> CopyReport:
+    """Everything reported until so many copies have ended."""
+    total = CopyReport()
+
+    async def all_ended() -> bool:
+        nonlocal total
+        report = worker.report()
+        if report is not None:
+            joined = total.aggregate(report)
+            assert isinstance(joined, CopyReport)
+            total = joined
+        return total.ended.total() >= copies
+
+    await until(all_ended, f"{copies} copies have ended", timeout_s=10)
+    return total
+
+
+async def test_bytes_come_back_as_they_went_and_every_copy_is_reported_once() -> None:
+    device = device_tensors()
+    before = [each.clone() for each in device]
+    worker = CopyWorker(HostPool(device, SLOTS))
+    worker.begin([out(1, (0, 3), (5, 1)), back(2, (2, 1), (4, 3))])
+    report = await reported(worker, 2)
+    assert report.ended == {1: 1, 2: 1}
+    assert not report.failed
+    assert report.seconds.keys() == {"out", "back"}
+    for now, then in zip(device, before, strict=True):
+        assert torch.equal(now[2], then[5])
+        assert torch.equal(now[4], then[0])
+        assert torch.equal(now[[0, 1, 3, 5]], then[[0, 1, 3, 5]])
+    assert worker.report() is None
+    worker.close()
+
+
+async def test_a_copy_that_raises_is_reported_and_the_next_one_runs() -> None:
+    worker = CopyWorker(HostPool(device_tensors(), SLOTS))
+    worker.begin([out(1, (0, SLOTS)), out(2, (0, 0))])
+    report = await reported(worker, 2)
+    assert (report.ended, report.failed) == ({1: 1, 2: 1}, {1})
+    worker.close()
+
+
+async def test_a_copy_that_takes_long_is_not_waited_for() -> None:
+    may_end, pool = threading.Event(), HostPool(device_tensors(), SLOTS)
+    with mock.patch.object(pool, "carry_out", lambda copies: may_end.wait(10)):
+        worker = CopyWorker(pool)
+        worker.begin([out(1, (0, 0))])
+        assert worker.report() is None
+        may_end.set()
+        assert (await reported(worker, 1)).ended == {1: 1}
+    worker.close()
+
+
+def test_reports_of_several_workers_add_up() -> None:
+    first = CopyReport(Counter({1: 1, 2: 1}), {2}, Counter({"out": 1}))
+    second = CopyReport(Counter({1: 1}), {1}, Counter({"out": 2, "back": 5}))
+    assert first.aggregate(second) == CopyReport(Counter({1: 2, 2: 1}), {1, 2}, Counter({"out": 3, "back": 5}))
+
+
+def test_more_host_memory_than_there_is_is_refused_before_it_is_taken() -> None:
+    slots = psutil.virtual_memory().available // (3 * BYTES) + 2**20
+    with pytest.raises(StartError, match=r"tiers\.host_gib.* GiB of host memory are wanted, .* GiB are there"):
+        HostPool(device_tensors(), slots)
+
+
+def test_host_memory_that_cannot_be_had_is_a_clear_error() -> None:
+    refused = mock.Mock(side_effect=RuntimeError("can't allocate memory"))
+    tensors = device_tensors()
+    with (
+        mock.patch.object(torch, "empty", refused),
+        pytest.raises(StartError, match=r"tiers\.host_gib: 4 blocks .*can't allocate memory"),
+    ):
+        HostPool(tensors, SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("extra", "slots"),
+    [
+        ({"rachis_host_bytes": 1000}, 3),
+        ({"rachis_host_bytes": 300}, 1),
+        ({"rachis_host_bytes": 0}, 0),
+        ({}, 0),
+        ({"rachis_host_bytes": 1000, "rachis_host_ratio": 0.5}, 8),
+        ({"rachis_host_ratio": 0.0}, 0),
+        ({"rachis_host_ratio": 2.0}, 32),
+    ],
+)
+def test_capacity_is_given_in_bytes_or_as_a_ratio_of_the_device(extra: dict[str, float], slots: int) -> None:
+    assert slots_of(extra) == slots
+
+
+def test_host_memory_too_small_for_one_block_is_refused_with_both_sizes() -> None:
+    with pytest.raises(StartError, match=r"tiers\.host_gib is 299 bytes .* one block takes 300"):
+        slots_of({"rachis_host_bytes": 299})
+
+
+def slots_of(extra: dict[str, float]) -> int:
+    transfer = SimpleNamespace(get_from_extra_config=extra.get)
+    caches = SimpleNamespace(num_blocks=16, kv_cache_tensors=[SimpleNamespace(size=16 * 300)])
+    with mock.patch.object(vllm_private, "has_one_full_attention_group", lambda config: True):
+        return host_swap._slots(SimpleNamespace(kv_transfer_config=transfer), caches)

@@ -1,0 +1,104 @@
+"""`rachis status --tiers`, read by people in eighty columns and by machines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.cli.output import out
+from control_plane.cli.status import status
+from control_plane.cli.status_tiers import print_tiers, tiers_of
+from control_plane.service_state import StateFile
+from tests.fakes.cluster import DECODE, PREFILL, Cluster
+
+LARGE = wire.TierReport(
+    prompt_tokens=10**12,
+    device_hit_tokens=10**12 - 1,
+    host_hit_tokens=10**11,
+    host_capacity_blocks=10**6,
+    copied_out_bytes=9999 << 30,
+    copied_back_bytes=9999 << 30,
+    refused_blocks={"frequency": 10**9, "host_locked": 10**8 - 1},
+    promoted_used_blocks=10**8 - 1,
+    promoted_wasted_blocks=10**8 - 1,
+)
+PREFIX = wire.HotPrefix(
+    hash="0123abcd", tokens=131072, device_blocks=8192, host_blocks=8192, frequency=10**6, priority=-1234.56789
+)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing is folded which would not fit."""
+    monkeypatch.setattr(out, "width", 300)
+
+
+def worker(name: str, **fields: Any) -> dict[str, Any]:
+    view = admin.WorkerView(**fields)
+    return {"worker_id": name, "answered": view.HasField("load"), "tiers": tiers_of(view)}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *workers: dict[str, Any]) -> str:
+    print_tiers(workers)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_large_figures_fit_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(
+        capsys,
+        worker("prefill-10", load=wire.WorkerLoad(), tiers=LARGE, hottest=wire.HottestPrefixes(prefixes=[PREFIX])),
+    )
+
+    lines = [line.split() for line in text.splitlines()]
+    assert ["prefill-10", "100.0%", "10.0%", "1099G", "9999.00", "9999.00", "1099M", "99999k", "99999k"] in lines
+    assert ["prefill-10", "0123abcd", "131072", "8192", "8192", "1000000", "-1235"] in lines
+
+
+def test_who_has_no_tiers_no_host_memory_no_time_or_no_answer_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    load, nothing = wire.WorkerLoad(), wire.TierReport()
+    text = printed(
+        capsys,
+        worker("decode-0", load=load),
+        worker("decode-1"),
+        worker("prefill-0", load=load, tiers=nothing),
+        worker("prefill-1", load=load, tiers=nothing, hottest=wire.HottestPrefixes()),
+    )
+
+    assert "decode-0 has no tiers\n" in text
+    assert "decode-1 did not answer\n" in text
+    assert "prefill-0 is busy: it had no time to look for its hottest prefixes, ask again\n" in text
+    assert "prefill-1 has no prefix cached\n" in text
+    assert ["prefill-0", "0.0%", "-", "0"] in [line.split()[:4] for line in text.splitlines()]
+    assert "\nhottest prefixes" not in text
+
+
+async def test_a_running_service_is_asked_by_the_command(
+    empty: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await empty.add(PREFILL)
+    await empty.add(DECODE, has_tiers=False)
+    for _ in range(3):
+        await empty.generate()
+    state_file = StateFile(tmp_path)
+
+    assert await status(empty.router.address, state_file, tiers=True, as_json=True) == 0
+    told = {each["worker_id"]: each["tiers"] for each in json.loads(capsys.readouterr().out)["workers"]}
+    assert told["decode-0"] is None
+    prefill = told["prefill-0"]
+    assert prefill["hit_ratio"] == {"device": round(8 / 15, 6), "host": 0.0}
+    assert (prefill["saved_tokens"], prefill["blocks"]) == (8, {"device": 1, "host": 0})
+    [prefix] = prefill["hottest_prefixes"]
+    assert (prefix["tokens"], prefix["device_blocks"], prefix["frequency"]) == (4, 1, 3)
+
+    assert await status(empty.router.address, state_file, tiers=True, as_json=False) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["prefill-0", "53.3%", "-", "8", "0.00", "0.00", "0", "0", "0"] in lines
+    assert ["decode-0", "has", "no", "tiers"] in lines
+
+    assert await status(empty.router.address, state_file, tiers=False, as_json=True) == 0
+    assert "tiers" not in json.loads(capsys.readouterr().out)["workers"][0]
