@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
@@ -93,7 +94,7 @@ class OverheadBenchmark:
     async def _measure(
         self, requests: int, concurrency: int, prefill: DirectWorker, decode: DirectWorker, vocabulary: int
     ) -> Measured:
-        whole = {"max_tokens": HANDOFF_NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        whole: dict[str, Any] = {"max_tokens": HANDOFF_NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
         before, started_s = await self._cluster.router_status(), monotonic_s()
         router = await self._compare(
             ROUTER_FACTOR * requests,

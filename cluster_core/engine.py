@@ -80,7 +80,8 @@ class EngineJob:
     """One prompt for the engine.
 
     hand_off: when the job ends by length, its KV blocks stay leased and the last output carries the lease.
-    pull: where the KV blocks of the prompt are found. first: a first token to generate on from.
+    pull: where the KV blocks of the prompt are found. first: a first token to generate on from. cache_salt: jobs share
+    cached KV only with jobs of the same.
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class EngineJob:
     hand_off: bool = False
     pull: KvLease | None = None
     first: FirstToken | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,10 +63,17 @@ class RachisClient:
         return self._router.Generate(request, timeout=timeout_s)
 
     async def stream(
-        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **sampling: Any
+        self,
+        prompt: generation.PromptInput,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        cache_salt: str = "",
+        **sampling: Any,
     ) -> AsyncIterator[generation.CompletionDelta | generation.Completion]:
         """Deltas, then the completion. Closing the iterator early cancels the request."""
-        request = api.GenerateRequest(prompt=prompt, sampling=generation.SamplingParams(**sampling))
+        request = api.GenerateRequest(
+            prompt=prompt, sampling=generation.SamplingParams(**sampling), cache_salt=cache_salt
+        )
         call = self.call(request, timeout_s)
         try:
             async for response in call:
@@ -75,11 +82,16 @@ class RachisClient:
             call.cancel()
 
     async def generate(
-        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **sampling: Any
+        self,
+        prompt: generation.PromptInput,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        cache_salt: str = "",
+        **sampling: Any,
     ) -> Generated:
         """The whole completion at once."""
         generated = Generated()
-        async for piece in self.stream(prompt, timeout_s=timeout_s, **sampling):
+        async for piece in self.stream(prompt, timeout_s=timeout_s, cache_salt=cache_salt, **sampling):
             if isinstance(piece, generation.Completion):
                 generated.completion = piece
             else:
@@ -93,6 +105,7 @@ class RachisClient:
         mode: Literal["append", "update"] = "append",
         model: str = "",
         request_id: str = "",
+        cache_salt: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **sampling: Any,
     ) -> ClientSession:
@@ -107,6 +120,7 @@ class RachisClient:
             prefix=prompt_of(prefix),
             sampling=generation.SamplingParams(**sampling),
             request_id=request_id,
+            cache_salt=cache_salt,
         )
         return ClientSession(self._router.StreamGenerate, opening, timeout_s)
 

@@ -175,6 +175,7 @@ class Dispatcher:
             generation=worker.generation,
             token_ids=job.token_ids,
             sampling=job.sampling,
+            cache_salt=job.cache_salt,
         )
         if prefilled is not None:
             # By the router's own clock too: a worker's may be wrong.

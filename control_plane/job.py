@@ -27,6 +27,7 @@ class Job:
     lifecycle: RequestLifecycle
     arrived_s: float
     deadline_s: float
+    cache_salt: str = ""
     own_s: float = 0.0
     dispatched_s: float = 0.0
     first_token_s: float = 0.0

@@ -43,6 +43,7 @@ class WholePrompt:
             token_ids=self._job.token_ids,
             sampling=self._job.sampling,
             hand_off=hand_off,
+            cache_salt=self._job.cache_salt,
         )
         return await self._client.prefill(worker, request, self._job.remaining_s())
 

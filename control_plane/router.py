@@ -101,6 +101,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             request_id=lifecycle.request_id,
             token_ids=token_ids,
             sampling=request.sampling,
+            cache_salt=request.cache_salt,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=arrived_s + min(self._request_timeout_s, remaining_s or self._request_timeout_s),
@@ -120,6 +121,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
         model = self._membership.served_model()
         validation.check_request_id(request.request_id)
+        validation.check_cache_salt(request.cache_salt)
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt)
         validation.check_sampling(request.sampling, model)

@@ -67,6 +67,7 @@ class PromptInPieces:
             token_ids=self._session.tokens,
             sampling=self._job.sampling,
             hand_off=hand_off,
+            cache_salt=self._job.cache_salt,
         )
         self._attach()
         try:

@@ -75,6 +75,7 @@ class StreamingSessions:
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
             sampling=opened.sampling,
+            cache_salt=opened.cache_salt,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=called_s + timeout_s,

@@ -9,6 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import InvalidInputError, OutOfRangeError
 
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_CACHE_SALT_CHARACTERS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
@@ -35,6 +36,13 @@ def check_request_id(request_id: str, within: str = "") -> None:
     if len(request_id) > MAX_REQUEST_ID_CHARACTERS or not request_id.isprintable():
         raise InvalidInputError(
             f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field=f"{within}request_id"
+        )
+
+
+def check_cache_salt(salt: str, within: str = "") -> None:
+    if len(salt) > MAX_CACHE_SALT_CHARACTERS or not salt.isprintable():
+        raise InvalidInputError(
+            f"must be at most {MAX_CACHE_SALT_CHARACTERS} printable characters", field=f"{within}cache_salt"
         )
 
 
@@ -101,6 +109,7 @@ def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, 
 def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
     check_request_id(opened.request_id, "open.")
+    check_cache_salt(opened.cache_salt, "open.")
     check_model(opened.model, model.name, "open.")
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")

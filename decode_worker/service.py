@@ -42,6 +42,7 @@ def decode_job(request: wire.DecodeRequest) -> EngineJob:
         sampling=wire_conversion.sampling_from_wire(request.sampling),
         pull=wire_conversion.lease_from_wire(request.handoff) if request.HasField("handoff") else None,
         first=first,
+        cache_salt=request.cache_salt,
     )
 
 

@@ -98,6 +98,7 @@ def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> Engin
         token_ids=tuple(request.token_ids),
         sampling=first_token_sampling(wire_conversion.sampling_from_wire(request.sampling)),
         hand_off=request.hand_off,
+        cache_salt=request.cache_salt,
     )
 
 

@@ -103,10 +103,13 @@ class SessionPrompt:
     def __init__(self, engine: Any, job: EngineJob, mode: SessionMode, params: Any) -> None:
         from vllm.v1.request import Request
 
+        from worker_runtime.vllm_conversion import prompt_of
+
         self._engine = engine
         self._scheduler = vllm_private.scheduler_of(engine)
         # vLLM checks the parameters together with a prompt, which must not be empty.
-        self._core_request = vllm_private.core_request(engine, job.request_id, list(job.token_ids) or [0], params)
+        placeholder = {} if job.token_ids else {"prompt_token_ids": [0]}
+        self._core_request = vllm_private.core_request(engine, job.request_id, prompt_of(job) | placeholder, params)
         self._core_request.prompt_token_ids = list(job.token_ids)
         self.internal_id: str = self._core_request.request_id
         self.length = len(job.token_ids)

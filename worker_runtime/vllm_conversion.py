@@ -25,6 +25,12 @@ REMOTE_DECODE = {
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
+def prompt_of(job: EngineJob) -> dict[str, Any]:
+    """A job's prompt as vLLM takes it."""
+    prompt: dict[str, Any] = {"prompt_token_ids": list(job.token_ids)}
+    return prompt | ({"cache_salt": job.cache_salt} if job.cache_salt else {})
+
+
 def sampling_params(job: EngineJob, deadline_s: float) -> SamplingParams:
     """vLLM's parameters for a job, hand-off included."""
     spec = job.sampling

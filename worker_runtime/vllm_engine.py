@@ -197,12 +197,12 @@ class VllmEngine:
 
     def _warm_up(self) -> None:
         """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
-        from worker_runtime.vllm_conversion import sampling_params
+        from worker_runtime.vllm_conversion import prompt_of, sampling_params
 
         for index, sampling in enumerate(_WARM_UP):
             job = EngineJob(f"warm-up-{index}", (0,), sampling)
             params = sampling_params(job, self._settings.handoff.deadline_s)
-            self._engine.add_request(job.request_id, {"prompt_token_ids": list(job.token_ids)}, params)
+            self._engine.add_request(job.request_id, prompt_of(job), params)
         while self._engine.has_unfinished_requests():
             self._engine.step()
 
@@ -241,9 +241,10 @@ class VllmEngine:
         return batch
 
     def _add(self, stream: _Stream) -> None:
+        from worker_runtime.vllm_conversion import prompt_of
+
         def begin(params: Any) -> str:
-            prompt = {"prompt_token_ids": list(stream.job.token_ids)}
-            name: str = self._engine.add_request(stream.job.request_id, prompt, params)
+            name: str = self._engine.add_request(stream.job.request_id, prompt_of(stream.job), params)
             self._counters.prompt_tokens += len(stream.job.token_ids)
             return name
 

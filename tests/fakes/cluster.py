@@ -233,7 +233,13 @@ class Cluster:
         await until(lambda: self._known(worker.name) is None)
 
     def call(
-        self, text: str = "hello", *, timeout_s: float | None = None, request_id: str = "", **sampling: Any
+        self,
+        text: str = "hello",
+        *,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        cache_salt: str = "",
+        **sampling: Any,
     ) -> Any:
         """A request on its way."""
         self.calls += 1
@@ -241,6 +247,7 @@ class Cluster:
             prompt=generation.PromptInput(text=text),
             sampling=generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
             request_id=request_id,
+            cache_salt=cache_salt,
         )
         return self.api.Generate(request, timeout=timeout_s)
 
@@ -334,7 +341,7 @@ def delta_of(response: api.GenerateResponse | api.StreamGenerateResponse) -> gen
 
 def session_open(prefix: str | None, mode: str, **values: Any) -> api.SessionOpen:
     """Values that are no field of `open` are fields of its sampling."""
-    fields = {name: values.pop(name) for name in ("model", "request_id") if name in values}
+    fields = {name: values.pop(name) for name in ("model", "request_id", "cache_salt") if name in values}
     sampling = generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **values})
     number = generation.SessionMode.Value(f"SESSION_MODE_{mode}")
     text = None if prefix is None else generation.PromptInput(text=prefix)

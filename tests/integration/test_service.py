@@ -97,6 +97,26 @@ async def test_a_repeated_prompt_reports_cached_tokens(client: RachisClient) -> 
     assert second.token_ids == first.token_ids
 
 
+async def test_prompts_with_different_salts_share_nothing_in_either_pool(client: RachisClient) -> None:
+    prompt = token_prompt([(7 * index + 2) % 250 for index in range(320)])
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    cached, kv_bytes, answers = [], [], []
+    for salt in ("tenant-a", "tenant-b", "tenant-a", ""):
+        generated = await client.generate(prompt, cache_salt=salt, **greedy)
+        cached.append(generated.completion.usage.cached_tokens)
+        kv_bytes.append(generated.completion.route.kv_bytes)
+        answers.append(generated.token_ids)
+    async with client.session([*prompt.token_ids.ids[:200]], cache_salt="tenant-b", **greedy) as session:
+        await session.append([*prompt.token_ids.ids[200:]])
+        answers.append([token async for delta in session.finish() for token in delta.token_ids])
+        cached.append(session.completion.usage.cached_tokens)
+    assert cached[:4] == [0, 0, 288, 0]
+    # As much as the session had when it was first computed.
+    assert cached[4] >= 192
+    assert kv_bytes[0] == kv_bytes[1] == kv_bytes[3] > kv_bytes[2]
+    assert all(answer == answers[0] for answer in answers)
+
+
 async def test_text_split_over_tokens_arrives_whole(client: RachisClient) -> None:
     """The byte-level vocabulary gives parts of characters: what is streamed must equal what is sent at once."""
     prompt = text_prompt("größe; ünïcödé; 漢字; größe; ünïcödé; 漢字; gr")

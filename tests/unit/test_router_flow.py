@@ -70,6 +70,14 @@ async def test_seeded_sampling_goes_on_where_the_prefill_worker_left_it(cluster:
     assert text_of(await cluster.generate(temperature=1.0, seed=7)) == whole_text(seed=7)
 
 
+async def test_both_workers_hear_of_the_cache_salt(cluster: Cluster) -> None:
+    await cluster.generate(cache_salt="tenant-a")
+    await cluster.generate()
+
+    for name in ("prefill-0", "decode-0"):
+        assert [job.cache_salt for job in named(cluster, name).engine.jobs] == ["tenant-a", ""]
+
+
 async def test_a_request_for_one_token_never_reaches_a_decode_worker(cluster: Cluster) -> None:
     completion = completion_of(await cluster.generate(max_tokens=1))
 

@@ -313,14 +313,14 @@ async def test_the_first_token_leaves_before_the_decode_worker_has_begun(cluster
     assert first.first_token.delta.text + text_of(await session.answer()) == session_text("hello")
 
 
-async def test_the_worker_hears_mode_and_one_token_sampling(cluster: Cluster) -> None:
+async def test_the_worker_hears_mode_salt_and_one_token_sampling(cluster: Cluster) -> None:
     session = cluster.session()
-    await session.open("hello", "UPDATE")
+    await session.open("hello", "UPDATE", cache_salt="tenant-a")
     await session.finish()
     await session.answer()
 
     [opened] = named(cluster, "prefill-0").engine.sessions
-    assert opened.mode is SessionMode.UPDATE
+    assert (opened.mode, opened.job.cache_salt) == (SessionMode.UPDATE, "tenant-a")
     assert (opened.job.sampling.max_tokens, opened.job.hand_off) == (1, True)
 
 

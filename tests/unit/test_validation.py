@@ -134,6 +134,17 @@ def test_a_printable_request_id_is_accepted(name: str) -> None:
     validation.check_request_id(name)
 
 
+@pytest.mark.parametrize("salt", ["", "tenant 7", "ü" * 128])
+def test_a_printable_cache_salt_is_accepted(salt: str) -> None:
+    validation.check_cache_salt(salt)
+
+
+@pytest.mark.parametrize("salt", ["a" * 129, "line\nbreak"])
+def test_an_unprintable_or_long_cache_salt_is_refused(salt: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^cache_salt: must be at most 128 printable characters"):
+        validation.check_cache_salt(salt)
+
+
 @pytest.mark.parametrize("name", ["a" * 129, "line\nbreak", "nul\0", "\u200bhidden"])
 def test_an_unprintable_or_long_request_id_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^request_id: "):

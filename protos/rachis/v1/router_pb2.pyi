@@ -27,10 +27,15 @@ class GenerateRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty means the one model that the cluster serves."""
     request_id: _builtins.str
     """The caller's name for the request, at most 128 printable characters; made by the router when empty."""
+    cache_salt: _builtins.str
+    """Prompts share cached KV only with prompts of the same salt: one for each tenant keeps them apart, in what is found and
+    in how hot it is. At most 128 printable characters; empty is a salt like any other.
+    """
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInput: ...
     @_builtins.property
@@ -42,10 +47,11 @@ class GenerateRequest(_message.Message):
         prompt: _generation_pb2.PromptInput | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         request_id: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,9 +152,12 @@ class SessionOpen(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     mode: _generation_pb2.SessionMode.ValueType
     request_id: _builtins.str
+    cache_salt: _builtins.str
+    """As in `GenerateRequest`."""
     @_builtins.property
     def prefix(self) -> _generation_pb2.PromptInput:
         """What comes before the context. Of chat messages the last one stays open: pieces go inside it, `finish` ends it as
@@ -165,10 +174,11 @@ class SessionOpen(_message.Message):
         prefix: _generation_pb2.PromptInput | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         request_id: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "model", b"model", "prefix", b"prefix", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "model", b"model", "prefix", b"prefix", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
