@@ -285,13 +285,15 @@ class PrefixTiers:
         assert slots is not None
         wanted = min(len(slots), self._rules.promotion_blocks)
         priority = self.policy.priority(root.hashes[wanted - 1], wanted)
-        room = 0
-        ancestors = _ancestors(root)
-        for coldness, leaf in self._orders[Tier.DEVICE].leaves():
+        order, room, ancestors = self._orders[Tier.DEVICE], 0, _ancestors(root)
+        coldest = order.coldest()
+        if coldest is None or self.policy.priority(coldest.hashes[-1], len(coldest.hashes)) >= priority:
+            return None
+        for coldness, leaf in order.leaves():
             if coldness >= priority or room >= wanted:
                 break
             if leaf not in ancestors:
-                room += self._orders[Tier.DEVICE].free_blocks(leaf)
+                room += order.free_blocks(leaf)
         if room < wanted:
             return None
         hashes = prefix_of(root)[: root.start + wanted]
