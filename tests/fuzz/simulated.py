@@ -173,11 +173,13 @@ class SimulatedEngine:
         """
         scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
         swaps.check_invariants()
-        vllm_private.pool_of(self.scheduler).check_invariants()
+        pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
+        if host_tier is not None:
+            pool.check_invariants()
         (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
         held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
-        held += scheduler.connector.host_tier.held_blocks()
+        held += host_tier.held_blocks() if host_tier is not None else []
         owners: dict[int, int] = {}
         for block in held:
             owners[block.block_id] = owners.get(block.block_id, 0) + 1

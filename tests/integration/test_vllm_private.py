@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import UnixMs, unix_ms
-from kv_transfer import vllm_private
+from kv_transfer import device_pool, vllm_private
 
 if TYPE_CHECKING:
     from tests.fuzz.simulated import SimulatedEngine
@@ -278,3 +278,39 @@ def test_layers_are_grouped_into_one_view_of_their_blocks() -> None:
     assert bool(caches["b"][3].view(torch.int8).all())
     assert not caches["b"][2].any()
     assert not caches["a"].any()
+
+
+def test_the_free_queue_of_the_tiers_has_every_method_that_vllm_calls() -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    # One more is for vLLM's own offloading, which is not used together with the tiers.
+    theirs = {name for name in vars(kv_cache_utils.FreeKVCacheBlockQueue) if not name.startswith("_")}
+    theirs -= {"iter_blocks_after"}
+    assert theirs == {"popleft", "popleft_n", "remove", "append", "append_n", "prepend_n", "get_all_free_blocks"}
+    assert all(callable(getattr(device_pool.TieredFreeQueue, name)) for name in theirs)
+    assert "self.num_free_blocks" in inspect.getsource(kv_cache_utils.FreeKVCacheBlockQueue.__init__)
+
+
+def test_the_block_pool_has_the_methods_that_the_tiers_override() -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    for name in ("cache_full_blocks", "reset_prefix_cache", "_remove_cached_block_hashes"):
+        ours = inspect.signature(getattr(device_pool.TieredBlockPool, name)).parameters
+        assert list(inspect.signature(getattr(BlockPool, name)).parameters) == list(ours), name
+    # Whatever takes a hash from a block goes through what is overridden.
+    assert "_remove_cached_block_hashes(" in inspect.getsource(BlockPool._maybe_evict_cached_block)
+    assert list(inspect.signature(BlockPool._insert_block_hash).parameters)[:3] == [
+        "self",
+        "block_hash_with_group_id",
+        "block",
+    ]
+
+
+def test_the_scheduler_asks_the_connector_whether_to_go_on_and_hands_it_the_workers_reports() -> None:
+    from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+    assert "self.connector.has_pending_push_work()" in inspect.getsource(Scheduler.has_requests)
+    assert "self.connector.update_connector_output(" in inspect.getsource(Scheduler._update_from_kv_xfer_finished)
+    source = inspect.getsource(KVConnectorModelRunnerMixin._get_kv_connector_output)
+    assert "build_connector_worker_meta()" in source
+    assert "num_external_cached_tokens" in inspect.getsource(Scheduler.schedule)
