@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 BACKGROUND = "rachis_background_copies"
 # Prefixes that wait for their turn to be copied out; the oldest are given up.
 _MOST_OFFERS = 256
-# To look for a promotion takes milliseconds in a large tree: after some in vain it is done once in so many prefills.
-_MOST_SKIPPED = 64
 
 
 class SharedSlots:
@@ -98,9 +96,6 @@ class HostTier:
         self._prefilled = False
         self._running: dict[int, _Running] = {}
         self._last_number = 0
-        # Prefills until the next promotion is looked for, and after one that finds nothing.
-        self._prefills_to_skip = 0
-        self._skip_next = 1
 
     # For requests.
 
@@ -228,14 +223,9 @@ class HostTier:
         """After a prefill, what is hot and not on the device, in place of what is colder there; one at a time."""
         if any(isinstance(each.plan, Promotion) for each in self._running.values()):
             return None
-        if self._prefills_to_skip:
-            self._prefills_to_skip -= 1
-            return None
         promotion = self.tiers.promotion()
         if promotion is None:
-            self._prefills_to_skip, self._skip_next = self._skip_next, min(2 * self._skip_next, _MOST_SKIPPED)
             return None
-        self._skip_next = 1
         before = [self._pool.blocks[each] for each in self.tiers.match(promotion.hashes[: promotion.first]).device]
         self._pool.touch(before)
         taken = self._pool.get_new_blocks(len(promotion.slots))

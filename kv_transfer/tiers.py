@@ -45,12 +45,16 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierRules:
-    """frequency_threshold: accesses before a block is worth a copy (selective only)."""
+    """frequency_threshold: accesses before a block is worth a copy (selective only).
+
+    promotion_pause: while promotions are in vain, one in so many prefills is looked for at most; 0: one in each.
+    """
 
     admission: Admission = Admission.SELECTIVE
     frequency_threshold: int = 2
     promotion: bool = True
     promotion_blocks: int = 64
+    promotion_pause: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,32 @@ class TierCounters:
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
 
 
+class _Pace:
+    """How many prefills to let pass between two promotions: twice as many each time that one was in vain."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pause = self._next = 0
+        self._used = self._wasted = 0
+
+    def is_due(self, counters: TierCounters) -> bool:
+        used, wasted = counters.promotions_used - self._used, counters.promotions_wasted - self._wasted
+        if used or wasted:
+            self._used, self._wasted = counters.promotions_used, counters.promotions_wasted
+            if wasted > used:
+                self.was_in_vain()
+            else:
+                self._pause = self._next = 0
+        if self._pause:
+            self._pause -= 1
+            return False
+        return True
+
+    def was_in_vain(self) -> None:
+        self._next = min(max(1, 2 * self._next), self._most)
+        self._pause = max(self._pause, self._next)
+
+
 class PrefixTiers:
     """See the module. `is_referenced(block)`: whether a request or a copy holds this device block."""
 
@@ -122,6 +152,7 @@ class PrefixTiers:
         self._promoting: set[int] = set()
         # Promoted, and not asked for since.
         self._promoted: set[BlockHash] = set()
+        self._pace = _Pace(rules.promotion_pause)
         self._awaited: OrderedDict[BlockHash, None] = OrderedDict()
 
     # What happens to prompts and device blocks.
@@ -272,35 +303,18 @@ class PrefixTiers:
     def promotion(self) -> Promotion | None:
         """The hottest host run whose parent is on the device, where colder device leaves can make room for it.
 
+        To be asked after each prefill. To look takes O(runs of the tree), and what was promoted may leave unused: after
+        either was in vain it pauses, for one prefill at first and then twice as many each time.
         Its slots are referenced; to be followed by `promoted` or `promotion_failed`. The caller holds the device blocks
         before `first`, or its pool might take them first; takes as many as are promoted from the pool, which gives the
         coldest; and publishes them once the bytes have landed.
         """
-        if not self._rules.promotion:
+        if not self._rules.promotion or not self._pace.is_due(self.counters):
             return None
-        root = self._hottest_host_root()
-        if root is None:
-            return None
-        slots = root.ids[Tier.HOST]
-        assert slots is not None
-        wanted = min(len(slots), self._rules.promotion_blocks)
-        priority = self.policy.priority(root.hashes[wanted - 1], wanted)
-        order, room, ancestors = self._orders[Tier.DEVICE], 0, _ancestors(root)
-        coldest = order.coldest()
-        if coldest is None or self.policy.priority(coldest.hashes[-1], len(coldest.hashes)) >= priority:
-            return None
-        for coldness, leaf in order.leaves():
-            if coldness >= priority or room >= wanted:
-                break
-            if leaf not in ancestors:
-                room += order.free_blocks(leaf)
-        if room < wanted:
-            return None
-        hashes = prefix_of(root)[: root.start + wanted]
-        chosen = tuple(slots[:wanted])
-        self.hold(chosen)
-        self._promoting.update(chosen)
-        return Promotion(tuple(hashes), root.start, chosen)
+        promotion = self._find_promotion()
+        if promotion is None:
+            self._pace.was_in_vain()
+        return promotion
 
     def promoted(self, promotion: Promotion) -> None:
         """The bytes have landed, and the caller has published its blocks."""
@@ -395,6 +409,31 @@ class PrefixTiers:
     def _forget(self, hashes: Sequence[BlockHash]) -> None:
         self.policy.forget(hashes)
         self.tracker.forget(hashes)
+
+    def _find_promotion(self) -> Promotion | None:
+        root = self._hottest_host_root()
+        if root is None:
+            return None
+        slots = root.ids[Tier.HOST]
+        assert slots is not None
+        wanted = min(len(slots), self._rules.promotion_blocks)
+        priority = self.policy.priority(root.hashes[wanted - 1], wanted)
+        order, room, ancestors = self._orders[Tier.DEVICE], 0, _ancestors(root)
+        coldest = order.coldest()
+        if coldest is None or self.policy.priority(coldest.hashes[-1], len(coldest.hashes)) >= priority:
+            return None
+        for coldness, leaf in order.leaves():
+            if coldness >= priority or room >= wanted:
+                break
+            if leaf not in ancestors:
+                room += order.free_blocks(leaf)
+        if room < wanted:
+            return None
+        hashes = prefix_of(root)[: root.start + wanted]
+        chosen = tuple(slots[:wanted])
+        self.hold(chosen)
+        self._promoting.update(chosen)
+        return Promotion(tuple(hashes), root.start, chosen)
 
     def _hottest_host_root(self) -> Node | None:
         best: tuple[float, Node] | None = None

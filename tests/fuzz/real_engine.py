@@ -46,7 +46,7 @@ class RealEngine:
             max_running_requests=PLACES,
         )
         streaming = StreamingSection(starvation_s=STARVATION_S)
-        tiers = TiersSection(host_gib=HOST_GIB)
+        tiers = TiersSection(host_gib=HOST_GIB, promotion_pause=2)
         settings = EngineSettings(ModelSection(), engine, HandoffSection(), EngineRole.PREFILL, streaming, tiers=tiers)
         os.environ.update(engine_environment(settings))
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -262,6 +262,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
                 "frequency_threshold": world.frequency_threshold,
                 "copy_blocks": 7,
                 "promotion_blocks": 5,
+                "promotion_pause": 2,
                 "filter_entries": 1024,
                 "requests_per_epoch": 4,
             },
