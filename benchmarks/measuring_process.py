@@ -17,7 +17,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psutil
+
 from cluster_configs.schema import RachisConfig
+from cluster_core.clock import cpu_s
 from cluster_core.engine import EngineInfo
 from cluster_core.errors import ClientFault, InvalidInputError, RachisError, UnavailableError
 from control_plane.child_process import bind_to_parent
@@ -122,6 +125,12 @@ def run_measurement(measure: Callable[[dict[str, Any], Reports], Awaitable[dict[
             tell(error=str(error), users=isinstance(error, ClientFault))
 
     asyncio.run(reported())
+
+
+def foreign_cpu_s() -> float:
+    """CPU seconds of all processes but this one, since the machine is up."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system) - cpu_s()
 
 
 @asynccontextmanager

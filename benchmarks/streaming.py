@@ -19,14 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 
 from benchmarks.cost_profile import prompt_sizes
-from benchmarks.measuring_process import Reports, in_process_engine, run_measurement
+from benchmarks.measuring_process import Reports, foreign_cpu_s, in_process_engine, run_measurement
 from benchmarks.streaming_replay import Replay, replay
 from benchmarks.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from cluster_configs.schema import RachisConfig
-from cluster_core.clock import cpu_s, monotonic_s
+from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine, EngineInfo, SessionMode
 from prefill_worker.policies import POLICIES
 from worker_runtime.engine_settings import EngineRole
@@ -62,9 +61,9 @@ async def bench_streaming(arguments: dict[str, Any], reports: Reports) -> dict[s
             await _warm_up(engine, info)
             gc.collect()
             reports.phase(name)
-            before_s, began_s = _foreign_cpu_s(), monotonic_s()
+            before_s, began_s = foreign_cpu_s(), monotonic_s()
             replays[name] = await replay(engine, trace, reports.done, streamed=name != NON_STREAMING)
-            foreign_cores[name] = (_foreign_cpu_s() - before_s) / (monotonic_s() - began_s)
+            foreign_cores[name] = (foreign_cpu_s() - before_s) / (monotonic_s() - began_s)
     table = compare(replays)
     for name, cores in foreign_cores.items():
         table[name]["foreign_cores"] = round(cores, 2)
@@ -120,12 +119,6 @@ async def _warm_up(engine: Engine, info: EngineInfo) -> None:
         session = TracedSession(0.0, SessionMode.APPEND, tokens[:1], (TimedInput(0.0, tokens[1:-1]),), tokens[-1:])
         for streamed in (False, True):
             await replay(engine, [session], lambda: None, streamed=streamed)
-
-
-def _foreign_cpu_s() -> float:
-    """CPU seconds of all processes but this one, since the machine is up."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system) - cpu_s()
 
 
 def _percentiles(values: Iterable[float]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """`rachis bench`: measured comparisons, each on a service or engine of its own."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -109,16 +110,19 @@ async def bench_streaming(
         ("", *_SHARES, "completion", "swapped", "recomputed", "invalidated"),
         [(name, *_shares(figures["ttft_from_open_ms"], 0), *_rest(figures)) for name, figures in runs.items()],
     )
-    foreign_cores = max(figures["foreign_cores"] for figures in runs.values())
-    if foreign_cores > _MOST_FOREIGN_CORES:
-        err.print(
-            f"[yellow]other processes took up to {foreign_cores} cores meanwhile: the runs may not compare[/yellow]"
-        )
+    warn_of_foreign_cores(figures["foreign_cores"] for figures in runs.values())
     drawn = result["workload"]
     out.print(
         f"{drawn['sessions']} sessions, {drawn['inputs']} inputs, {drawn['all_prompt_tokens']} prompt tokens; "
         f"the last input after {drawn['last_input_s']} s"
     )
+
+
+def warn_of_foreign_cores(by_run: Iterable[float]) -> None:
+    """Where other processes were busy during a run."""
+    most = max(by_run)
+    if most > _MOST_FOREIGN_CORES:
+        err.print(f"[yellow]other processes took up to {most} cores meanwhile: the runs may not compare[/yellow]")
 
 
 # Of the machine, during one run. Half a core taken from an engine of one thread makes everybody's tail longer.

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from benchmarks.hit_ratio_plot import FORMATS, save_plot, short_tokens
 from benchmarks.prefix_comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
-from benchmarks.prefix_traces import SHAPES, Trace, TraceFile, generated, open_trace
+from benchmarks.prefix_traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
 from cluster_core.errors import ConfigError
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.cli.profile import check_writable
@@ -35,6 +35,7 @@ class Options:
     host_tokens: str
     capacities: str | None
     policies: Sequence[str]
+    full_blocks_only: bool
     kv_bytes_per_token: int
     plot: Path | None
     seed: int
@@ -47,7 +48,7 @@ def bench_prefix_cache(options: Options, *, as_json: bool) -> None:
     curve_tokens = _curve_tokens(options)
     if options.plot is not None:
         _check_plot(options.plot, curve_tokens)
-    trace = _trace(options)
+    trace = full_blocks_only(_trace(options)) if options.full_blocks_only else _trace(options)
     sizes = {
         each: Capacities(_blocks(each, trace, field), _blocks(host_tokens, trace, "--host-tokens", or_none=True))
         for field, each in [("--device-tokens", device_tokens), *(("--capacities", each) for each in curve_tokens)]
@@ -77,15 +78,14 @@ def bench_prefix_cache(options: Options, *, as_json: bool) -> None:
                 "kv_bytes_per_token": options.kv_bytes_per_token,
                 "seed": options.seed,
                 "noise_share": options.noise_share,
+                "full_blocks_only": options.full_blocks_only,
                 "curve": [{"device_tokens": each, "policies": by_size[each]} for each in curve_tokens],
                 "plot": str(options.plot) if options.plot is not None else None,
             }
         )
         return
-    out.print(
-        f"{title}: {known.input_tokens} prompt tokens in blocks of {known.block_tokens}; "
-        f"with a cache without end {known.ideal_hit_ratio:.1%} hit"
-    )
+    out.print(f"{title}\n{known.input_tokens} prompt tokens in blocks of {known.block_tokens}")
+    out.print(f"with a cache without end {known.ideal_hit_ratio:.1%} of them hit\n")
     _print_policies(f"{short_tokens(device_tokens)} device tokens", by_size[device_tokens])
     if curve_tokens:
         rows = [(name, *(f"{by_size[each][name]['hit_ratio']:.1%}" for each in curve_tokens)) for name in names]
@@ -113,9 +113,14 @@ def _curve_tokens(options: Options) -> list[int]:
 def _check_plot(plot: Path, curve_tokens: list[int]) -> None:
     if len(curve_tokens) < 2:
         raise ConfigError("needs at least two --capacities, such as 1M,2M,4M", field="--plot")
-    if plot.suffix.lower() not in FORMATS:
-        raise ConfigError(f"must end with one of {', '.join(FORMATS)}, got {plot}", field="--plot")
-    check_writable(plot, "--plot")
+    check_picture(plot, "--plot")
+
+
+def check_picture(file: Path, option: str) -> None:
+    """Before minutes of measuring, not after. Raises ConfigError."""
+    if file.suffix.lower() not in FORMATS:
+        raise ConfigError(f"must end with one of {', '.join(FORMATS)}, got {file}", field=option)
+    check_writable(file, option)
 
 
 def _trace(options: Options) -> Trace | TraceFile:

@@ -105,6 +105,7 @@ def generate(
     frequency_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
     logprobs: int | None = None,
+    cache_salt: Annotated[str, typer.Option(help="Share cached KV only with prompts of the same salt.")] = "",
     timeout_s: float = 600.0,
     address: options.Address = None,
     as_json: options.AsJson = False,
@@ -122,6 +123,7 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "repetition_penalty": repetition_penalty,
+        "cache_salt": cache_salt,
     }
     if seed is not None:
         sampling["seed"] = _whole(seed, "--seed", UINT64)
@@ -132,11 +134,17 @@ def generate(
 
 
 @app.command()
-def status(address: options.Address = None, as_json: options.AsJson = False) -> None:
+def status(
+    tiers: Annotated[
+        bool, typer.Option("--tiers", help="What device and host memory saved, and the hottest prefixes.")
+    ] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Show what runs here."""
     from control_plane.cli.status import status as status_now
 
-    raise typer.Exit(asyncio.run(status_now(address, options.state_file(), as_json=as_json)))
+    raise typer.Exit(asyncio.run(status_now(address, options.state_file(), tiers=tiers, as_json=as_json)))
 
 
 @app.command()
@@ -322,6 +330,9 @@ def bench_prefix_cache(
     ] = None,
     capacities: Annotated[str | None, typer.Option(help="Device tokens of a curve too, such as 1M,2M,4M.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of the curve.")] = None,
+    full_blocks_only: Annotated[
+        bool, typer.Option("--full-blocks-only", help="No policy caches the partial block at the end of a prompt.")
+    ] = False,
     kv_bytes_per_token: Annotated[
         int, typer.Option(min=1, max=2**30, help="For the bytes copied; default is that of Llama-3.1-8B in bf16.")
     ] = 131_072,
@@ -339,9 +350,45 @@ def bench_prefix_cache(
 
     given = Options(
         trace, generated, noise_share, requests, device_tokens, host_tokens, capacities, policy or [],
-        kv_bytes_per_token, plot, seed,
+        full_blocks_only, kv_bytes_per_token, plot, seed,
     )  # fmt: skip
     bench_now(given, as_json=as_json)
+
+
+@bench_app.command("tiers")
+def bench_tiers(
+    shape: Annotated[str, typer.Option(help="Prompts like those of mmlu, hellaswag, bbh or ceval.")] = "mmlu",
+    requests: Annotated[int, typer.Option(min=2, max=10_000, help="Of each variant, in each round.")] = 400,
+    noise_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Of the requests, have a prompt that nobody else has.")
+    ] = 0.2,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests in the engine at any time.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of all variants, in turns; times are medians.")] = 3,
+    device_blocks: Annotated[
+        int | None, typer.Option(min=8, max=16_384, help="Default is 1/2.5 of the blocks that prompts share.")
+    ] = None,
+    host_ratio: Annotated[
+        float, typer.Option(min=0.0, max=64.0, help="Host memory as a multiple of the device's blocks.")
+    ] = 1.0,
+    host_gib: Annotated[float | None, typer.Option(min=0.0, max=64.0, help="Instead of the multiple.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of the share of requests over TTFT.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts.")] = 0,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """TTFT and tokens computed with tiers of cached prefixes, against plain vLLM and against copying every block."""
+    from control_plane.cli.bench_tiers import Options
+    from control_plane.cli.bench_tiers import bench_tiers as bench_now
+
+    host = {"tiers.host_ratio": host_ratio if host_gib is None else None}
+    if host_gib is not None:
+        host["tiers.host_gib"] = host_gib
+    loaded = options.load_config(profile, config, assignments, model, host)
+    given = Options(shape, requests, noise_share, concurrency, rounds, device_blocks, plot, seed)
+    asyncio.run(bench_now(loaded, given, as_json=as_json))
 
 
 def _policies(given: list[str] | None) -> list[str]:

@@ -127,6 +127,9 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         ("log_level", "LOUD"),
         ("handoff.lease_s", 5),
         ("engine.kv_cache_gib", -1),
+        ("tiers.formula", "hotness + 1"),
+        ("tiers.eviction", "coldest"),
+        ("tiers.host_ratio", -0.5),
     ],
 )
 def test_a_bad_value_is_refused_with_its_key_the_value_and_its_layer(key: str, value: Any) -> None:
