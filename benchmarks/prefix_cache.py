@@ -2,7 +2,7 @@
 
 A request asks for its prefix, gets what hits, evicts for the rest, and ends; blocks count as the trace defines them, a
 partial last one among them. There is no time but the order of requests. What a policy does with host memory is part of
-it: the stock ones copy everything, as an inclusive second tier would.
+it: the stock ones copy everything, as an inclusive second tier would; `rachis` does what a worker does by default.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +11,9 @@ from dataclasses import dataclass, replace
 from benchmarks.belady import belady
 from benchmarks.prefix_traces import Trace, TraceFile, TraceRequest
 from kv_transfer.block_references import BlockReferences
-from kv_transfer.eviction_policies import (
-    DecayedFrequency,
-    EvictionPolicy,
-    FirstInFirstOut,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-    PublishedFormula,
-    TwoQueues,
-)
-from kv_transfer.hotness import Formula, HotnessTracker
-from kv_transfer.hotness_filter import HotnessFilter
 from kv_transfer.radix_tree import BlockHash
-from kv_transfer.tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.tier_settings import TierSettings, make_tiers
+from kv_transfer.tiers import Admission, TierRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +33,27 @@ class HitRatios:
         return self.blocks_copied_out + self.blocks_copied_back
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A named policy: its settings, and whether it is told of partial blocks. Equal recipes replay equally."""
+
+    settings: TierSettings
+    partial_blocks: bool = True
+
+    def with_host_of(self, host_blocks: int) -> "Recipe":
+        """The same, without what it would do with host memory where it has none."""
+        return self if host_blocks else replace(self, settings=replace(self.settings, rules=_EVICTION_ONLY))
+
+
 class Replay:
     """One cache under one trace."""
 
-    def __init__(self, tiers_of: Callable[[Callable[[int], bool]], PrefixTiers], device_blocks: int) -> None:
+    def __init__(self, recipe: Recipe, device_blocks: int, host_blocks: int) -> None:
         self._device = BlockReferences(device_blocks)
-        self.tiers = tiers_of(lambda block: self._device.count(block) > 1)
+        self._partial_blocks = recipe.partial_blocks
+        self.tiers = make_tiers(
+            recipe.settings, device_blocks, host_blocks, lambda block: self._device.count(block) > 1
+        )
         self._device_tokens = 0
         self._host_tokens = 0
         self._tokens = 0
@@ -70,7 +75,8 @@ class Replay:
 
     def _serve(self, request: TraceRequest, block_tokens: int) -> None:
         tiers, hashes = self.tiers, request.hashes
-        tiers.accessed(hashes)
+        full = len(hashes) if self._partial_blocks else request.input_tokens // block_tokens
+        tiers.accessed(hashes[:full])
         match = tiers.match(hashes)
         on_device = min(len(match.device) * block_tokens, request.input_tokens)
         hit = min((len(match.device) + len(match.host)) * block_tokens, request.input_tokens)
@@ -117,45 +123,34 @@ class Replay:
         self._device.refer(blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A named policy: how to make it for a capacity of both tiers together, and what it does with host memory."""
-
-    policy: Callable[[HotnessTracker, int], EvictionPolicy]
-    rules: TierRules
-    uses_host: bool = True
-    max_age_epochs: int = 2**20
-    requests_per_epoch: int = 1
-
-    def with_host_of(self, host_blocks: int) -> "Recipe":
-        """The same, without what it would do with host memory where it has none: equal recipes replay equally."""
-        return self if host_blocks and self.uses_host else replace(self, rules=_EVICTION_ONLY, uses_host=False)
-
-
 _EVERYTHING = TierRules(Admission.EVERYTHING, promotion=False)
 _PUBLISHED = TierRules(Admission.SELECTIVE, frequency_threshold=10, promotion=True)
 _EVICTION_ONLY = TierRules(Admission.NONE, promotion=False)
 
 
-def _published(tracker: HotnessTracker, capacity_blocks: int) -> EvictionPolicy:
-    return PublishedFormula(tracker, Formula("frequency + clock / length"))
+def _stock(eviction: str) -> Recipe:
+    return Recipe(TierSettings(eviction=eviction, rules=_EVERYTHING))
 
 
-def _lru(tracker: HotnessTracker, capacity_blocks: int) -> EvictionPolicy:
-    return LeastRecentlyUsed()
+def _published(eviction: str, rules: TierRules) -> Recipe:
+    settings = TierSettings(
+        eviction=eviction, half_life_requests=None, max_age_epochs=255, requests_per_epoch=10, rules=rules
+    )
+    return Recipe(settings)
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "lru": Recipe(_lru, _EVERYTHING),
-    "lfu": Recipe(lambda tracker, capacity_blocks: LeastFrequentlyUsed(), _EVERYTHING),
-    "fifo": Recipe(lambda tracker, capacity_blocks: FirstInFirstOut(), _EVERYTHING),
-    "2q": Recipe(lambda tracker, capacity_blocks: TwoQueues(capacity_blocks), _EVERYTHING),
-    "E": Recipe(_published, _EVICTION_ONLY, False, 255, 10),
-    "A+P": Recipe(_lru, _PUBLISHED, True, 255, 10),
-    "hotprefix": Recipe(_published, _PUBLISHED, True, 255, 10),
+    "lru": _stock("lru"),
+    "lfu": _stock("lfu"),
+    "fifo": _stock("fifo"),
+    "2q": _stock("2q"),
+    "E": _published("hotprefix", _EVICTION_ONLY),
+    "A+P": _published("lru", _PUBLISHED),
+    "hotprefix": _published("hotprefix", _PUBLISHED),
     # By its name among the ablations.
-    "E+A+P": Recipe(_published, _PUBLISHED, True, 255, 10),
-    "rachis": Recipe(lambda tracker, capacity_blocks: DecayedFrequency(tracker, 1000, 0.1), TierRules()),
+    "E+A+P": _published("hotprefix", _PUBLISHED),
+    # What runs by default. An engine tells of full blocks only.
+    "rachis": Recipe(TierSettings(), partial_blocks=False),
 }
 
 
@@ -167,14 +162,8 @@ def replay(
     on_request: Callable[[], None] = lambda: None,
 ) -> HitRatios:
     """One named policy over a trace. Raises KeyError for an unknown name."""
-    recipe = RECIPES[name]
-    tracker = HotnessTracker(HotnessFilter(2**22, max_age_epochs=recipe.max_age_epochs), recipe.requests_per_epoch)
-
-    def tiers(is_referenced: Callable[[int], bool]) -> PrefixTiers:
-        policy = recipe.policy(tracker, device_blocks + host_blocks)
-        return PrefixTiers(policy, tracker, recipe.rules, host_blocks * recipe.uses_host, is_referenced)
-
-    return Replay(tiers, device_blocks).run(trace, on_request)
+    recipe = RECIPES[name].with_host_of(host_blocks)
+    return Replay(recipe, device_blocks, host_blocks).run(trace, on_request)
 
 
 def optimum(trace: Trace, blocks: int) -> HitRatios:

@@ -62,16 +62,21 @@ class Run:
 def policy_names(given: Iterable[str]) -> list[str]:
     """What to run: the baseline, then the names as given, with commas or one by one, each once.
 
-    Raises InvalidInputError for an unknown name, with the nearest one.
+    None given: all. Raises InvalidInputError for an unknown name, with the nearest one, and for commas without names.
     """
+    given = list(given) or [ALL]
     names = [name.strip() for each in given for name in each.split(",") if name.strip()]
+    if not names:
+        raise InvalidInputError(
+            f"must be of {', '.join(POLICIES)}, or {ALL}, got {','.join(given)!r}", field="--policy"
+        )
     for name in names:
         if name not in (*POLICIES, ALL):
             raise InvalidInputError(
                 f"there is no {name!r}, the nearest is {_nearest(name)!r}; all are {', '.join(POLICIES)}, or {ALL}",
                 field="--policy",
             )
-    return list(dict.fromkeys([BASELINE, *(POLICIES if ALL in names or not names else names)]))
+    return list(dict.fromkeys([BASELINE, *(POLICIES if ALL in names else names)]))
 
 
 def _nearest(name: str) -> str:
@@ -97,9 +102,7 @@ def facts(trace: Trace | TraceFile) -> TraceFacts:
 
 def number_of_replays(names: Iterable[str], capacities: Iterable[Capacities]) -> int:
     names = list(names)
-    return sum(
-        len({_what_runs(name, each) for name in names}) for each in capacities
-    )  # fmt: skip
+    return sum(len({_what_runs(name, each) for name in names}) for each in capacities)
 
 
 def _what_runs(name: str, capacities: Capacities) -> Recipe | str:

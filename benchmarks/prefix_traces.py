@@ -19,7 +19,7 @@ import math
 import random
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,11 @@ _LOCAL_ID_BITS = 32
 _NO_PREDECESSOR = -1
 
 
-class TraceError(InvalidInputError, ValueError):
-    """A trace that cannot be. line: counted from 1, or 0 where the whole file is at fault."""
+class TraceError(InvalidInputError):
+    """A trace that cannot be; the message names the place. line: counted from 1; 0: the whole file is at fault."""
 
-    def __init__(self, path: Path, problem: str, *, line: int = 0, field: str = "") -> None:
-        place = f"{path}, line {line}:" if line else f"{path}"
-        super().__init__(" ".join(filter(None, (place, field, problem))))
+    def __init__(self, message: str, *, field: str = "", line: int = 0) -> None:
+        super().__init__(message)
         self.field = field
         self.line = line
 
@@ -113,6 +112,16 @@ def open_trace(path: Path, *, sessions_per_s: float = SESSIONS_PER_S, seed: int 
     )  # fmt: skip
 
 
+def full_blocks_only(trace: Trace | TraceFile) -> TraceFile:
+    """The same requests without the partial blocks at the ends of their prompts, which no engine shares."""
+
+    def requests() -> Iterator[TraceRequest]:
+        for request in trace:
+            yield replace(request, hashes=request.hashes[: request.input_tokens // trace.block_tokens])
+
+    return TraceFile(trace.name, trace.block_tokens, requests)
+
+
 # Reading a line
 
 
@@ -124,7 +133,8 @@ class _Place:
     line: int
 
     def error(self, field: str, problem: str) -> TraceError:
-        return TraceError(self.path, problem, line=self.line, field=field)
+        place = f"{self.path}, line {self.line}:"
+        return TraceError(" ".join(filter(None, (place, field, problem))), field=field, line=self.line)
 
     def taken(self, row: Mapping[str, Any], field: str) -> Any:
         if field not in row:
@@ -180,9 +190,9 @@ def _lines(path: Path) -> Iterator[tuple[_Place, dict[str, Any]]]:
                     place = _Place(path, number)
                     yield place, _object(place, line)
     except OSError as error:
-        raise TraceError(path, f"cannot be read: {error.strerror}") from error
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     if not found:
-        raise TraceError(path, "is empty")
+        raise TraceError(f"{path} is empty")
 
 
 def _object(place: _Place, line: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ what differs.
 from importlib import resources
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kv_transfer.handoff import MAX_DEADLINE_SHARE
 
@@ -143,7 +143,6 @@ class TiersSection(Section):
     )
     formula: str = Field(
         "frequency + clock / length",
-        pattern=r"^\s*(clock|frequency|length)(\s*[+*/]\s*(clock|frequency|length)){1,2}\s*$",
         description="Priority of eviction `hotprefix`: `x op y op z` over clock, frequency and length.",
     )
     host_gib: float = Field(
@@ -161,18 +160,41 @@ class TiersSection(Section):
     )
     promotion: bool = Field(True, description="Bring hot prefixes back to the device before they are asked for.")
     promotion_blocks: int = Field(64, ge=1, le=100_000, description="Blocks that are brought back at once at most.")
-    lifetime_requests: int = Field(
-        700, ge=1, le=10_000_000, description="Requests without an access in which `rachis` halves a frequency."
+    promotion_pause: int = Field(
+        1024, ge=0, le=1_000_000, description="While promotions are in vain, one in so many prefills at most is tried."
     )
-    depth_weight: float = Field(0.1, ge=0, le=10, description="What `rachis` takes off for each doubling of the depth.")
+    lifetime_requests: int = Field(
+        500,
+        ge=1,
+        le=10_000_000,
+        description="Requests without an access in which a block of `rachis` counts half, until it has measured how "
+        "long blocks rest between two accesses.",
+    )
+    novelty_weight: float = Field(
+        0.33, ge=0, le=10, description="What `rachis` takes off for each doubling of the blocks new to the prompt."
+    )
     filter_entries: int = Field(
         1 << 20,
         ge=1024,
         le=1 << 28,
         description="Blocks whose hotness is remembered, resident or not; 16 to 33 bytes each.",
     )
-    max_age_epochs: int = Field(255, ge=1, le=1 << 30, description="Clock of a block right after an access.")
-    requests_per_epoch: int = Field(16, ge=1, le=1_000_000, description="Requests after which all clocks fall by one.")
+    half_life_requests: int | None = Field(
+        2000,
+        ge=1,
+        le=10_000_000,
+        description="Requests without an access in which a remembered frequency halves; null: never.",
+    )
+    max_age_epochs: int = Field(1024, ge=1, le=1 << 30, description="Clock of a block right after an access.")
+    requests_per_epoch: int = Field(4, ge=1, le=1_000_000, description="Requests after which all clocks fall by one.")
+
+    @field_validator("formula")
+    @classmethod
+    def _is_a_formula(cls, text: str) -> str:
+        # Imported here because it takes a while, and hardly anybody sets one.
+        from kv_transfer.hotness import Formula
+
+        return Formula(text).text
 
 
 class RedisSection(Section):

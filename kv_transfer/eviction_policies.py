@@ -7,7 +7,7 @@
                 last access; as many of the first kind are remembered as half the capacity
                 (Johnson and Shasha, VLDB 1994, "full version")
     hotprefix   a formula over clock, frequency and length; published: frequency + clock / length (HotPrefix eq. 5)
-    rachis      a decayed score: the frequency halves in each lifetime, and depth counts against a block
+    rachis      a decayed score: the frequency halves in each lifetime, and what was new to the prompt counts against it
 
 A policy is told of every prompt that asks for a prefix, hit or not, and of every block that left all tiers. Where it
 knows resident blocks only it keeps dictionaries; what outlasts a block is in the hotness filter.
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from kv_transfer.hotness import Formula, HotnessTracker
 from kv_transfer.radix_tree import BlockHash
+from kv_transfer.reuse_gaps import ReuseGaps
 
 Priority = float
 
@@ -168,21 +169,44 @@ class PublishedFormula(_OneGroup):
 
 
 class DecayedFrequency(_OneGroup):
-    """log2 frequency + last access / lifetime - weight * log2 depth.
+    """log2 frequency + last access / lifetime - weight * log2 (1 + blocks that were new to the prompt).
 
     One static number for "the frequency, halved in each lifetime since the last access": between two blocks the
-    difference does not change while neither is accessed. `lifetime_epochs`: epochs of the filter in which it halves.
+    difference does not change while neither is accessed. A block keeps the highest that it ever had. The lifetime is
+    the typical time between two accesses of a block, as it is measured, and time is counted in lifetimes. So a trace in
+    which prompts come back within ten requests is not cached by what was hot a thousand requests ago.
+    A prompt with much that nobody asked for before is rarely asked for again, nor is what it shares with others.
+    What was not accessed leaves first.
     """
 
-    def __init__(self, tracker: HotnessTracker, lifetime_epochs: float, depth_weight: float) -> None:
+    def __init__(self, tracker: HotnessTracker, lifetime_requests: float, novelty_weight: float) -> None:
         self._tracker = tracker
-        self._lifetime_epochs = lifetime_epochs
-        self._depth_weight = depth_weight
+        self._gaps = ReuseGaps(lifetime_requests)
+        self._novelty_weight = novelty_weight
+        self._requests = tracker.requests
+        self._lifetimes = 0.0
+        self._priorities: dict[BlockHash, Priority] = {}
 
     def priority(self, block_hash: BlockHash, length_blocks: int) -> Priority:
-        hotness = self._tracker.hotness(block_hash)
-        recency = hotness.last_access_epoch / self._lifetime_epochs
-        return log2(max(1, hotness.frequency)) + recency - self._depth_weight * log2(hotness.depth_blocks + 1)
+        return self._priorities.get(block_hash, _NEVER_ACCESSED)
 
     def accessed(self, hashes: Sequence[BlockHash]) -> None:
-        return
+        passed, self._requests = self._tracker.requests - self._requests, self._tracker.requests
+        self._lifetimes += passed / self._gaps.median_requests()
+        records = [self._tracker.hotness(each) for each in hashes]
+        known = [each.gap_requests for each in records if each.frequency > 1]
+        self._gaps.add(known)
+        base = self._lifetimes - self._novelty_weight * log2(1 + len(hashes) - len(known))
+        priorities = self._priorities
+        for each, record in zip(hashes, records, strict=True):
+            priorities[each] = max(priorities.get(each, _NEVER_ACCESSED), base + _LOG2[record.frequency])
+
+    def forget(self, hashes: Sequence[BlockHash]) -> None:
+        for each in hashes:
+            self._priorities.pop(each, None)
+
+
+# Below all others, and still a number to machines that read it.
+_NEVER_ACCESSED = -float(2**30)
+# Of frequencies; one that the full filter refused counts as 1.
+_LOG2 = [0.0, *map(log2, range(1, 256))]

@@ -8,7 +8,7 @@ tenant's cache salt is a part: nothing here crosses tenants. Source: HotPrefix s
 import operator
 import re
 from collections.abc import Callable, Sequence
-from itertools import count, repeat
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +18,21 @@ from kv_transfer.radix_tree import BlockHash
 
 
 class Hotness(NamedTuple):
-    """Of one block, as of its last access. `frequency` 0: unknown, or refused by the full filter."""
+    """Of one block, as of its last access. `frequency` 0: unknown, or refused by the full filter.
+
+    gap_requests: since the access before, to half an epoch; means nothing where the frequency is 1 or less.
+    """
 
     frequency: int
     last_access_epoch: int
-    depth_blocks: int
+    gap_requests: float
 
 
-_UNKNOWN = Hotness(0, 0, 0)
+_UNKNOWN = Hotness(0, 0, 0.0)
 
 
 class HotnessTracker:
-    """Counts accesses. `requests_per_epoch`: prompts after which clocks fall by one.
+    """Counts accesses. `requests_per_epoch`: prompts after which clocks fall by one; `requests`: prompts so far.
 
     What is asked for lies in a dictionary as well until it is forgotten, for those who ask often and one by one.
     """
@@ -38,8 +41,8 @@ class HotnessTracker:
         if requests_per_epoch < 1:
             raise ValueError(f"requests_per_epoch must be at least 1, not {requests_per_epoch}")
         self.filter = hotness_filter
+        self.requests = 0
         self._requests_per_epoch = requests_per_epoch
-        self._requests = 0
         self._near: dict[BlockHash, Hotness] = {}
 
     def __len__(self) -> int:
@@ -52,13 +55,16 @@ class HotnessTracker:
 
     def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0) -> None:
         """One prompt asks for these blocks; the first of them lies so many blocks deep, and 0 begins a prompt."""
-        self._requests += not first_depth
-        if not first_depth and self._requests % self._requests_per_epoch == 0:
+        self.requests += not first_depth
+        if not first_depth and self.requests % self._requests_per_epoch == 0:
             self.filter.advance_epoch()
         if not hashes:
             return
-        frequencies = self.filter.touch(keys_of(hashes), first_depth).tolist()
-        records = zip(frequencies, repeat(self.filter.epoch), count(first_depth))
+        keys = keys_of(hashes)
+        ages_epochs = self.filter.max_age_epochs - self.filter.look_up(keys).clock_epochs
+        gaps_requests = ((ages_epochs + 0.5) * self._requests_per_epoch).tolist()
+        frequencies = self.filter.touch(keys, first_depth).tolist()
+        records = zip(frequencies, repeat(self.filter.epoch), gaps_requests)
         self._near.update(zip(hashes, map(Hotness._make, records), strict=True))
 
     def hotness(self, block_hash: BlockHash) -> Hotness:
@@ -111,16 +117,16 @@ class Formula:
             raise ValueError(
                 f"formula {text!r} is not 'x op y op z' with x, y, z of {', '.join(self.TERMS)} and op of + * /"
             )
-        self._terms = terms
-        self._operators = [found[index] for index in (2, 4) if found[index]]
+        self._terms = [self.TERMS.index(term) for term in terms]
+        self._operators = [_OPERATORS[found[index]] for index in (2, 4) if found[index]]
+        self._second_first = found[2] == "+" != found[4]
 
     def __call__(self, *, clock: int, frequency: int, length: int) -> float:
-        values: list[float] = [{"clock": clock, "frequency": frequency, "length": length}[term] for term in self._terms]
-        names = list(self._operators)
-        if len(names) == 2 and names[0] == "+" and names[1] != "+":
-            values[1:] = [_OPERATORS[names[1]](values[1], values[2])]
-            del names[1]
-        result = values[0]
-        for name, value in zip(names, values[1:], strict=True):
-            result = _OPERATORS[name](result, value)
-        return result
+        values = (clock, frequency, length)
+        first, second, *third = self._terms
+        if not third:
+            return self._operators[0](values[first], values[second])
+        one, other = self._operators
+        if self._second_first:
+            return one(values[first], other(values[second], values[third[0]]))
+        return other(one(values[first], values[second]), values[third[0]])

@@ -22,17 +22,19 @@ from kv_transfer.tiers import Admission, PrefixTiers, TierRules
 class TierSettings:
     """eviction: a name of `POLICIES`. formula: of `hotprefix`. filter_entries: blocks whose hotness is remembered.
 
-    copy_blocks: on their way to host memory, at most. lifetime_requests: in which `rachis` halves a frequency.
-    max_age_epochs, requests_per_epoch: how clocks age.
+    copy_blocks: on their way to host memory, at most. lifetime_requests, novelty_weight: of `rachis`; the first is a
+    guess until it has measured. half_life_requests: in which a remembered frequency halves; None: never.
+    max_age_epochs, requests_per_epoch: how clocks age. Defaults are those of the configuration's section.
     """
 
     eviction: str = "rachis"
     formula: str = "frequency + clock / length"
-    lifetime_requests: int = 700
-    depth_weight: float = 0.1
+    lifetime_requests: int = 500
+    novelty_weight: float = 0.33
     filter_entries: int = 2**20
-    max_age_epochs: int = 2**20
-    requests_per_epoch: int = 1
+    half_life_requests: int | None = 2000
+    max_age_epochs: int = 1024
+    requests_per_epoch: int = 4
     copy_blocks: int = 64
     rules: TierRules = field(default_factory=TierRules)
 
@@ -53,7 +55,7 @@ POLICIES: Mapping[str, Callable[[TierSettings, HotnessTracker, int], EvictionPol
     "2q": lambda settings, tracker, capacity_blocks: TwoQueues(capacity_blocks),
     "hotprefix": lambda settings, tracker, capacity_blocks: PublishedFormula(tracker, Formula(settings.formula)),
     "rachis": lambda settings, tracker, capacity_blocks: DecayedFrequency(
-        tracker, settings.lifetime_requests / settings.requests_per_epoch, settings.depth_weight
+        tracker, settings.lifetime_requests, settings.novelty_weight
     ),
 }
 
@@ -62,7 +64,12 @@ def make_tiers(
     settings: TierSettings, device_blocks: int, host_slots: int, is_referenced: Callable[[int], bool]
 ) -> PrefixTiers:
     """Raises KeyError for an unknown policy, ValueError for a formula or a filter that cannot be."""
-    hotness = HotnessFilter(settings.filter_entries, max_age_epochs=settings.max_age_epochs)
+    half_life = settings.half_life_requests
+    hotness = HotnessFilter(
+        settings.filter_entries,
+        max_age_epochs=settings.max_age_epochs,
+        frequency_half_life_epochs=half_life and max(1, half_life // settings.requests_per_epoch),
+    )
     tracker = HotnessTracker(hotness, settings.requests_per_epoch)
     policy = POLICIES[settings.eviction](settings, tracker, device_blocks + host_slots)
     return PrefixTiers(policy, tracker, settings.rules, host_slots, is_referenced)

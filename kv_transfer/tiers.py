@@ -54,7 +54,7 @@ class TierRules:
     frequency_threshold: int = 2
     promotion: bool = True
     promotion_blocks: int = 64
-    promotion_pause: int = 64
+    promotion_pause: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

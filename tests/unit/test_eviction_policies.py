@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.prefix_cache import RECIPES
 from kv_transfer.eviction_policies import (
     EvictionPolicy,
     FirstInFirstOut,
@@ -15,6 +14,7 @@ from kv_transfer.eviction_policies import (
 )
 from kv_transfer.hotness import Formula, HotnessTracker
 from kv_transfer.hotness_filter import HotnessFilter
+from kv_transfer.tier_settings import POLICIES, TierSettings
 
 ACCESSES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=40)
 STOCK = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "fifo": FirstInFirstOut}
@@ -27,10 +27,17 @@ def order(policy: EvictionPolicy, blocks: list[int]) -> list[int]:
 
 
 def make(name: str, capacity_blocks: int = 8) -> tuple[EvictionPolicy, HotnessTracker]:
-    recipe = RECIPES[name]
-    hotness_filter = HotnessFilter(1000, max_age_epochs=recipe.max_age_epochs)
-    tracker = HotnessTracker(hotness_filter, recipe.requests_per_epoch)
-    return recipe.policy(tracker, capacity_blocks), tracker
+    settings = TierSettings(max_age_epochs=255, requests_per_epoch=10)
+    hotness_filter = HotnessFilter(1000, max_age_epochs=settings.max_age_epochs)
+    tracker = HotnessTracker(hotness_filter, settings.requests_per_epoch)
+    return POLICIES[name](settings, tracker, capacity_blocks), tracker
+
+
+def ask(policy: EvictionPolicy, tracker: HotnessTracker, hashes: list[int], times: int = 1) -> None:
+    """Requests for these blocks, one after the other."""
+    for _ in range(times):
+        tracker.accessed(hashes)
+        policy.accessed(hashes)
 
 
 @given(ACCESSES)
@@ -76,14 +83,12 @@ def test_what_left_begins_anew_when_it_comes_back(name: str) -> None:
     assert order(policy, [1, 2, 3]) == ([1, 2, 3] if name == "lfu" else [2, 3, 1])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_forgets_what_it_is_told_to_forget(name: str) -> None:
     policy, tracker = make(name)
     for start in range(0, 10_000, 100):
         hashes = list(range(start, start + 100))
-        for _ in range(2):
-            tracker.accessed(hashes)
-            policy.accessed(hashes)
+        ask(policy, tracker, hashes, times=2)
         policy.forget(hashes)
         tracker.forget(hashes)
     held = [value for value in vars(policy).values() if isinstance(value, dict)]
@@ -91,16 +96,15 @@ def test_a_policy_forgets_what_it_is_told_to_forget(name: str) -> None:
     assert policy.priority(1, 1) == policy.priority(10**6, 1), "nothing is known of a forgotten block"
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_block_asked_for_more_often_and_later_is_not_colder(name: str) -> None:
     policy, tracker = make(name)
     for hashes in ([1, 2], [1], [1]):
-        tracker.accessed(hashes)
-        policy.accessed(hashes)
+        ask(policy, tracker, hashes)
     assert policy.priority(1, 1) >= policy.priority(2, 1) or policy.groups() == (1, 0)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", POLICIES)
 @given(prompts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=40))
 def test_priorities_fall_with_the_epoch_only(name: str, prompts: list[tuple[int, int]]) -> None:
     """The eviction order finds out about one that rises, not about one that falls."""
@@ -111,8 +115,7 @@ def test_priorities_fall_with_the_epoch_only(name: str, prompts: list[tuple[int,
     asked_for: set[int] = set()
     epoch = policy.epoch
     for hashes in accesses:
-        tracker.accessed(hashes)
-        policy.accessed(hashes)
+        ask(policy, tracker, hashes)
         asked_for.update(hashes)
         now = {block: policy.priority(block, 1) for block in asked_for}
         if policy.epoch == epoch:
@@ -189,31 +192,52 @@ def test_published_formula_ages_by_epoch_down_to_the_frequency() -> None:
     assert seen == [(epoch, 1 + max(0, 3 - epoch)) for epoch in (0, 1, 1, 2, 2, 3, 3, 4, 4, 5)]
 
 
-@given(ACCESSES, st.integers(1, 2000))
+@given(ACCESSES, st.lists(st.integers(70, 79), max_size=50))
 def test_decayed_frequency_keeps_its_order_while_nothing_of_it_is_accessed(
-    accesses: list[list[int]], others: int
+    accesses: list[list[int]], others: list[int]
 ) -> None:
     policy, tracker = make("rachis")
     for hashes in accesses:
-        tracker.accessed(hashes)
-    before = [policy.priority(block, 1) for block in range(10)]
-    for _ in range(others % 50):
-        tracker.accessed([77])
-    tracker.filter.advance_epoch(others)
-    after = [policy.priority(block, 1) for block in range(10)]
-    # Equal but for what is added to all.
-    assert sorted(range(10), key=lambda block: after[block]) == sorted(range(10), key=lambda block: before[block])
+        ask(policy, tracker, hashes)
+    before = order(policy, list(range(10)))
+    for other in others:
+        ask(policy, tracker, [other])
+    assert order(policy, list(range(10))) == before
 
 
-def test_decayed_frequency_old_heat_dies() -> None:
+@pytest.mark.parametrize("gap_requests", [20, 200])
+@pytest.mark.parametrize(("frequency", "lifetimes"), [(4, 2), (64, 6)])
+def test_decayed_frequency_halves_in_the_typical_time_between_two_accesses(
+    gap_requests: int, frequency: int, lifetimes: int
+) -> None:
     policy, tracker = make("rachis")
-    for _ in range(50):
-        tracker.accessed([1])
-    tracker.accessed([2])
-    assert policy.priority(1, 1) > policy.priority(2, 1)
-    tracker.filter.advance_epoch(100_000)
-    tracker.accessed([2])
-    assert policy.priority(2, 1) > policy.priority(1, 1)
+    hot = 10_000
+    for turn in range(5000):
+        ask(policy, tracker, [turn % gap_requests])
+    ask(policy, tracker, [hot], times=frequency)
+    newcomers = 0
+    while policy.priority(hot + newcomers, 1) <= policy.priority(hot, 1):
+        newcomers += 1
+        ask(policy, tracker, [hot + newcomers])
+    # That a newcomer is new counts as a third of a lifetime.
+    assert lifetimes * gap_requests <= newcomers <= 1.4 * (lifetimes + 0.33) * gap_requests
+
+
+def test_decayed_frequency_what_comes_with_much_that_is_new_leaves_earlier() -> None:
+    policy, tracker = make("rachis")
+    ask(policy, tracker, [1], times=2)
+    ask(policy, tracker, [2], times=2)
+    # Both are forgotten by the cache, not by the filter.
+    policy.forget([1, 2])
+    ask(policy, tracker, [1, *range(100, 140)])
+    ask(policy, tracker, [2])
+    assert order(policy, [1, 2, 139]) == [139, 1, 2]
+
+
+def test_decayed_frequency_what_nobody_asked_for_leaves_first() -> None:
+    policy, tracker = make("rachis")
+    ask(policy, tracker, list(range(100)))
+    assert order(policy, [5, 1000])[0] == 1000
 
 
 @pytest.mark.parametrize(
@@ -264,15 +288,26 @@ def test_formula_that_is_none_is_refused_and_named(text: str) -> None:
         Formula(text)
 
 
-def test_tracker_counts_a_prompt_once_and_what_follows_it_as_deeper() -> None:
+def test_tracker_counts_a_prompt_once_and_what_follows_it_with_it() -> None:
     tracker = HotnessTracker(HotnessFilter(100), requests_per_epoch=2)
     tracker.accessed([1, 2])
     tracker.accessed([3], 2)
-    assert tracker.epoch == 0
+    assert (tracker.epoch, tracker.requests) == (0, 1)
     tracker.accessed([1])
-    assert tracker.epoch == 1
-    assert tracker.hotness(1) == (2, 1, 0)
-    assert tracker.hotness(3) == (1, 0, 2)
+    assert (tracker.epoch, tracker.requests) == (1, 2)
+    assert tracker.hotness(1)[:2] == (2, 1)
+    assert tracker.hotness(3)[:2] == (1, 0)
+
+
+def test_tracker_says_how_long_a_block_has_rested_also_one_that_was_forgotten() -> None:
+    tracker = HotnessTracker(HotnessFilter(100), requests_per_epoch=2)
+    gaps = []
+    for request in range(41):
+        tracker.accessed([1] if request % 20 == 0 else [2, 3])
+        if request % 20 == 0:
+            gaps.append(tracker.hotness(1).gap_requests)
+            tracker.forget([1])
+    assert gaps[1:] == [21.0, 21.0], "twenty, to half an epoch of two"
 
 
 def test_tracker_takes_hashes_of_vllm_and_numbers_and_nothing() -> None:

@@ -1,20 +1,18 @@
 """Replays against a plain cache of leaves, the infinite cache and the optimum."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.belady import belady
 from benchmarks.prefix_cache import RECIPES, Replay, replay
-from benchmarks.prefix_traces import Trace, TraceRequest
+from benchmarks.prefix_traces import Trace, TraceRequest, full_blocks_only
+from cluster_configs.schema import TiersSection
 from kv_transfer import radix_tree
 from kv_transfer.eviction_policies import LeastRecentlyUsed
-from kv_transfer.hotness import HotnessTracker
-from kv_transfer.hotness_filter import HotnessFilter
 from kv_transfer.radix_tree import RadixTree, Tier
-from kv_transfer.tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.tier_settings import TierSettings
+from kv_transfer.tiers import Admission
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4
@@ -86,23 +84,12 @@ def test_hits_of_the_tiers_add_up_and_nothing_is_lost(
     name: str, prompts: list[Prefix], device_blocks: int, host_blocks: int
 ) -> None:
     trace = trace_of(prompts)
-    cache = replay_of(name, device_blocks, host_blocks)
+    cache = Replay(RECIPES[name], device_blocks, host_blocks)
     found = cache.run(trace, lambda: check(cache))
     assert found.hit_ratio == pytest.approx(found.device_hit_ratio + found.host_hit_ratio)
     assert hit_blocks(trace, found.hit_ratio) <= infinite_hits(prompts)
-    if not host_blocks or not RECIPES[name].uses_host:
+    if not host_blocks or RECIPES[name].settings.rules.admission is Admission.NONE:
         assert found.host_hit_ratio == found.blocks_copied == found.blocks_promoted == 0
-
-
-def replay_of(name: str, device_blocks: int, host_blocks: int) -> Replay:
-    recipe = RECIPES[name]
-    tracker = HotnessTracker(HotnessFilter(1000, max_age_epochs=recipe.max_age_epochs), recipe.requests_per_epoch)
-
-    def make(is_referenced: Callable[[int], bool]) -> PrefixTiers:
-        policy = recipe.policy(tracker, device_blocks + host_blocks)
-        return PrefixTiers(policy, tracker, recipe.rules, host_blocks * recipe.uses_host, is_referenced)
-
-    return Replay(make, device_blocks)
 
 
 def check(cache: Replay) -> None:
@@ -135,6 +122,32 @@ def test_an_unused_tail_of_a_block_is_no_hit() -> None:
     assert replay(Trace("partial", BLOCK_TOKENS, requests), "lru", 4, 0).hit_ratio == 0.5
 
 
+# Two prompts with a partial block, two more that need room, and the first again.
+PARTIAL = Trace(
+    "partial",
+    BLOCK_TOKENS,
+    tuple(
+        TraceRequest(0.0, tokens, 1, hashes)
+        for tokens, hashes in [(10, (1, 2, 3)), (10, (4, 5, 6)), (4, (7,)), (4, (8,)), (8, (1, 2))]
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "hit_tokens"), [("rachis", 8), ("lru", 4)])
+def test_the_score_hears_of_full_blocks_only_and_gives_up_partial_ones_first(name: str, hit_tokens: int) -> None:
+    assert replay(PARTIAL, name, 6, 0).hit_ratio == pytest.approx(hit_tokens / 36)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_without_partial_blocks_in_the_trace_there_is_room_for_the_others(name: str) -> None:
+    assert replay(full_blocks_only(PARTIAL).read(), name, 6, 0).hit_ratio == pytest.approx(8 / 36)
+
+
+def test_what_runs_by_default_is_what_is_replayed() -> None:
+    configured = TierSettings.of(TiersSection().model_dump(exclude={"host_gib", "host_ratio"}))
+    assert RECIPES["rachis"].settings == configured
+
+
 def test_an_empty_trace_hits_nothing() -> None:
     assert replay(trace_of([]), "lru", 4, 4).hit_ratio == 0
 
@@ -165,15 +178,6 @@ def test_the_comparison_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPa
 
 def test_the_check_sees_a_block_that_was_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixTree, "remove", lambda tree, tier, identity: [])
-    cache = Replay(
-        lambda is_referenced: PrefixTiers(
-            LeastRecentlyUsed(),
-            HotnessTracker(HotnessFilter(100)),
-            TierRules(Admission.NONE, promotion=False),
-            0,
-            is_referenced,
-        ),
-        2,
-    )
+    cache = Replay(RECIPES["lru"].with_host_of(0), 2, 0)
     with pytest.raises(AssertionError):
         cache.run(trace_of([(1, 1), (2, 2)]), lambda: check(cache))

@@ -2,19 +2,20 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from benchmarks.prefix_cache import RECIPES
 from kv_transfer import radix_tree, tiers
 from kv_transfer.block_references import BlockReferences
 from kv_transfer.eviction_policies import LeastRecentlyUsed
 from kv_transfer.hotness import HotnessTracker
 from kv_transfer.hotness_filter import HotnessFilter
 from kv_transfer.radix_tree import BlockHash, RadixTree, Tier
+from kv_transfer.tier_settings import POLICIES, TierSettings
 from kv_transfer.tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
@@ -48,19 +49,19 @@ class TiersMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        recipe=st.sampled_from([name for name in RECIPES if RECIPES[name].rules.admission is not Admission.NONE]),
+        eviction=st.sampled_from(sorted(POLICIES)),
         admission=st.sampled_from([Admission.EVERYTHING, Admission.SELECTIVE]),
         device_blocks=st.integers(1, 8),
         host_slots=st.integers(0, 6),
         promotion_blocks=st.integers(1, 4),
     )
     def start(
-        self, recipe: str, admission: Admission, device_blocks: int, host_slots: int, promotion_blocks: int
+        self, eviction: str, admission: Admission, device_blocks: int, host_slots: int, promotion_blocks: int
     ) -> None:
         self.most_awaited, tiers.MOST_AWAITED = tiers.MOST_AWAITED, AWAITED
         self.tracker = HotnessTracker(HotnessFilter(1000, max_age_epochs=20), 3)
-        self.policy = RECIPES[recipe].policy(self.tracker, device_blocks + host_slots)
-        rules = TierRules(admission, 2, promotion=True, promotion_blocks=promotion_blocks)
+        self.policy = POLICIES[eviction](TierSettings(), self.tracker, device_blocks + host_slots)
+        rules = TierRules(admission, 2, promotion=True, promotion_blocks=promotion_blocks, promotion_pause=0)
         self.references = [0] * device_blocks
         self.tiers = PrefixTiers(self.policy, self.tracker, rules, host_slots, lambda block: self.references[block] > 0)
         self.device: list[Content] = [None] * device_blocks
@@ -439,6 +440,7 @@ def test_a_hot_host_root_is_promoted_in_the_place_of_colder_leaves_only() -> Non
     tiers.cached(cold, 0, [2, 3, 4])
     assert tiers.promotion() is None, "nothing colder is on the device"
     tiers.accessed(hot)
+    assert tiers.promotion() is None, "one in vain: the next is not looked for"
     promotion = tiers.promotion()
     assert promotion == Promotion(tuple(hot), 0, copy.slots)
     assert tiers.match(hot).host == []
@@ -468,6 +470,26 @@ def test_a_promoted_block_is_used_once_it_is_asked_for_and_wasted_if_it_leaves_b
         tiers.accessed(hot[:1])
         tiers.left_device(6)
     assert (tiers.counters.promotions_used, tiers.counters.promotions_wasted) == (1, 1)
+
+
+def test_promotions_in_vain_make_the_next_ones_rarer_and_used_ones_bring_them_back() -> None:
+    tiers = make_tiers(4, replace(EVERYTHING, promotion=True, promotion_pause=4))
+
+    def looked_for() -> list[int]:
+        """Of the next 20 prefills, after which a promotion was looked for."""
+        found: list[int] = []
+        for prefill in range(20):
+            with mock.patch.object(tiers, "_find_promotion", return_value=None) as find:
+                assert tiers.promotion() is None
+            found += [prefill] * find.call_count
+        return found
+
+    assert looked_for() == [0, 2, 5, 10, 15]
+    tiers.counters.promotions_used += 1
+    assert looked_for() == [0, 2, 5, 10, 15]
+    tiers.counters.promotions_used += 1
+    tiers.counters.promotions_wasted += 2
+    assert looked_for()[0] > 0
 
 
 def test_a_copy_that_ends_after_a_reset_is_not_found() -> None:
