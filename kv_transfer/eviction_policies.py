@@ -39,6 +39,9 @@ class EvictionPolicy(Protocol):
     def priority(self, block_hash: BlockHash, length_blocks: int) -> Priority:
         """Of a run of that length which ends with this block."""
 
+    def is_promising(self, block_hash: BlockHash) -> bool:
+        """Whether a block that was asked for often enough is worth a copy to host memory."""
+
     def accessed(self, hashes: Sequence[BlockHash]) -> None:
         """A prompt asked for these blocks."""
 
@@ -56,6 +59,9 @@ class _OneGroup:
 
     def group(self, block_hash: BlockHash) -> int:
         return 0
+
+    def is_promising(self, block_hash: BlockHash) -> bool:
+        return True
 
     def forget(self, hashes: Sequence[BlockHash]) -> None:
         return
@@ -189,6 +195,10 @@ class DecayedFrequency(_OneGroup):
 
     def priority(self, block_hash: BlockHash, length_blocks: int) -> Priority:
         return self._priorities.get(block_hash, _NEVER_ACCESSED)
+
+    def is_promising(self, block_hash: BlockHash) -> bool:
+        """At least as hot as one that is asked for the first time, in a prompt that brings nothing else."""
+        return self.priority(block_hash, 1) >= self._lifetimes
 
     def accessed(self, hashes: Sequence[BlockHash]) -> None:
         passed, self._requests = self._tracker.requests - self._requests, self._tracker.requests

@@ -39,13 +39,14 @@ class Refusal(StrEnum):
     """Why a device block was not copied to host memory."""
 
     FREQUENCY = "frequency"
+    UNPROMISING = "unpromising"
     COLDER_THAN_HOST = "colder_than_host"
     HOST_LOCKED = "host_locked"
 
 
 @dataclass(frozen=True, slots=True)
 class TierRules:
-    """frequency_threshold: accesses before a block is worth a copy (selective only).
+    """frequency_threshold: accesses before a block may be worth a copy (selective only).
 
     promotion_pause: while promotions are in vain, one in so many prefills is looked for at most; 0: one in each.
     """
@@ -384,6 +385,8 @@ class PrefixTiers:
         frequency = self.tracker.hotness(block_hash).frequency
         if selective and frequency < self._rules.frequency_threshold:
             return Refusal.FREQUENCY
+        if selective and not self.policy.is_promising(block_hash):
+            return Refusal.UNPROMISING
         while not self.slots.free:
             order = self._orders[Tier.HOST]
             coldest = order.coldest()

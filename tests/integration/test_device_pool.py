@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.v1.core.block_pool import BlockPool
 
 from kv_transfer import device_pool
@@ -20,6 +20,7 @@ from kv_transfer.device_pool import TieredBlockPool, TieredFreeQueue, take_over
 from kv_transfer.radix_tree import Tier
 from kv_transfer.tier_settings import POLICIES, TierSettings, make_tiers
 from kv_transfer.tiers import PrefixTiers
+from tests.planted_bugs import expect_noticed
 
 pytestmark = pytest.mark.integration
 BLOCKS, BLOCK_SIZE = 9, 16
@@ -184,9 +185,4 @@ def test_machine_sees_planted_bugs(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, planted: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(owner, name, planted)
-    quick = settings(
-        max_examples=500, stateful_step_count=50, deadline=None, database=None, derandomize=True, print_blob=False,
-        phases=(Phase.generate,),
-    )  # fmt: skip
-    with pytest.raises(Exception):  # noqa: B017 - whatever breaks first
-        run_state_machine_as_test(PoolMachine, settings=quick)
+    expect_noticed(PoolMachine)

@@ -4,14 +4,15 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cluster_core.clock import cpu_s
 from kv_transfer.eviction_order import EvictionOrder
 from kv_transfer.eviction_policies import LeastRecentlyUsed, Priority
 from kv_transfer.radix_tree import BlockHash, Node, RadixTree, Tier
+from tests.planted_bugs import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
@@ -35,6 +36,9 @@ class ScriptedPolicy:
 
     def priority(self, block_hash: BlockHash, length_blocks: int) -> Priority:
         return self.scores.get(block_hash, 0) + self.weight * length_blocks
+
+    def is_promising(self, block_hash: BlockHash) -> bool:
+        return True
 
     def accessed(self, hashes: Sequence[BlockHash]) -> None:
         for each in hashes:
@@ -168,17 +172,7 @@ test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
 )
 def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, name: str, planted: object) -> None:
     monkeypatch.setattr(EvictionOrder, name, planted)
-    quick = settings(
-        max_examples=500,
-        stateful_step_count=40,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        print_blob=False,
-        phases=(Phase.generate,),
-    )
-    with pytest.raises(Exception):  # noqa: B017 - whatever breaks first
-        run_state_machine_as_test(OrderMachine, settings=quick)
+    expect_noticed(OrderMachine)
 
 
 def forest(leaves: int) -> tuple[RadixTree, EvictionOrder, LeastRecentlyUsed]:

@@ -234,6 +234,22 @@ def test_decayed_frequency_what_comes_with_much_that_is_new_leaves_earlier() -> 
     assert order(policy, [1, 2, 139]) == [139, 1, 2]
 
 
+def test_decayed_frequency_promising_is_what_is_as_hot_as_a_first_block_alone() -> None:
+    policy, tracker = make("rachis")
+    ask(policy, tracker, [1])
+    assert not policy.is_promising(1), "its prompt brought something new, itself"
+    ask(policy, tracker, [1])
+    assert policy.is_promising(1)
+    ask(policy, tracker, [1, *range(100, 1000)])
+    assert policy.is_promising(1), "it keeps what it had"
+    ask(policy, tracker, [2, *range(2000, 2100)], times=2)
+    assert policy.is_promising(2)
+    assert not policy.is_promising(7), "nobody asked for it"
+    ask(policy, tracker, [3])
+    ask(policy, tracker, [3, *range(3000, 3100)])
+    assert not policy.is_promising(3), "asked for twice, and the second time with a hundred new ones"
+
+
 def test_decayed_frequency_what_nobody_asked_for_leaves_first() -> None:
     policy, tracker = make("rachis")
     ask(policy, tracker, list(range(100)))

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_transfer import radix_tree, tiers
 from kv_transfer.block_references import BlockReferences
@@ -17,6 +17,7 @@ from kv_transfer.hotness_filter import HotnessFilter
 from kv_transfer.radix_tree import BlockHash, RadixTree, Tier
 from kv_transfer.tier_settings import POLICIES, TierSettings
 from kv_transfer.tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
+from tests.planted_bugs import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 AWAITED = 12
@@ -344,17 +345,7 @@ AGREE, WORTH_COPYING, RELEASE = radix_tree._agree, PrefixTiers.worth_copying, Bl
 )
 def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object) -> None:
     monkeypatch.setattr(owner, name, planted)
-    quick = settings(
-        max_examples=3000,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        print_blob=False,
-        phases=(Phase.generate,),
-    )
-    with pytest.raises(Exception):  # noqa: B017 - whatever breaks first
-        run_state_machine_as_test(TiersMachine, settings=quick)
+    expect_noticed(TiersMachine, 3000)
 
 
 def make_tiers(host_slots: int, rules: TierRules) -> PrefixTiers:
@@ -409,6 +400,16 @@ def test_only_what_was_asked_for_often_enough_is_copied() -> None:
     copy = tiers.worth_copying(hashes)
     assert copy is not None
     assert copy.blocks == (0, 1)
+
+
+def test_what_its_policy_finds_unpromising_is_not_copied() -> None:
+    tiers = make_tiers(4, TierRules(frequency_threshold=1))
+    tiers.cached([1], 0, [0])
+    tiers.accessed([1])
+    with mock.patch.object(LeastRecentlyUsed, "is_promising", return_value=False):
+        assert tiers.worth_copying([1]) is None
+    assert tiers.counters.refused[Refusal.UNPROMISING] == 1
+    assert tiers.worth_copying([1]) is not None
 
 
 def test_host_memory_keeps_what_is_hotter_than_the_newcomer() -> None:

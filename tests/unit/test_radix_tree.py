@@ -4,19 +4,19 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster_core.clock import cpu_s
 from kv_transfer import radix_tree
 from kv_transfer.radix_tree import BlockHash, Match, Node, RadixTree, Tier
+from tests.planted_bugs import expect_noticed
 
 # A block is named by the symbols up to and including its own: equal name, equal prefix.
 Prefix = tuple[int, ...]
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=8).map(tuple)
 LIMIT_US = 1000.0
-NO_SHRINKING = (Phase.generate,)
 
 
 def hashes_of(prompt: Prefix) -> list[int]:
@@ -243,23 +243,17 @@ AGREE = radix_tree._agree
 
 def test_machine_sees_a_split_that_forgets_the_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixTree, "_split", _split_that_leaves_the_children_with_the_head)
-    assert_machine_fails()
+    expect_noticed(TreeMachine)
 
 
 def test_machine_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix_tree, "_agree", _agree_that_rounds_up)
-    assert_machine_fails()
+    expect_noticed(TreeMachine)
 
 
 def test_machine_sees_a_removal_that_keeps_the_host_blocks_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixTree, "_drop", lambda tree, node: [])
-    assert_machine_fails()
-
-
-def assert_machine_fails() -> None:
-    quick = settings(max_examples=300, stateful_step_count=40, deadline=None, database=None, derandomize=True)
-    with pytest.raises(Exception):  # noqa: B017
-        run_state_machine_as_test(TreeMachine, settings=settings(quick, phases=NO_SHRINKING, print_blob=False))
+    expect_noticed(TreeMachine)
 
 
 def tree_of(*prompts: str) -> RadixTree:
