@@ -1,7 +1,8 @@
 """Gives a vLLM scheduler the order of eviction of `kv_transfer.tiers`, and tells the tiers who asks for what.
 
 A mixin over `Scheduler` and `AsyncScheduler`, after others in the bases. A request counts once for each block: for its
-prompt when it is added, for what was generated when it ends; a prompt that may still change, when it ends. A model
+prompt with the first step after it was added, or, where that step computes it, with the next one, so that no first
+token waits for the counting; for what was generated when it ends; a prompt that may still change, when it ends. A model
 whose KV is not one list of blocks for each request keeps vLLM's own order.
 """
 
@@ -32,6 +33,8 @@ class TieredScheduling(_Scheduler):
         super().__init__(*args, **kwargs)
         self.tiers: PrefixTiers | None = None
         self._counted_blocks: dict[str, int] = {}
+        # Requests whose prompts are still to be counted.
+        self._uncounted: dict[str, Request] = {}
         # Prompt tokens counted of requests that have been scheduled at least once.
         self._begun: dict[str, int] = {}
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
@@ -53,7 +56,12 @@ class TieredScheduling(_Scheduler):
             may_change = getattr(request, "input_open", False)
             self._counted_blocks[request.request_id] = 0 if may_change else len(request.block_hashes)
             if not may_change:
-                self.tiers.accessed(request.block_hashes)
+                self._uncounted[request.request_id] = request
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        for name in [name for name in self._uncounted if name in self._begun]:
+            self._count(name)
+        return super().schedule(throttle_prefills)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self.tiers is not None:
@@ -65,9 +73,12 @@ class TieredScheduling(_Scheduler):
                     stats = request.prefill_stats
                     loaded = stats.num_external_cached_tokens if stats is not None else 0
                     self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
+            for name in [name for name in self._uncounted if name not in self._begun]:
+                self._count(name)
         super()._update_after_schedule(scheduler_output)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._count(request.request_id)
         counted = self._counted_blocks.pop(request.request_id, None)
         if self.tiers is not None and request.request_id in self._begun:
             # A session's prompt has grown since.
@@ -76,3 +87,9 @@ class TieredScheduling(_Scheduler):
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
             self.tiers.accessed(request.block_hashes[counted:], counted)
         return super()._free_request(request, delay_free_blocks)
+
+    def _count(self, request_id: str) -> None:
+        """The request's prompt has been asked for, unless that is known already."""
+        request = self._uncounted.pop(request_id, None)
+        if request is not None and self.tiers is not None:
+            self.tiers.accessed(request.block_hashes[: self._counted_blocks[request_id]])

@@ -203,6 +203,7 @@ class SimulatedEngine:
         assert not scheduler._late_input
         assert not scheduler._ended
         assert not scheduler._begun
+        assert not scheduler._uncounted
         assert not scheduler._counted_blocks
         assert scheduler.num_waiting_for_streaming_input == 0
 

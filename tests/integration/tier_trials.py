@@ -25,7 +25,8 @@ class Engine:
 
     def __init__(self, role: EngineRole) -> None:
         engine = EngineSection(kv_blocks=DEVICE_BLOCKS, max_model_len=320, max_batched_tokens=192)
-        tiers = TiersSection(host_gib=0.01, frequency_threshold=1)
+        # By last use, so that what is asked for in between pushes a prompt off the device.
+        tiers = TiersSection(host_gib=0.01, frequency_threshold=1, eviction="lru")
         settings = EngineSettings(ModelSection(), engine, HandoffSection(), role, tiers=tiers)
         os.environ.update(engine_environment(settings))
         from vllm.v1.engine.llm_engine import LLMEngine
