@@ -103,7 +103,7 @@ class Replay:
             self._device.release(held)
             for block in reversed(held):
                 tiers.freed(block)
-            tiers.promoted(promotion)
+            tiers.promoted(promotion, promotion.hashes[promotion.first :])
 
     def _take(self, number: int) -> list[int]:
         """As many device blocks as can be had, up to that number."""

@@ -163,9 +163,9 @@ def _counted(rounds: Sequence[Run]) -> dict[str, Any]:
         if run.before is not None and run.after is not None:
             for name in _COUNTED:
                 counted[name] += getattr(run.after, name) - getattr(run.before, name)
-            refused.update(run.after.refused_blocks)
-            refused.subtract(run.before.refused_blocks)
-    return {name: round(value, 4) for name, value in counted.items()} | {"refused_blocks": dict(refused)}
+            refused.update(run.after.refused_offers)
+            refused.subtract(run.before.refused_offers)
+    return {name: round(value, 4) for name, value in counted.items()} | {"refused_offers": dict(refused)}
 
 
 def _ratios(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, float | None]:

@@ -231,7 +231,7 @@ class TierReport:
     """The two tiers of an engine's cached prefixes, device and host memory; the meaning is that of
     `rachis.v1.TierReport`.
 
-    Counts since the engine started; `_blocks` in blocks, `_s` in seconds. refused_blocks: by reason.
+    Counts since the engine started; `_blocks` in blocks, `_s` in seconds. refused_offers: by reason.
     """
 
     prompt_tokens: int
@@ -248,7 +248,7 @@ class TierReport:
     copied_back_bytes: int
     copy_back_s: float
     failed_copy_blocks: int
-    refused_blocks: Mapping[str, int]
+    refused_offers: Mapping[str, int]
     promoted_blocks: int
     promoted_used_blocks: int
     promoted_wasted_blocks: int

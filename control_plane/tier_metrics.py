@@ -52,16 +52,16 @@ _FIGURES = (
     _Figure(
         CounterMetricFamily,
         "rachis_tier_copy_seconds_total",
-        "Time that those copies took",
+        "Time that copies in the background took",
         "direction",
         lambda report: {"out": report.copy_out_s, "back": report.copy_back_s},
     ),
     _Figure(
         CounterMetricFamily,
         "rachis_tier_refused_total",
-        "Blocks that were not copied to host memory",
+        "Prefixes that were offered to host memory and of which no more was copied",
         "reason",
-        lambda report: report.refused_blocks,
+        lambda report: report.refused_offers,
     ),
     _Figure(
         CounterMetricFamily,

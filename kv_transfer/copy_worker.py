@@ -82,17 +82,18 @@ class CopyWorker:
         self._thread.shutdown(cancel_futures=True)
 
     def _carry_out(self, copy: BackgroundCopy, enqueued: Any) -> float:
+        if enqueued is not None:
+            enqueued.synchronize()
         began_s = monotonic_s()
-        with self._on_stream(enqueued):
+        with self._on_stream():
             self._pool.carry_out(copy.copies)
         return monotonic_s() - began_s
 
     @contextlib.contextmanager
-    def _on_stream(self, enqueued: Any) -> Iterator[None]:
+    def _on_stream(self) -> Iterator[None]:
         if self._stream is None:
             yield
             return
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(enqueued)
             yield
             self._stream.synchronize()

@@ -87,9 +87,17 @@ class TieredFreeQueue:
         assert self._pile.keys() <= free, "a block on the pile is in use"
 
     def _out_of_order(self, taken: Iterable[KVCacheBlock]) -> KVCacheBlock:
-        """A free block that no leaf leads to: see the module. O(blocks), and rare."""
+        """A free block that is no tail of a leaf: see the module. O(blocks), and rare.
+
+        What the tree does not count on goes to the pile, all at once. Otherwise the deepest one: least is lost with it.
+        """
         skip = {each.block_id for each in taken}
-        return next(each for each in self._blocks if self._is_free(each) and each.block_id not in skip)
+        free = [each for each in self._blocks if self._is_free(each) and each.block_id not in skip]
+        depths = {block.block_id: self._tiers.depth(block.block_id) for block in free}
+        self._pile.update((block.block_id, block) for block in free if depths[block.block_id] is None)
+        if self._pile:
+            return self._pile.popitem()[1]
+        return max(free, key=lambda block: depths[block.block_id] or 0)
 
     @staticmethod
     def _is_free(block: KVCacheBlock) -> bool:
@@ -125,16 +133,17 @@ class TieredBlockPool(BlockPool):
         written_later = self._tell(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
         self.unwritten.update(written_later)
 
-    def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> None:
+    def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> list[Any]:
         """Blocks `first` and following of a prefix lie in these blocks of the caller's, whose KV is there.
 
-        Those that are published already stay the caller's own.
+        Returns the hashes of those that were not published before; the others stay the caller's own.
         """
         new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
         for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
             if is_new:
                 self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
         self._tell(hashes, first, blocks, new)
+        return [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
 
     def _tell(
         self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], new: Sequence[bool]

@@ -88,6 +88,8 @@ class HostTier:
         # Of a waiting request: its first block that can be loaded from host memory, and how many.
         self._hits: dict[str, tuple[int, int]] = {}
         self._loads: list[tuple[int, int]] = []
+        # Tokens that were loaded for a request when it was last admitted.
+        self._loaded: dict[str, int] = {}
         self._held: list[int] = []
         # Scheduled by the step before, and how much of each request has been offered.
         self._scheduled: list[Request] = []
@@ -127,13 +129,17 @@ class HostTier:
         (device_blocks,) = blocks.get_block_ids()
         self.tiers.hold(slots)
         self._held += slots
-        if not request.num_preemptions:
-            self.tiers.counters.host_hit_tokens += count * self._block_size
+        self._loaded[request.request_id] = count * self._block_size
         self._loads += zip(device_blocks[first : first + count], slots, strict=True)
         return True
 
+    def loaded_tokens(self, request_id: str) -> int:
+        """What an admitted request got from host memory; to be asked once."""
+        return self._loaded.pop(request_id, 0)
+
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
+        self._loaded.pop(request_id, None)
         self._offered_blocks.pop(request_id, None)
 
     # For steps.
@@ -158,8 +164,9 @@ class HostTier:
         self._prefilled = bool(scheduler_output.scheduled_new_reqs)
 
     @property
-    def is_copying(self) -> bool:
-        return bool(self._running)
+    def has_work(self) -> bool:
+        """Whether copies are under way or wait for their turn: a step without requests takes them on."""
+        return bool(self._running or self._offers)
 
     def held_blocks(self) -> "list[KVCacheBlock]":
         """Device blocks that copies in the background refer to, each as often as they do."""
@@ -184,8 +191,7 @@ class HostTier:
         elif running.failed:
             self.tiers.promotion_failed(plan)
         else:
-            self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :])
-            self.tiers.promoted(plan)
+            self.tiers.promoted(plan, self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :]))
         self._pool.free_blocks(reversed(running.blocks))
 
     def _begin(self, plan: CopyOut | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies) -> BackgroundCopy:
@@ -223,7 +229,10 @@ class HostTier:
         """After a prefill, what is hot and not on the device, in place of what is colder there; one at a time."""
         if any(isinstance(each.plan, Promotion) for each in self._running.values()):
             return None
-        promotion = self.tiers.promotion()
+        # Running requests need a block each before it has landed, and prompts that come some as well.
+        reserve = len(self._scheduled) + self._pool.num_gpu_blocks // 20
+        at_most = (self._pool.get_num_free_blocks() - reserve) // 2
+        promotion = self.tiers.promotion(at_most) if at_most > 0 else None
         if promotion is None:
             return None
         before = [self._pool.blocks[each] for each in self.tiers.match(promotion.hashes[: promotion.first]).device]
@@ -241,12 +250,15 @@ class HostTiering(HostSwapping):
 
     # Scheduler side.
 
-    def attach(self, tiers: PrefixTiers, pool: TieredBlockPool, requests: "Mapping[str, Request]", budget: int) -> None:
+    def attach(
+        self, tiers: PrefixTiers, pool: TieredBlockPool, requests: "Mapping[str, Request]", budget: int
+    ) -> HostTier:
         """The scheduler is ready: its tiers and its pool, its table of requests. budget: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
         self.host_tier = HostTier(
             tiers, pool, requests, self._block_size, budget=budget, workers=self._vllm_config.parallel_config.world_size
         )
+        return self.host_tier
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         matched, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -282,8 +294,8 @@ class HostTiering(HostSwapping):
             self.host_tier.take_in(report)
 
     def has_pending_push_work(self) -> bool:
-        """Whether the engine has to go on stepping without requests: copies in the background are to be reported."""
-        return (self.host_tier is not None and self.host_tier.is_copying) or super().has_pending_push_work()
+        """Whether the engine has to go on stepping without requests: for copies in the background."""
+        return (self.host_tier is not None and self.host_tier.has_work) or super().has_pending_push_work()
 
     def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         if self.host_tier is not None:

@@ -35,7 +35,7 @@ def tier_report(tiers: PrefixTiers, block_bytes: int, device_capacity_blocks: in
         copied_back_bytes=counters.copied_back * block_bytes,
         copy_back_s=counters.copy_back_s,
         failed_copy_blocks=counters.copies_failed,
-        refused_blocks={reason.value: number for reason, number in counters.refused.items()},
+        refused_offers={reason.value: number for reason, number in counters.refused.items()},
         promoted_blocks=counters.promoted,
         promoted_used_blocks=counters.promotions_used,
         promoted_wasted_blocks=counters.promotions_wasted,

@@ -14,7 +14,7 @@ from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
 from kv_transfer.device_pool import take_over
-from kv_transfer.host_tier import HostTiering
+from kv_transfer.host_tier import HostTier, HostTiering
 from kv_transfer.tier_settings import TierSettings, make_tiers
 from kv_transfer.tiers import PrefixTiers
 
@@ -32,6 +32,7 @@ class TieredScheduling(_Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tiers: PrefixTiers | None = None
+        self._host_tier: HostTier | None = None
         self._counted_blocks: dict[str, int] = {}
         # Requests whose prompts are still to be counted.
         self._uncounted: dict[str, Request] = {}
@@ -48,7 +49,7 @@ class TieredScheduling(_Scheduler):
         self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
         take_over(pool, self.tiers)
         if connector is not None:
-            connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
+            self._host_tier = connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -73,6 +74,8 @@ class TieredScheduling(_Scheduler):
                     stats = request.prefill_stats
                     loaded = stats.num_external_cached_tokens if stats is not None else 0
                     self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
+                    if self._host_tier is not None:
+                        self.tiers.counters.host_hit_tokens += self._host_tier.loaded_tokens(new.req_id)
             for name in [name for name in self._uncounted if name not in self._begun]:
                 self._count(name)
         super()._update_after_schedule(scheduler_output)
@@ -91,5 +94,7 @@ class TieredScheduling(_Scheduler):
     def _count(self, request_id: str) -> None:
         """The request's prompt has been asked for, unless that is known already."""
         request = self._uncounted.pop(request_id, None)
-        if request is not None and self.tiers is not None:
-            self.tiers.accessed(request.block_hashes[: self._counted_blocks[request_id]])
+        hashes = request.block_hashes[: self._counted_blocks[request_id]] if request is not None else []
+        # A prompt without a full block counts with its answer, if that fills one.
+        if self.tiers is not None and hashes:
+            self.tiers.accessed(hashes)

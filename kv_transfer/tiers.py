@@ -83,7 +83,8 @@ class TierCounters:
 
     prompt_tokens: of requests that have begun; device_hit_tokens, host_hit_tokens: what of them was not computed.
     copied_back: promotions among it. used, wasted: promoted blocks that were asked for before they left the device, and
-    that were not. copy_out_s, copy_back_s: what the copies took.
+    that were not. copy_out_s, copy_back_s: what the copies in the background took, all workers of the engine together.
+    refused: offers of a prefix to host memory that ended at a block which was refused.
     """
 
     prompt_tokens: int = 0
@@ -188,12 +189,22 @@ class PrefixTiers:
         node = order.coldest()
         return None if node is None else order.tail(node)
 
+    def depth(self, block: int) -> int | None:
+        """How many blocks of its prefix come before a device block. None: the tree does not count on it."""
+        node = self.tree.node_of(Tier.DEVICE, block)
+        if node is None:
+            return None
+        ids = node.ids[Tier.DEVICE]
+        assert ids is not None
+        return node.start + ids.index(block)
+
     def left_device(self, block: int) -> None:
         """The pool gives a block to somebody else, or forgets its hash."""
         before = self.tree.blocks[Tier.DEVICE]
         if self._promoted:
             self._wasted(block)
         given_up = self.tree.remove(Tier.DEVICE, block)
+        self.counters.evicted_host += len(given_up)
         self.counters.evicted_device += before - self.tree.blocks[Tier.DEVICE]
         if given_up:
             self._release(given_up)
@@ -234,9 +245,8 @@ class PrefixTiers:
         kept = self._in_host(hashes) if self.slots.free < len(blocks) else []
         self.hold(kept)
         slots: list[int] = []
-        copying = set(self._copying.values())
         for index, block in enumerate(blocks, first):
-            if hashes[index] in copying or block in unwritten:
+            if block in unwritten:
                 break
             refusal = self._refusal(hashes[index], index + 1)
             if refusal is not None:
@@ -283,7 +293,10 @@ class PrefixTiers:
         return self.slots.free + self.tree.blocks[Tier.HOST] - self.slots.shared
 
     def claim(self, slots: int) -> list[int] | None:
-        """So many slots for another use; cached blocks give way, coldest first. None: they are not to be had."""
+        """So many slots for another use; cached blocks give way, coldest first.
+
+        None: they are not to be had; the blocks that have given way by then are gone.
+        """
         order = self._orders[Tier.HOST]
         while self.slots.free < slots:
             coldest = order.coldest()
@@ -301,8 +314,10 @@ class PrefixTiers:
         self.counters.copied_back += len(slots) * loaded
         self._release(slots)
 
-    def promotion(self) -> Promotion | None:
+    def promotion(self, at_most: int = 2**30) -> Promotion | None:
         """The hottest host run whose parent is on the device, where colder device leaves can make room for it.
+
+        Its first `at_most` blocks.
 
         To be asked after each prefill. To look takes O(runs of the tree), and what was promoted may leave unused: after
         either was in vain it pauses, for one prefill at first and then twice as many each time.
@@ -312,16 +327,16 @@ class PrefixTiers:
         """
         if not self._rules.promotion or not self._pace.is_due(self.counters):
             return None
-        promotion = self._find_promotion()
+        promotion = self._find_promotion(min(at_most, self._rules.promotion_blocks))
         if promotion is None:
             self._pace.was_in_vain()
         return promotion
 
-    def promoted(self, promotion: Promotion) -> None:
-        """The bytes have landed, and the caller has published its blocks."""
+    def promoted(self, promotion: Promotion, published: Sequence[BlockHash]) -> None:
+        """The bytes have landed, and the caller has published what nobody else had computed meanwhile."""
         self._promoting.difference_update(promotion.slots)
-        self._promoted.update(filter(self.tree.__contains__, promotion.hashes[promotion.first :]))
-        self.counters.promoted += len(promotion.slots)
+        self._promoted.update(filter(self.tree.__contains__, published))
+        self.counters.promoted += len(published)
         self.let_go(promotion.slots, loaded=True)
 
     def promotion_failed(self, promotion: Promotion) -> None:
@@ -344,18 +359,24 @@ class PrefixTiers:
         self._orders[tier].became_leaf(node)
 
     def _not_in_host(self, hashes: Sequence[BlockHash]) -> tuple[int, list[int]]:
-        """The first blocks of a prefix that are on the device and not in host memory, up to the next that is there."""
+        """The first blocks of a prefix that are on the device, and neither in host memory nor on their way there.
+
+        They end before the next one that is.
+        """
+        copying = set(self._copying.values())
         first, blocks = 0, list[int]()
         for node, length in self.tree.path(hashes):
             on_device, in_host = node.ids
             if on_device is None:
                 break
+            for index in range(length if in_host is None else 0):
+                if node.hashes[index] not in copying:
+                    first = first if blocks else node.start + index
+                    blocks.append(on_device[index])
+                elif blocks:
+                    return first, blocks
             if in_host is not None and blocks:
                 break
-            if in_host is None:
-                blocks += on_device[:length]
-            else:
-                first = node.start + length
         return first, blocks
 
     def _in_host(self, hashes: Sequence[BlockHash]) -> list[int]:
@@ -400,8 +421,9 @@ class PrefixTiers:
         return None
 
     def _evict_host(self, slot: int) -> None:
-        self.counters.evicted_host += 1
-        self._release([*self.tree.remove(Tier.HOST, slot), slot])
+        slots = [*self.tree.remove(Tier.HOST, slot), slot]
+        self.counters.evicted_host += len(slots)
+        self._release(slots)
 
     def _release(self, slots: Sequence[int]) -> None:
         freed = self.slots.release(slots)
@@ -413,13 +435,13 @@ class PrefixTiers:
         self.policy.forget(hashes)
         self.tracker.forget(hashes)
 
-    def _find_promotion(self) -> Promotion | None:
-        root = self._hottest_host_root()
+    def _find_promotion(self, at_most: int) -> Promotion | None:
+        root = self._hottest_host_root(at_most)
         if root is None:
             return None
         slots = root.ids[Tier.HOST]
         assert slots is not None
-        wanted = min(len(slots), self._rules.promotion_blocks)
+        wanted = min(len(slots), at_most)
         priority = self.policy.priority(root.hashes[wanted - 1], wanted)
         order, room, ancestors = self._orders[Tier.DEVICE], 0, _ancestors(root)
         coldest = order.coldest()
@@ -438,12 +460,12 @@ class PrefixTiers:
         self._promoting.update(chosen)
         return Promotion(tuple(hashes), root.start, chosen)
 
-    def _hottest_host_root(self) -> Node | None:
+    def _hottest_host_root(self, at_most: int) -> Node | None:
         best: tuple[float, Node] | None = None
         for node in self.tree.host_roots():
             slots = node.ids[Tier.HOST]
             assert slots is not None
-            wanted = min(len(slots), self._rules.promotion_blocks)
+            wanted = min(len(slots), at_most)
             priority = self.policy.priority(node.hashes[wanted - 1], wanted)
             if best is not None and priority <= best[0]:
                 continue

@@ -6,6 +6,7 @@ files pin. `tests/integration/test_vllm_private.py` fails loudly on another vers
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from typing import Any
 
 SUPPORTED_VLLM = "0.32.0"
@@ -45,6 +46,16 @@ def session_counts(engine: Any) -> tuple[int, int, int]:
 def tiers_of(engine: Any) -> Any:
     """The tiers of cached prefixes, or None."""
     return getattr(scheduler_of(engine), "tiers", None)
+
+
+def blocks_held_by_copies(scheduler: Any) -> int:
+    """Device blocks that nobody refers to but copies to or from host memory."""
+    host_tier = getattr(scheduler.connector, "host_tier", None)
+    if host_tier is None:
+        return 0
+    references = Counter(block.block_id for block in host_tier.held_blocks())
+    blocks = pool_of(scheduler).blocks
+    return sum(blocks[each].ref_cnt == count for each, count in references.items())
 
 
 def leased_request_ids(engine: Any) -> set[str]:

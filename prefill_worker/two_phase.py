@@ -155,13 +155,15 @@ class TwoPhase(SessionInput):
             candidate.first_block = blocks.get_block_ids()[0][0]
 
     def _capacity_blocks(self) -> int:
-        """Blocks that candidates may hold between them: all but those of finished requests, which are leased."""
+        """Blocks that candidates may hold between them: all but those of finished requests, which are leased, and those
+        that copies in the background alone hold."""
         leased = sum(
             len(vllm_private.request_blocks(self, request_id))
             for request_id, request in self.requests.items()
             if request.is_finished() or request.status is LOADING
         )
-        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - leased
+        copied = vllm_private.blocks_held_by_copies(self)
+        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - leased - copied
 
     # Phase 2.
 

@@ -116,13 +116,13 @@ def _print(variants: Mapping[str, Mapping[str, Any]]) -> None:
             (
                 name, each["copied_out_blocks"], each["copied_back_blocks"], each["copied_bytes"] >> 20,
                 _times(each["vs_copy_everything"]["copied_bytes"]), each["promoted_blocks"],
-                each["promoted_used_blocks"], each["promoted_wasted_blocks"], sum(each["refused_blocks"].values()),
+                each["promoted_used_blocks"], each["promoted_wasted_blocks"], sum(each["refused_offers"].values()),
             )
             for name, each in variants.items()
         ],
     )  # fmt: skip
     for name, each in variants.items():
-        reasons = [f"{number} {why.replace('_', ' ')}" for why, number in each["refused_blocks"].items() if number]
+        reasons = [f"{number} {why.replace('_', ' ')}" for why, number in each["refused_offers"].items() if number]
         if reasons:
             out.print(f"{name} refused copies: {', '.join(reasons)}")
 

@@ -35,7 +35,7 @@ def tiers_of(view: admin.WorkerView) -> dict[str, Any] | None:
         "copied_bytes": {"out": report.copied_out_bytes, "back": report.copied_back_bytes},
         "copy_s": {"out": round(report.copy_out_s, 6), "back": round(report.copy_back_s, 6)},
         "failed_copy_blocks": report.failed_copy_blocks,
-        "refused_blocks": dict(report.refused_blocks),
+        "refused_offers": dict(report.refused_offers),
         "promoted_blocks": report.promoted_blocks,
         "promoted_used_blocks": report.promoted_used_blocks,
         "promoted_wasted_blocks": report.promoted_wasted_blocks,
@@ -91,7 +91,7 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         _short(tiers["saved_tokens"]),
         f"{tiers['copied_bytes']['out'] / 2**30:.2f}",
         f"{tiers['copied_bytes']['back'] / 2**30:.2f}",
-        _short(sum(tiers["refused_blocks"].values())),
+        _short(sum(tiers["refused_offers"].values())),
         _short(tiers["promoted_used_blocks"]),
         _short(tiers["promoted_wasted_blocks"]),
     )

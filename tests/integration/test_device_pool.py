@@ -155,6 +155,28 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 logging.getLogger("vllm.v1.core.block_pool").setLevel(logging.ERROR)
+
+
+def test_free_blocks_behind_one_that_is_held_go_last_and_the_deepest_first() -> None:
+    """Two requests compute the same prompt at once: what the second published hangs behind the blocks of the first."""
+    pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_SIZE)
+    tiers = make_tiers(TierSettings(), BLOCKS, 0, lambda block: pool.blocks[block].ref_cnt > 0)
+    tiered = take_over(pool, tiers)
+    first, second = Running((1, 1, 1)), Running((1, 1, 1, 1))
+    for request in (first, second):
+        tiers.accessed(request.hashes)
+        request.blocks = tiered.get_new_blocks(len(request.prompt))
+        told: Any = SimpleNamespace(block_hashes=request.hashes, request_id="r")
+        tiered.cache_full_blocks(told, request.blocks, 0, len(request.prompt), BLOCK_SIZE, 0)
+    tiered.free_blocks(reversed(first.blocks))
+    assert tiers.coldest_device_block() is None, "what follows is held"
+    [last] = tiered.get_new_blocks(1)
+    rest = tiered.get_new_blocks(tiered.get_num_free_blocks())
+    assert last not in first.blocks, "the one that was never used"
+    assert rest == [first.blocks[2], first.blocks[1], first.blocks[0]]
+    tiered.check_invariants()
+
+
 PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 test_pool_gives_no_block_to_two_and_finds_what_it_keeps = PoolMachine.TestCase
 

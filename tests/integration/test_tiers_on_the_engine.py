@@ -54,5 +54,9 @@ def test_requests_aborted_while_their_blocks_are_on_the_way_leave_nothing_wrong(
     assert trials["aborts"]["same"]
 
 
+def test_an_idle_engine_goes_on_copying(trials: dict[str, Any]) -> None:
+    assert trials["idle"] == {"in_host": 9, "waiting": 0}
+
+
 def test_after_a_reset_nothing_is_found_in_either_tier(trials: dict[str, Any]) -> None:
     assert trials["reset"] == {"done": True, "left": 0, "computed": 203, "same": True}

@@ -127,6 +127,14 @@ def round_trip(engine: Engine) -> dict[str, Any]:
     }
 
 
+def idle(engine: Engine) -> dict[str, Any]:
+    """An engine that has nothing else to do goes on copying, however few blocks may be on their way at once."""
+    host_tier = engine.scheduler.connector.host_tier
+    with mock.patch.object(host_tier, "_budget", 2):
+        engine.answer(tokens(310, 71), 1)
+    return {"in_host": len(engine.tiers.host_slots_of(engine.hashes, 0, 9)), "waiting": len(host_tier._offers)}
+
+
 def reset(engine: Engine) -> dict[str, Any]:
     """After the cache was reset nothing is found in either tier."""
     prompt = tokens(200, 11)
@@ -190,7 +198,7 @@ def _frequencies(engine: Engine) -> dict[Any, int]:
     return {each: tracker.hotness(each).frequency for each in list(tracker._near)}
 
 
-TRIALS = {each.__name__: each for each in (lesson, round_trip, salts, failing_copies, aborts, reset)}
+TRIALS = {each.__name__: each for each in (lesson, round_trip, salts, failing_copies, aborts, idle, reset)}
 
 
 if __name__ == "__main__":

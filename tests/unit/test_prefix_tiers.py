@@ -230,7 +230,7 @@ class TiersMachine(RuleBasedStateMachine):
             for slot, block in zip(plan.slots, blocks, strict=False):
                 self.device[block] = self.host[slot]
             self.publish(plan.hashes, plan.first, blocks)
-            self.tiers.promoted(plan)
+            self.tiers.promoted(plan, plan.hashes[plan.first :])
         else:
             self.tiers.promotion_failed(plan)
         self.release([*promoting.before, *blocks])
@@ -382,6 +382,23 @@ def test_what_is_being_copied_is_not_copied_twice() -> None:
     assert tiers.worth_copying(hashes) == copy
 
 
+def test_what_follows_a_copy_under_way_is_copied_without_waiting_for_it() -> None:
+    tiers = make_tiers(8, EVERYTHING)
+    hashes = hashes_of((1, 2, 1, 2, 1))
+    tiers.cached(hashes, 0, range(5))
+    first, second, third = (tiers.worth_copying(hashes, 2) for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert [each.blocks for each in (first, second, third)] == [(0, 1), (2, 3), (4,)]
+    assert tiers.worth_copying(hashes) is None
+    # They may land in any order.
+    for copy in (third, first, second):
+        tiers.copied_out(copy)
+        tiers.check_invariants()
+    assert len(tiers.host_slots_of(hashes, 0, 5)) == 5
+
+
 def test_without_host_memory_nothing_is_copied() -> None:
     tiers = make_tiers(0, EVERYTHING)
     tiers.cached([1], 0, [0])
@@ -464,7 +481,7 @@ def test_a_promoted_block_is_used_once_it_is_asked_for_and_wasted_if_it_leaves_b
     promotion = tiers.promotion()
     assert promotion is not None
     tiers.cached(promotion.hashes, promotion.first, [5, 6])
-    tiers.promoted(promotion)
+    tiers.promoted(promotion, promotion.hashes[promotion.first :])
     assert (tiers.counters.promoted, tiers.counters.promotions_used, tiers.counters.promotions_wasted) == (2, 0, 0)
     tiers.accessed(hot[:1])
     for _ in range(2):

@@ -21,7 +21,7 @@ LARGE = wire.TierReport(
     host_capacity_blocks=10**6,
     copied_out_bytes=9999 << 30,
     copied_back_bytes=9999 << 30,
-    refused_blocks={"frequency": 10**9, "host_locked": 10**8 - 1},
+    refused_offers={"frequency": 10**9, "host_locked": 10**8 - 1},
     promoted_used_blocks=10**8 - 1,
     promoted_wasted_blocks=10**8 - 1,
 )

@@ -50,9 +50,9 @@ def test_the_report_has_every_counter() -> None:
 
     report = tier_report.tier_report(tiers, 1000, 64)
 
-    told = {getattr(report, field.name) for field in fields(report) if field.name != "refused_blocks"}
+    told = {getattr(report, field.name) for field in fields(report) if field.name != "refused_offers"}
     assert set(counters.values()) <= told
-    assert report.refused_blocks == {reason.value: number for reason, number in refused.items()}
+    assert report.refused_offers == {reason.value: number for reason, number in refused.items()}
     assert (report.copied_out_bytes, report.copied_back_bytes) == (
         counters["copied_out"] * 1000,
         counters["copied_back"] * 1000,
@@ -78,7 +78,7 @@ def test_a_report_does_not_change_any_more() -> None:
 
     tiers.counters.refused[Refusal.FREQUENCY] += 1
 
-    assert report.refused_blocks["frequency"] == 0
+    assert report.refused_offers["frequency"] == 0
 
 
 def test_the_hottest_prefix_comes_first_and_not_more_than_asked_for() -> None:

@@ -97,7 +97,7 @@ def report(**numbers: Any) -> TierReport:
     zeros = TierReport(
         prompt_tokens=0, device_hit_tokens=0, host_hit_tokens=0, device_blocks=0, device_capacity_blocks=0,
         host_blocks=0, host_capacity_blocks=0, copied_out_blocks=0, copied_out_bytes=0, copy_out_s=0.0,
-        copied_back_blocks=0, copied_back_bytes=0, copy_back_s=0.0, failed_copy_blocks=0, refused_blocks={},
+        copied_back_blocks=0, copied_back_bytes=0, copy_back_s=0.0, failed_copy_blocks=0, refused_offers={},
         promoted_blocks=0, promoted_used_blocks=0, promoted_wasted_blocks=0, evicted_device_blocks=0,
         evicted_host_blocks=0,
     )  # fmt: skip
@@ -109,9 +109,9 @@ def answers(*ttft: float, cached: int = 0) -> list[Answer]:
 
 
 def test_figures_are_medians_of_times_and_sums_of_what_was_counted_since_the_warm_up() -> None:
-    before = report(copied_out_blocks=5, copied_out_bytes=50, host_hit_tokens=32, refused_blocks={"late": 1})
+    before = report(copied_out_blocks=5, copied_out_bytes=50, host_hit_tokens=32, refused_offers={"late": 1})
     after = report(
-        copied_out_blocks=8, copied_out_bytes=80, copied_back_bytes=10, host_hit_tokens=64, refused_blocks={"late": 4}
+        copied_out_blocks=8, copied_out_bytes=80, copied_back_bytes=10, host_hit_tokens=64, refused_offers={"late": 4}
     )
     stock = [Run(answers(10, 40), 2.0, 0.0)] * 2
     copying = [Run(answers(20, 40, cached=40), took_s, 0.5, before, after) for took_s in (1.0, 3.0)]
@@ -124,7 +124,7 @@ def test_figures_are_medians_of_times_and_sums_of_what_was_counted_since_the_war
     assert copied["hit_ratio"] == 0.4
     assert (copied["device_hit_tokens"], copied["host_hit_tokens"]) == (96, 64)
     assert (copied["copied_out_blocks"], copied["copied_bytes"]) == (6, 80)
-    assert copied["refused_blocks"] == {"late": 6}
+    assert copied["refused_offers"] == {"late": 6}
     assert copied["total_s"] == 2.0
     assert copied["vs_stock"] == {
         "ttft_mean": 1.2, "ttft_p50": 1.2, "ttft_p90": pytest.approx(38 / 37, abs=1e-4),
@@ -133,7 +133,7 @@ def test_figures_are_medians_of_times_and_sums_of_what_was_counted_since_the_war
     assert table[RACHIS]["ttft_ms"]["mean"] == 10.0
     assert table[RACHIS]["vs_copy_everything"]["copied_bytes"] == 0.0
     assert table[STOCK]["host_hit_tokens"] == 0
-    assert table[STOCK]["refused_blocks"] == {}
+    assert table[STOCK]["refused_offers"] == {}
 
 
 def test_ttft_of_a_request_is_the_median_of_its_rounds() -> None:

@@ -398,12 +398,12 @@ def test_every_counter_of_the_engine_is_told_under_its_own_name(counters: Engine
 
 def test_a_report_of_tiers_keeps_every_field_under_its_own_name() -> None:
     numbers = dict(zip((field.name for field in fields(TierReport)), count(1)))
-    report = TierReport(**{**numbers, "refused_blocks": {"frequency": 7}})  # type: ignore[arg-type]
+    report = TierReport(**{**numbers, "refused_offers": {"frequency": 7}})  # type: ignore[arg-type]
 
     message = wire_conversion.tiers_to_wire(report)
 
     told = {field.name: getattr(message, field.name) for field in wire.TierReport.DESCRIPTOR.fields}
-    assert told == {**numbers, "refused_blocks": {"frequency": 7}}
+    assert told == {**numbers, "refused_offers": {"frequency": 7}}
 
 
 async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric() -> None:

@@ -699,7 +699,7 @@ class TierReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class RefusedBlocksEntry(_message.Message):
+    class RefusedOffersEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -732,7 +732,7 @@ class TierReport(_message.Message):
     COPIED_BACK_BYTES_FIELD_NUMBER: _builtins.int
     COPY_BACK_S_FIELD_NUMBER: _builtins.int
     FAILED_COPY_BLOCKS_FIELD_NUMBER: _builtins.int
-    REFUSED_BLOCKS_FIELD_NUMBER: _builtins.int
+    REFUSED_OFFERS_FIELD_NUMBER: _builtins.int
     PROMOTED_BLOCKS_FIELD_NUMBER: _builtins.int
     PROMOTED_USED_BLOCKS_FIELD_NUMBER: _builtins.int
     PROMOTED_WASTED_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -749,7 +749,7 @@ class TierReport(_message.Message):
     host_blocks: _builtins.int
     host_capacity_blocks: _builtins.int
     copied_out_blocks: _builtins.int
-    """Copied to host memory, and back to the device, promotions among it; with what the copies took."""
+    """Copied to host memory, and back to the device, promotions among it; seconds of copies in the background alone."""
     copied_out_bytes: _builtins.int
     copy_out_s: _builtins.float
     copied_back_blocks: _builtins.int
@@ -763,8 +763,8 @@ class TierReport(_message.Message):
     evicted_device_blocks: _builtins.int
     evicted_host_blocks: _builtins.int
     @_builtins.property
-    def refused_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Blocks that were not copied to host memory, by the reason."""
+    def refused_offers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Prefixes that were offered to host memory and of which no more was copied, by the reason."""
 
     def __init__(
         self,
@@ -783,7 +783,7 @@ class TierReport(_message.Message):
         copied_back_bytes: _builtins.int = ...,
         copy_back_s: _builtins.float = ...,
         failed_copy_blocks: _builtins.int = ...,
-        refused_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_offers: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         promoted_blocks: _builtins.int = ...,
         promoted_used_blocks: _builtins.int = ...,
         promoted_wasted_blocks: _builtins.int = ...,
@@ -792,7 +792,7 @@ class TierReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_back_blocks", b"copied_back_blocks", "copied_back_bytes", b"copied_back_bytes", "copied_out_blocks", b"copied_out_blocks", "copied_out_bytes", b"copied_out_bytes", "copy_back_s", b"copy_back_s", "copy_out_s", b"copy_out_s", "device_blocks", b"device_blocks", "device_capacity_blocks", b"device_capacity_blocks", "device_hit_tokens", b"device_hit_tokens", "evicted_device_blocks", b"evicted_device_blocks", "evicted_host_blocks", b"evicted_host_blocks", "failed_copy_blocks", b"failed_copy_blocks", "host_blocks", b"host_blocks", "host_capacity_blocks", b"host_capacity_blocks", "host_hit_tokens", b"host_hit_tokens", "promoted_blocks", b"promoted_blocks", "promoted_used_blocks", b"promoted_used_blocks", "promoted_wasted_blocks", b"promoted_wasted_blocks", "prompt_tokens", b"prompt_tokens", "refused_blocks", b"refused_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_back_blocks", b"copied_back_blocks", "copied_back_bytes", b"copied_back_bytes", "copied_out_blocks", b"copied_out_blocks", "copied_out_bytes", b"copied_out_bytes", "copy_back_s", b"copy_back_s", "copy_out_s", b"copy_out_s", "device_blocks", b"device_blocks", "device_capacity_blocks", b"device_capacity_blocks", "device_hit_tokens", b"device_hit_tokens", "evicted_device_blocks", b"evicted_device_blocks", "evicted_host_blocks", b"evicted_host_blocks", "failed_copy_blocks", b"failed_copy_blocks", "host_blocks", b"host_blocks", "host_capacity_blocks", b"host_capacity_blocks", "host_hit_tokens", b"host_hit_tokens", "promoted_blocks", b"promoted_blocks", "promoted_used_blocks", b"promoted_used_blocks", "promoted_wasted_blocks", b"promoted_wasted_blocks", "prompt_tokens", b"prompt_tokens", "refused_offers", b"refused_offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
