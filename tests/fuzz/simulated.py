@@ -50,7 +50,8 @@ class World:
     """One setting of the simulation.
 
     depth: engine steps in flight; above 1 the asynchronous scheduler. loads: share of all prompts whose beginning comes
-    from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later.
+    from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later. tiers: without
+    them the order of eviction is vLLM's own, and host memory is for swapped sessions only.
     """
 
     v2: bool = False
@@ -66,6 +67,7 @@ class World:
     requests: int = 6
     loads: float = 0.0
     consumer: bool = True
+    tiers: bool = True
     eviction: str = "rachis"
     admission: str = "selective"
     frequency_threshold: int = 2
@@ -257,16 +259,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
         ),
         additional_config={
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
-            tiered_scheduling.KEY: {
-                "eviction": world.eviction,
-                "admission": world.admission,
-                "frequency_threshold": world.frequency_threshold,
-                "copy_blocks": 7,
-                "promotion_blocks": 5,
-                "promotion_pause": 2,
-                "filter_entries": 1024,
-                "requests_per_epoch": 4,
-            },
+            tiered_scheduling.KEY: _tiers(world) if world.tiers else None,
         },
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.
@@ -287,6 +280,19 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
     scheduler.use_v2_model_runner = world.v2
     init_none_hash(_HASH)
     return scheduler, get_request_block_hasher(BLOCK_SIZE, _HASH)
+
+
+def _tiers(world: World) -> dict[str, Any]:
+    return {
+        "eviction": world.eviction,
+        "admission": world.admission,
+        "frequency_threshold": world.frequency_threshold,
+        "copy_blocks": 7,
+        "promotion_blocks": 5,
+        "promotion_pause": 2,
+        "filter_entries": 1024,
+        "requests_per_epoch": 4,
+    }
 
 
 @dataclass(slots=True)
