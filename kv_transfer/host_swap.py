@@ -11,7 +11,7 @@ computes, so that steps in flight are ordered as well.
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
@@ -100,31 +100,6 @@ class HostSwapping(_Connector):
         super().handle_preemptions(kv_connector_metadata)
         if self._host_pool is not None:
             self._host_pool.carry_out(getattr(kv_connector_metadata, COPIES))
-
-
-class NoTransfer(KVConnectorBase_V1):
-    """A connector that transfers nothing."""
-
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        return 0, False
-
-    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        return
-
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return KVConnectorMetadata()
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        return
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_save(self) -> None:
-        return
 
 
 def _slots(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kv_transfer.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.device_pool import TieredBlockPool
-from kv_transfer.host_swap import COPIES, HostSwapping, NoTransfer
+from kv_transfer.host_swap import COPIES, HostSwapping
 from kv_transfer.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers import CopyOut, PrefixTiers, Promotion
 
@@ -326,7 +326,3 @@ class HostTiering(HostSwapping):
         if self._copy_worker is not None:
             self._copy_worker.close()
         super().shutdown()
-
-
-class HostTierConnector(HostTiering, NoTransfer):
-    """Host swap and host tier alone, for an engine that hands nothing over."""

@@ -27,7 +27,7 @@ class SlotPool(Protocol):
         """Slots that can probably be had."""
 
     def allocate(self, number: int) -> list[int] | None:
-        """That many slots. None: they are not to be had, and nothing changes."""
+        """That many slots. None: they are not to be had, and the caller gets none."""
 
     def release(self, slots: Sequence[int]) -> object: ...
 

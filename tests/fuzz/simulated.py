@@ -28,6 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cluster_core.engine import SessionMode, SessionRecord
 from kv_transfer import tiered_scheduling, vllm_private
+from kv_transfer.radix_tree import Tier
 from kv_transfer.tiers import TierCounters
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
@@ -178,6 +179,7 @@ class SimulatedEngine:
         pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
         if host_tier is not None:
             pool.check_invariants()
+            self._check_slots()
         (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
         held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
@@ -194,6 +196,13 @@ class SimulatedEngine:
             if request.status is RequestStatus.WAITING:
                 ready = max(request.num_computed_tokens, swaps.tokens(request.request_id))
                 assert ready < request.num_tokens, f"{request.request_id} waits with nothing to compute"
+
+    def _check_slots(self) -> None:
+        """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way."""
+        tiers, swaps = self.scheduler.tiers, self.scheduler.swaps
+        cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
+        owned = cached + copying + swaps.used_slots + len(swaps._pending.slots_after)
+        assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
 
     def check_idle(self) -> None:
         """Nothing is left of anything."""

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.host_tier import HostTierConnector
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+from kv_transfer.host_tier import HostTiering
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,32 @@ class SlowLoad:
     blocks: tuple[int, ...]
 
 
-class SlowLoadConnector(HostTierConnector):
+class NoTransfer(KVConnectorBase_V1):
+    """A connector that transfers nothing."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        return
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+
+class SlowLoadConnector(HostTiering, NoTransfer):
     """remote_tokens: for each request, how much of its prompt can be loaded once."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:

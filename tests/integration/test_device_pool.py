@@ -20,7 +20,7 @@ from kv_transfer.device_pool import TieredBlockPool, TieredFreeQueue, take_over
 from kv_transfer.radix_tree import Tier
 from kv_transfer.tier_settings import POLICIES, TierSettings, make_tiers
 from kv_transfer.tiers import PrefixTiers
-from tests.planted_bugs import expect_noticed
+from tests.state_machines import expect_noticed
 
 pytestmark = pytest.mark.integration
 BLOCKS, BLOCK_SIZE = 9, 16
@@ -117,16 +117,18 @@ class PoolMachine(RuleBasedStateMachine):
         request = Running(prompt)
         match = self.tiers.match(request.hashes).device
         first = max(0, len(match) - 1)
-        before = [self.pool.blocks[each] for each in match[:first]]
-        self.pool.touch(before)
+        parents = [self.pool.blocks[each] for each in match[:first]]
+        self.pool.touch(parents)
         wanted = len(prompt) - first
         if wanted <= self.pool.get_num_free_blocks():
             taken = self.pool.get_new_blocks(wanted)
             for block, name in zip(taken, request.hashes[first:], strict=True):
                 self.contents[block.block_id] = name
-            self.pool.publish(request.hashes, first, taken)
+            before = {name: self.pool.get_cached_block(name, [0]) for name in request.hashes[first:]}
+            new = self.pool.publish(request.hashes, first, taken)
+            assert new == [name for name, cached in before.items() if cached is None]
             self.pool.free_blocks(reversed(taken))
-        self.pool.free_blocks(reversed(before))
+        self.pool.free_blocks(reversed(parents))
 
     @rule(block=st.integers(1, BLOCKS - 1))
     def unpublish(self, block: int) -> None:

@@ -314,3 +314,16 @@ def test_the_scheduler_asks_the_connector_whether_to_go_on_and_hands_it_the_work
     source = inspect.getsource(KVConnectorModelRunnerMixin._get_kv_connector_output)
     assert "build_connector_worker_meta()" in source
     assert "num_external_cached_tokens" in inspect.getsource(Scheduler.schedule)
+
+
+def test_blocks_that_copies_alone_hold_are_counted_once_each() -> None:
+    blocks = [SimpleNamespace(block_id=number, ref_cnt=count) for number, count in enumerate((0, 1, 2, 2))]
+    # The second is held by a copy alone, the third by two of them, the last by a copy and a request.
+    held = [blocks[1], blocks[2], blocks[2], blocks[3]]
+    scheduler = SimpleNamespace(
+        connector=SimpleNamespace(host_tier=SimpleNamespace(held_blocks=lambda: held)),
+        kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(blocks=blocks)),
+    )
+    assert vllm_private.blocks_held_by_copies(scheduler) == 2
+    scheduler.connector.host_tier = None
+    assert vllm_private.blocks_held_by_copies(scheduler) == 0

@@ -12,7 +12,7 @@ from cluster_core.clock import cpu_s
 from kv_transfer.eviction_order import EvictionOrder
 from kv_transfer.eviction_policies import LeastRecentlyUsed, Priority
 from kv_transfer.radix_tree import BlockHash, Node, RadixTree, Tier
-from tests.planted_bugs import expect_noticed
+from tests.state_machines import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)

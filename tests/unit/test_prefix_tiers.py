@@ -17,7 +17,7 @@ from kv_transfer.hotness_filter import HotnessFilter
 from kv_transfer.radix_tree import BlockHash, RadixTree, Tier
 from kv_transfer.tier_settings import POLICIES, TierSettings
 from kv_transfer.tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
-from tests.planted_bugs import expect_noticed
+from tests.state_machines import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 AWAITED = 12
@@ -417,6 +417,23 @@ def test_only_what_was_asked_for_often_enough_is_copied() -> None:
     copy = tiers.worth_copying(hashes)
     assert copy is not None
     assert copy.blocks == (0, 1)
+
+
+def test_host_blocks_that_nothing_leads_to_any_more_count_as_evicted() -> None:
+    tiers = make_tiers(4, EVERYTHING)
+    hashes = hashes_of((1, 2, 1))
+    tiers.cached(hashes, 0, range(3))
+    first, rest = tiers.worth_copying(hashes, 1), tiers.worth_copying(hashes)
+    assert first is not None
+    assert rest is not None
+    tiers.copied_out(rest)
+    tiers.copy_failed(first)
+    for block in (2, 1):
+        tiers.left_device(block)
+    assert (tiers.counters.evicted_device, tiers.counters.evicted_host) == (2, 0)
+    tiers.left_device(0)
+    assert (tiers.counters.evicted_device, tiers.counters.evicted_host) == (3, 2)
+    assert tiers.slots.free == 4
 
 
 def test_what_its_policy_finds_unpromising_is_not_copied() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cluster_core.clock import cpu_s
 from kv_transfer import radix_tree
 from kv_transfer.radix_tree import BlockHash, Match, Node, RadixTree, Tier
-from tests.planted_bugs import expect_noticed
+from tests.state_machines import expect_noticed
 
 # A block is named by the symbols up to and including its own: equal name, equal prefix.
 Prefix = tuple[int, ...]
