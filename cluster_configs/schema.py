@@ -197,6 +197,32 @@ class TiersSection(Section):
         return Formula(text).text
 
 
+class DecodeSection(Section):
+    """Which waiting requests a decode worker decodes together."""
+
+    policy: Literal["fcfs", "greedy", "heuristic", "bandit", "q_learning"] = Field(
+        "heuristic",
+        description="What decides who joins the batch and when it stays as it is; `fcfs` is vLLM's order of arrival.",
+    )
+    chunk_tokens: int = Field(
+        64, ge=1, le=65_536, description="Step in which prefixes are compared; rounded up to whole blocks."
+    )
+    wait_bound_s: Seconds = Field(
+        2.0,
+        description="Longest a request is held by the policy; half of what its deadline leaves where that is less.",
+    )
+    guard: bool = Field(True, description="Measure against order of arrival, and fall back to it when it is faster.")
+    probe_interval_s: Seconds = Field(30.0, description="Time between two measurements; more while the policy wins.")
+    probe_s: Seconds = Field(1.0, description="How long each of the two is measured.")
+    fallback_s: Seconds = Field(
+        60.0, description="How long order of arrival stays in force when it is faster; longer each time in a row."
+    )
+    policy_folder: str | None = Field(
+        None, min_length=1, description="Where each worker keeps what its policy learned; null: nowhere."
+    )
+    save_interval_s: Seconds = Field(60.0, description="How often it is saved.")
+
+
 class RedisSection(Section):
     url: str | None = Field(
         None, pattern=r"^(rediss?|unix)://", description="null starts the embedded server with the service."
@@ -229,6 +255,7 @@ class RachisConfig(Section):
     router: RouterSection = RouterSection()
     streaming: StreamingSection = StreamingSection()
     tiers: TiersSection = TiersSection()
+    decode: DecodeSection = DecodeSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()

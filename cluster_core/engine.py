@@ -81,7 +81,8 @@ class EngineJob:
 
     hand_off: when the job ends by length, its KV blocks stay leased and the last output carries the lease.
     pull: where the KV blocks of the prompt are found. first: a first token to generate on from. cache_salt: jobs share
-    cached KV only with jobs of the same.
+    cached KV only with jobs of the same. priority: a decode engine admits the lowest first. deadline_s: seconds from
+    now that anybody waits for the job; None: nobody said.
     """
 
     request_id: str
@@ -91,6 +92,8 @@ class EngineJob:
     pull: KvLease | None = None
     first: FirstToken | None = None
     cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +272,90 @@ class HotPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """How a decode engine forms its batch; the meaning is that of `rachis.v1.DecodeReport`.
+
+    Now: policy, mode, running_requests, loading_requests, tip_tokens, working_set_tokens, and waiting by cause. All
+    else since the engine started: wait_s by cause, admissions by reason. `_sum` adds up over steps.
+    """
+
+    policy: str
+    mode: str
+    running_requests: int
+    loading_requests: int
+    tip_tokens: int
+    working_set_tokens: int
+    waiting: Mapping[str, int]
+    steps: int
+    batch_sum: int
+    shared_tokens_sum: int
+    admissions: Mapping[str, int]
+    lost_tokens: int
+    wait_s: Mapping[str, float]
+    longest_held_s: float
+    decisions: int
+    decision_s: float
+    probes: int
+    fallbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Requests that share a prefix; the meaning is that of `rachis.v1.PrefixGroup`. tokens: how long it is."""
+
+    hash: str
+    tokens: int
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """The meaning is that of `rachis.v1.WaitingRequest`. shared_tokens: of its prompt, with the batch."""
+
+    request_id: str
+    prompt_tokens: int
+    waited_s: float
+    cause: str
+    shared_tokens: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """What a stop policy has learned in one state; the meaning is that of `rachis.v1.PolicyRow`.
+
+    batch, loss, peers: the bins of the state, for people. A value is None where the action was never taken.
+    """
+
+    batch: str
+    loss: str
+    peers: str
+    adds: int
+    stops: int
+    add_value: float | None
+    stop_value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """The batch in detail. groups: largest first. waiting: in the order of arrival. longest_wait_s: of those that wait
+    now, by cause. table: empty for a policy that does not learn."""
+
+    groups: tuple[PrefixGroup, ...] = ()
+    waiting: tuple[WaitingRequest, ...] = ()
+    table: tuple[PolicyRow, ...] = ()
+    longest_wait_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """tiers: None where the engine has none."""
+    """tiers, decode: None where the engine has none, or does not schedule decodes by shared prefixes."""
 
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: EngineCounters = field(default_factory=EngineCounters)
     tiers: TierReport | None = None
+    decode: DecodeReport | None = None
 
 
 class EngineSession(Protocol):
@@ -340,6 +421,11 @@ class Engine(Protocol):
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         """Cached prefixes, highest priority first. Waits for the engine to have a moment; empty without tiers."""
+        ...
+
+    async def decode_batch(self, at_most: int) -> DecodeBatch:
+        """So many prefix groups and so many waiting requests at most. Waits for the engine to have a moment; empty
+        where `status` has no decode report."""
         ...
 
     async def stop(self) -> None: ...

@@ -51,7 +51,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._started_s = monotonic_s()
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
-        views = await self._views.gather(STATUS_TIMEOUT_S, hottest_prefixes=request.hottest_prefixes)
+        views = await self._views.gather(
+            STATUS_TIMEOUT_S, hottest_prefixes=request.hottest_prefixes, batch_entries=request.batch_entries
+        )
         return admin.ListWorkersResponse(workers=views)
 
     async def DrainWorker(self, request: admin.DrainWorkerRequest, context: Context) -> admin.DrainWorkerResponse:

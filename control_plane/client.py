@@ -68,11 +68,15 @@ class RachisClient:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         cache_salt: str = "",
+        priority: int = 0,
         **sampling: Any,
     ) -> AsyncIterator[generation.CompletionDelta | generation.Completion]:
         """Deltas, then the completion. Closing the iterator early cancels the request."""
         request = api.GenerateRequest(
-            prompt=prompt, sampling=generation.SamplingParams(**sampling), cache_salt=cache_salt
+            prompt=prompt,
+            sampling=generation.SamplingParams(**sampling),
+            cache_salt=cache_salt,
+            priority=priority,
         )
         call = self.call(request, timeout_s)
         try:
@@ -87,11 +91,13 @@ class RachisClient:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         cache_salt: str = "",
+        priority: int = 0,
         **sampling: Any,
     ) -> Generated:
         """The whole completion at once."""
         generated = Generated()
-        async for piece in self.stream(prompt, timeout_s=timeout_s, cache_salt=cache_salt, **sampling):
+        pieces = self.stream(prompt, timeout_s=timeout_s, cache_salt=cache_salt, priority=priority, **sampling)
+        async for piece in pieces:
             if isinstance(piece, generation.Completion):
                 generated.completion = piece
             else:
@@ -106,6 +112,7 @@ class RachisClient:
         model: str = "",
         request_id: str = "",
         cache_salt: str = "",
+        priority: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **sampling: Any,
     ) -> ClientSession:
@@ -121,11 +128,12 @@ class RachisClient:
             sampling=generation.SamplingParams(**sampling),
             request_id=request_id,
             cache_salt=cache_salt,
+            priority=priority,
         )
         return ClientSession(self._router.StreamGenerate, opening, timeout_s)
 
-    async def workers(self, *, hottest_prefixes: int = 0) -> Sequence[admin.WorkerView]:
-        request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes)
+    async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
+        request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
         response: admin.ListWorkersResponse = await self.admin.ListWorkers(request, timeout=10)
         return response.workers
 

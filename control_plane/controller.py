@@ -131,6 +131,7 @@ class Controller:
                 self._config.streaming,
                 self._config.pools.host or self._host(),
                 self._config.tiers,
+                self._config.decode,
             ),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,

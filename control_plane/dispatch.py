@@ -176,6 +176,7 @@ class Dispatcher:
             token_ids=job.token_ids,
             sampling=job.sampling,
             cache_salt=job.cache_salt,
+            priority=job.priority,
         )
         if prefilled is not None:
             # By the router's own clock too: a worker's may be wrong.

@@ -28,6 +28,7 @@ class Job:
     arrived_s: float
     deadline_s: float
     cache_salt: str = ""
+    priority: int = 0
     own_s: float = 0.0
     dispatched_s: float = 0.0
     first_token_s: float = 0.0

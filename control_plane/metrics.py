@@ -2,8 +2,8 @@
 
 Sessions are observed at their end, from the record that the prefill worker sends with the first token: both TTFTs, when
 each event happened, and tokens by what became of them. The names follow Prometheus' conventions: base units, `_total`
-for counters. Each router has a registry of its own; vLLM's metrics are not in it. The workers' tiers are: see
-`control_plane.tier_metrics`.
+for counters. Each router has a registry of its own; vLLM's metrics are not in it. What the workers report is:
+see `control_plane.worker_metrics`.
 """
 
 from collections.abc import Mapping

@@ -102,6 +102,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             token_ids=token_ids,
             sampling=request.sampling,
             cache_salt=request.cache_salt,
+            priority=request.priority,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=arrived_s + min(self._request_timeout_s, remaining_s or self._request_timeout_s),
@@ -122,6 +123,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         model = self._membership.served_model()
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
+        validation.check_priority(request.priority)
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt)
         validation.check_sampling(request.sampling, model)

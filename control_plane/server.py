@@ -21,9 +21,9 @@ from control_plane.placement import LEAST_LOADED
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.streaming import StreamingSessions
-from control_plane.tier_metrics import TierCollector
 from control_plane.tokenization import Tokenizer
 from control_plane.worker_client import WorkerClient
+from control_plane.worker_metrics import WorkerCollector
 from control_plane.worker_views import WorkerViews
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -121,7 +121,7 @@ class RouterServer:
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"
             ) from None
         self.address = f"{self._config.host}:{port}"
-        self.metrics.registry.register(TierCollector(self._views, asyncio.get_running_loop()))
+        self.metrics.registry.register(WorkerCollector(self._views, asyncio.get_running_loop()))
         try:
             self.metrics.serve(self._config.host, self._config.metrics_port)
         except OSError as error:

@@ -76,6 +76,7 @@ class StreamingSessions:
             token_ids=session.tokens,
             sampling=opened.sampling,
             cache_salt=opened.cache_salt,
+            priority=opened.priority,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=called_s + timeout_s,

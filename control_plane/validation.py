@@ -10,6 +10,8 @@ from cluster_core.errors import InvalidInputError, OutOfRangeError
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_CHARACTERS = 128
+# Either side of 0.
+MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
@@ -43,6 +45,13 @@ def check_cache_salt(salt: str, within: str = "") -> None:
     if len(salt) > MAX_CACHE_SALT_CHARACTERS or not salt.isprintable():
         raise InvalidInputError(
             f"must be at most {MAX_CACHE_SALT_CHARACTERS} printable characters", field=f"{within}cache_salt"
+        )
+
+
+def check_priority(priority: int, within: str = "") -> None:
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidInputError(
+            f"must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {priority}", field=f"{within}priority"
         )
 
 
@@ -110,6 +119,7 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
     check_request_id(opened.request_id, "open.")
     check_cache_salt(opened.cache_salt, "open.")
+    check_priority(opened.priority, "open.")
     check_model(opened.model, model.name, "open.")
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")

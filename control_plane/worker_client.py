@@ -92,8 +92,9 @@ class WorkerClient:
             response = await self._stub(worker.address).ReleaseHandoff(request, timeout=timeout_s)
             return bool(response.released)
 
-    async def status(self, address: str, timeout_s: float, hottest_prefixes: int = 0) -> wire.GetWorkerStatusResponse:
-        request = wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes)
+    async def status(
+        self, address: str, request: wire.GetWorkerStatusRequest, timeout_s: float
+    ) -> wire.GetWorkerStatusResponse:
         with _translated(None):
             response: wire.GetWorkerStatusResponse = await self._stub(address).GetWorkerStatus(
                 request, timeout=timeout_s

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Literal
 
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import RachisError
 from control_plane.membership import Member, Membership
 from control_plane.worker_client import WorkerClient
+
+_WHERE_THERE: tuple[Literal["tiers", "hottest", "decode", "batch"], ...] = ("tiers", "hottest", "decode", "batch")
 
 
 class WorkerViews:
@@ -15,12 +19,15 @@ class WorkerViews:
         self._membership = membership
         self._client = client
 
-    async def gather(self, timeout_s: float, *, hottest_prefixes: int = 0) -> Sequence[admin.WorkerView]:
+    async def gather(
+        self, timeout_s: float, *, hottest_prefixes: int = 0, batch_entries: int = 0
+    ) -> Sequence[admin.WorkerView]:
         """Of all workers, asked at the same time. One that does not answer in time has no load in its view."""
-        views = (self._view(member, timeout_s, hottest_prefixes) for member in self._membership.members())
+        request = wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
+        views = (self._view(member, timeout_s, request) for member in self._membership.members())
         return await asyncio.gather(*views)
 
-    async def _view(self, member: Member, timeout_s: float, hottest_prefixes: int) -> admin.WorkerView:
+    async def _view(self, member: Member, timeout_s: float, request: wire.GetWorkerStatusRequest) -> admin.WorkerView:
         view = admin.WorkerView(
             registration=member.registration,
             in_flight_requests=member.in_flight_requests,
@@ -29,13 +36,12 @@ class WorkerViews:
         if not member.registration.address:
             return view
         try:
-            status = await self._client.status(member.registration.address, timeout_s, hottest_prefixes)
+            status = await self._client.status(member.registration.address, request, timeout_s)
         except RachisError:
             return view
         view.load.CopyFrom(status.load)
         view.counters.CopyFrom(status.counters)
-        if status.HasField("tiers"):
-            view.tiers.CopyFrom(status.tiers)
-        if status.HasField("hottest"):
-            view.hottest.CopyFrom(status.hottest)
+        for name in _WHERE_THERE:
+            if status.HasField(name):
+                getattr(view, name).CopyFrom(getattr(status, name))
         return view

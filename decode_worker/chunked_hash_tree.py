@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PrefixShare:
-    """A prefix that requests of the batch share. hash: None where nothing is shared. waiting: requests that would join."""
+    """A prefix that requests of the batch share, and how many wait that have it too. hash: None where nothing is."""
 
     hash: ChunkHash | None
     chunks: int
@@ -118,8 +118,8 @@ class ChunkedHashTree:
     def insert(
         self, request_id: str, hashes: Sequence[ChunkHash], priority: int = 0, arrival: int | None = None
     ) -> None:
-        """A new waiting request. hashes: cumulative, of its chunks; kept, not copied. arrival: breaks ties, least first;
-        None: after all others. Raises ValueError for an id that is known."""
+        """A new waiting request. hashes: cumulative, of its chunks; kept, not copied. arrival: breaks ties, least
+        first; None: after all others. Raises ValueError for an id that is known."""
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in the tree already")
         if arrival is None:
@@ -191,6 +191,11 @@ class ChunkedHashTree:
     def finish(self, request_id: str) -> None:
         self._forget(self._deactivate(request_id))
 
+    def finish_all(self) -> None:
+        """As if every active request had finished."""
+        for request_id in list(self._active):
+            self.finish(request_id)
+
     def remove(self, request_id: str) -> None:
         """A waiting request is gone."""
         request = self._waiting(request_id)
@@ -228,6 +233,22 @@ class ChunkedHashTree:
     @property
     def tip_hash(self) -> ChunkHash | None:
         return _last_hash(self._tip())
+
+    @property
+    def wanted_tip_chunks(self) -> int:
+        """How much of the tip some waiting request has as well."""
+        node = self._tip()
+        while not node.waiting and node.parent is not None:
+            node = node.parent
+        return node.end
+
+    def branch(self, request_id: str) -> ChunkHash | None:
+        """Where a waiting request parts from all active ones: the first chunks that it shares with its peers, by hash.
+        None where it parts from nobody."""
+        node = self._waiting(request_id).node
+        while not node.active and node.parent is not None and not node.parent.active and node.parent.parent is not None:
+            node = node.parent
+        return None if node.active or node.parent is None else _last_hash(node)
 
     def shares(self) -> Iterator[PrefixShare]:
         """The active requests by the longest prefix that each shares with another; longest first."""

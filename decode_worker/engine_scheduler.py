@@ -1,14 +1,16 @@
-"""The schedulers of decode workers: vLLM's own, with the eviction of `kv_transfer.tiers`."""
+"""The schedulers of decode workers: vLLM's own, with the admission of `decode_worker.batching` and the eviction
+of `kv_transfer.tiers`."""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from decode_worker.batch_scheduling import BatchScheduling
 from kv_transfer.tiered_scheduling import TieredScheduling
 
 
-class DecodeScheduler(TieredScheduling, Scheduler):
+class DecodeScheduler(BatchScheduling, TieredScheduling, Scheduler):
     """For engines that run one step at a time."""
 
 
-class AsyncDecodeScheduler(TieredScheduling, AsyncScheduler):
+class AsyncDecodeScheduler(BatchScheduling, TieredScheduling, AsyncScheduler):
     """For engines that schedule a step while the one before runs."""

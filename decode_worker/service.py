@@ -15,7 +15,7 @@ class DecodeService(WorkerServiceBase):
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
         async with answering(context):
             self._admit(request.generation)
-            job = decode_job(request)
+            job = decode_job(request, context.time_remaining())
             generated = 0 if job.first is None else 1
             started = False
             async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
@@ -31,8 +31,8 @@ class DecodeService(WorkerServiceBase):
                         yield wire.DecodeResponse(end=_end(output, generated))
 
 
-def decode_job(request: wire.DecodeRequest) -> EngineJob:
-    """The engine job of a decode request, with or without a hand-off."""
+def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:
+    """The engine job of a decode request, with or without a hand-off. deadline_s: how long the call still waits."""
     first = None
     if request.HasField("first"):
         first = FirstToken(request.first.token_id, request.first.sent_text)
@@ -43,6 +43,8 @@ def decode_job(request: wire.DecodeRequest) -> EngineJob:
         pull=wire_conversion.lease_from_wire(request.handoff) if request.HasField("handoff") else None,
         first=first,
         cache_salt=request.cache_salt,
+        priority=request.priority,
+        deadline_s=deadline_s,
     )
 
 

@@ -48,6 +48,18 @@ def tiers_of(engine: Any) -> Any:
     return getattr(scheduler_of(engine), "tiers", None)
 
 
+def decode_report_of(engine: Any) -> Any:
+    """How the decode scheduler forms its batch, or None."""
+    report = getattr(scheduler_of(engine), "decode_report", None)
+    return report() if report is not None else None
+
+
+def decode_batch_of(engine: Any, at_most: int) -> Any:
+    """The decode scheduler's batch in detail, or None."""
+    batch = getattr(scheduler_of(engine), "decode_batch", None)
+    return batch(at_most) if batch is not None else None
+
+
 def blocks_held_by_copies(scheduler: Any) -> int:
     """Device blocks that nobody refers to but copies to or from host memory."""
     host_tier = getattr(scheduler.connector, "host_tier", None)
@@ -162,6 +174,11 @@ def shared_blocks(blocks: list[Any]) -> int:
 def blocks_in_use(blocks: Any) -> int:
     """How many of the blocks of a prefix hit are held by other requests: adopting those takes no free block."""
     return sum(block.ref_cnt > 0 for group in blocks.blocks for block in group)
+
+
+def is_cached(scheduler: Any, block_hash: Any) -> bool:
+    """Whether the KV of the block with this hash lies on the device. One group of blocks only."""
+    return pool_of(scheduler).get_cached_block(block_hash, [0]) is not None
 
 
 def pool_of(scheduler: Any) -> Any:

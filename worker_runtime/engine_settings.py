@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection, TiersSection
+from cluster_configs.schema import (
+    DecodeSection,
+    EngineSection,
+    HandoffSection,
+    ModelSection,
+    StreamingSection,
+    TiersSection,
+)
 from cluster_core.ports import hold_port
 
 
@@ -26,6 +33,7 @@ class EngineSettings:
     streaming: StreamingSection = field(default_factory=StreamingSection)
     host: str = "127.0.0.1"
     tiers: TiersSection = field(default_factory=TiersSection)
+    decode: DecodeSection = field(default_factory=DecodeSection)
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:

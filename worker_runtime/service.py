@@ -6,9 +6,9 @@ pool's call is UNIMPLEMENTED.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 import psutil
@@ -24,8 +24,11 @@ from worker_runtime import wire_conversion
 logger = logging.getLogger(__name__)
 
 MOST_HOTTEST_PREFIXES = 100
+MOST_BATCH_ENTRIES = 100
 # An engine looks for them between two steps; one that is in a long step is not waited for any longer.
-HOTTEST_TIMEOUT_S = 1.0
+LOOK_TIMEOUT_S = 1.0
+
+_Found = TypeVar("_Found")
 
 
 class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
@@ -60,29 +63,25 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self, request: wire.GetWorkerStatusRequest, context: Context
     ) -> wire.GetWorkerStatusResponse:
         status = self._engine.status()
-        hottest = None
-        if status.tiers is not None and request.hottest_prefixes:
-            hottest = await self._hottest(min(request.hottest_prefixes, MOST_HOTTEST_PREFIXES))
+        prefixes = min(request.hottest_prefixes, MOST_HOTTEST_PREFIXES) if status.tiers is not None else 0
+        entries = min(request.batch_entries, MOST_BATCH_ENTRIES) if status.decode is not None else 0
+        hottest, batch = await asyncio.gather(
+            _in_time(self._engine.hottest_prefixes, prefixes), _in_time(self._engine.decode_batch, entries)
+        )
         return wire.GetWorkerStatusResponse(
             registration=self._registration,
             load=wire_conversion.load_to_wire(status.load),
             counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
             tiers=wire_conversion.tiers_to_wire(status.tiers) if status.tiers is not None else None,
-            hottest=hottest,
+            hottest=wire_conversion.hottest_to_wire(hottest) if hottest is not None else None,
+            decode=wire_conversion.decode_to_wire(status.decode) if status.decode is not None else None,
+            batch=wire_conversion.batch_to_wire(batch) if batch is not None else None,
         )
 
     async def SetDraining(self, request: wire.SetDrainingRequest, context: Context) -> wire.SetDrainingResponse:
         self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
         self._on_state()
         return wire.SetDrainingResponse(state=self._registration.state)
-
-    async def _hottest(self, at_most: int) -> wire.HottestPrefixes | None:
-        """None: the engine did not get to it."""
-        try:
-            async with asyncio.timeout(HOTTEST_TIMEOUT_S):
-                return wire_conversion.hottest_to_wire(await self._engine.hottest_prefixes(at_most))
-        except TimeoutError:
-            return None
 
     def _admit(self, generation: int) -> None:
         """Raises StaleGenerationError or UnavailableError when this worker must not take the request."""
@@ -96,6 +95,17 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                 f"the call is for generation {generation} of {self._registration.worker_id}, "
                 f"this is {self._registration.generation}"
             )
+
+
+async def _in_time(look: Callable[[int], Awaitable[_Found]], at_most: int) -> _Found | None:
+    """None: nothing was asked for, or the engine did not get to it."""
+    if not at_most:
+        return None
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            return await look(at_most)
+    except TimeoutError:
+        return None
 
 
 @asynccontextmanager

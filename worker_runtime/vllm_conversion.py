@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from cluster_core.clock import unix_ms
+from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.engine import EngineJob, FinishReason, KvLease, PositionLogprobs, TokenLogprob
 from kv_transfer.handoff import DEADLINE_PARAM, FIRST_TOKEN_ARG, effective_deadline
 from kv_transfer.lease_params import decode_params
@@ -22,6 +22,8 @@ REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
+# Key in `SamplingParams.extra_args`: until when anybody waits for the request, monotonic.
+REQUEST_DEADLINE_ARG = "rachis_deadline_s"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -41,6 +43,8 @@ def sampling_params(job: EngineJob, deadline_s: float) -> SamplingParams:
         extra["kv_transfer_params"] = _pull_params(job.pull, deadline_s)
     if job.first is not None:
         extra[FIRST_TOKEN_ARG] = job.first.token_id
+    if job.deadline_s is not None:
+        extra[REQUEST_DEADLINE_ARG] = monotonic_s() + job.deadline_s
     return SamplingParams(
         max_tokens=spec.max_tokens,
         temperature=spec.temperature,

@@ -10,10 +10,11 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.engine import (
+    DecodeBatch,
     EngineCounters,
     EngineInfo,
     EngineJob,
@@ -41,6 +42,7 @@ from worker_runtime.engine_settings import EngineRole, EngineSettings
 _NAP_S = 0.001
 # A thread that hangs inside vLLM does not keep its process from ending.
 _STOP_TIMEOUT_S = 20.0
+_Found = TypeVar("_Found")
 _WARM_UP = (
     SamplingSpec(max_tokens=2, temperature=0.0),
     SamplingSpec(max_tokens=2, seed=0, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.1, logprobs=1),
@@ -132,9 +134,16 @@ class VllmEngine:
         return self._status
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
-        found: asyncio.Future[Sequence[HotPrefix]] = self._loop.create_future()
+        return await self._looked_up(lambda: self._hottest(at_most))
+
+    async def decode_batch(self, at_most: int) -> DecodeBatch:
+        return await self._looked_up(lambda: self._decode_batch(at_most))
+
+    async def _looked_up(self, look: Callable[[], _Found]) -> _Found:
+        """What `look` finds on the engine thread."""
+        found: asyncio.Future[_Found] = self._loop.create_future()
         # Who asked may have left before the engine has a moment.
-        self._commands.put(lambda: None if found.cancelled() else self._reply(found, self._hottest(at_most)))
+        self._commands.put(lambda: None if found.cancelled() else self._reply(found, look()))
         return await found
 
     async def stop(self) -> None:
@@ -244,7 +253,8 @@ class VllmEngine:
         from worker_runtime.vllm_conversion import prompt_of
 
         def begin(params: Any) -> str:
-            name: str = self._engine.add_request(stream.job.request_id, prompt_of(stream.job), params)
+            job = stream.job
+            name: str = self._engine.add_request(job.request_id, prompt_of(job), params, priority=job.priority)
             self._counters.prompt_tokens += len(stream.job.token_ids)
             return name
 
@@ -412,6 +422,10 @@ class VllmEngine:
         tiers = vllm_private.tiers_of(self._engine) if self._dead is None else None
         return tier_report.hottest_prefixes(tiers, self._block_size, at_most) if tiers is not None else ()
 
+    def _decode_batch(self, at_most: int) -> DecodeBatch:
+        batch = vllm_private.decode_batch_of(self._engine, at_most) if self._dead is None else None
+        return batch if batch is not None else DecodeBatch()
+
     def _tiers(self, capacity_blocks: int) -> TierReport | None:
         tiers = vllm_private.tiers_of(self._engine)
         return tier_report.tier_report(tiers, self._block_bytes, capacity_blocks) if tiers is not None else None
@@ -433,7 +447,8 @@ class VllmEngine:
             self._counters.handoffs_recomputed = connector.handoffs_recomputed
         sessions, free_host, total_host = vllm_private.session_counts(self._engine)
         load = EngineLoad(running, waiting, len(leased), free, total, sessions, free_host, total_host)
-        self._status = EngineStatus(load, self._counters, self._tiers(total))
+        decode = vllm_private.decode_report_of(self._engine)
+        self._status = EngineStatus(load, self._counters, self._tiers(total), decode)
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if stream.session is not None:

@@ -8,6 +8,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
 from cluster_core.engine import (
+    DecodeBatch,
+    DecodeReport,
     EngineCounters,
     EngineInfo,
     EngineLoad,
@@ -165,6 +167,19 @@ def tiers_to_wire(report: TierReport) -> wire.TierReport:
 
 def hottest_to_wire(prefixes: Iterable[HotPrefix]) -> wire.HottestPrefixes:
     return wire.HottestPrefixes(prefixes=[wire.HotPrefix(**asdict(each)) for each in prefixes])
+
+
+def decode_to_wire(report: DecodeReport) -> wire.DecodeReport:
+    return wire.DecodeReport(**asdict(report))
+
+
+def batch_to_wire(batch: DecodeBatch) -> wire.DecodeBatch:
+    return wire.DecodeBatch(
+        groups=[wire.PrefixGroup(**asdict(each)) for each in batch.groups],
+        waiting=[wire.WaitingRequest(**asdict(each)) for each in batch.waiting],
+        table=[wire.PolicyRow(**asdict(each)) for each in batch.table],
+        longest_wait_s=batch.longest_wait_s,
+    )
 
 
 def _position(row: PositionLogprobs) -> generation.PositionLogprobs:

@@ -16,6 +16,7 @@ from cluster_core.errors import ClientFault, ConfigError, RachisError
 from control_plane.cli import options
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.client import chat_prompt, text_prompt, token_prompt
+from control_plane.validation import MAX_PRIORITY
 from prefill_worker.policies import POLICIES
 
 app = typer.Typer(
@@ -106,6 +107,9 @@ def generate(
     repetition_penalty: float = 1.0,
     logprobs: int | None = None,
     cache_salt: Annotated[str, typer.Option(help="Share cached KV only with prompts of the same salt.")] = "",
+    priority: Annotated[
+        int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Decode workers admit the lowest first.")
+    ] = 0,
     timeout_s: float = 600.0,
     address: options.Address = None,
     as_json: options.AsJson = False,
@@ -124,6 +128,7 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "repetition_penalty": repetition_penalty,
         "cache_salt": cache_salt,
+        "priority": priority,
     }
     if seed is not None:
         sampling["seed"] = _whole(seed, "--seed", UINT64)
@@ -138,13 +143,18 @@ def status(
     tiers: Annotated[
         bool, typer.Option("--tiers", help="What device and host memory saved, and the hottest prefixes.")
     ] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="How decode workers form their batches, and what waits and why.")
+    ] = False,
+    worker: Annotated[str | None, typer.Option(help="Show this worker only, for example decode-0.")] = None,
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what runs here."""
     from control_plane.cli.status import status as status_now
 
-    raise typer.Exit(asyncio.run(status_now(address, options.state_file(), tiers=tiers, as_json=as_json)))
+    shown = status_now(address, options.state_file(), tiers=tiers, decode=decode, worker=worker, as_json=as_json)
+    raise typer.Exit(asyncio.run(shown))
 
 
 @app.command()

@@ -27,6 +27,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     out.print(table)
 
 
+def short_number(number: int) -> str:
+    """At least three digits, and mostly not more than six characters: 99999, 1234k, 512M."""
+    for letter, unit in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= 100 * unit:
+            return f"{number // unit}{letter}"
+    return str(number)
+
+
 class PhaseDisplay:
     """What each part is doing, a line for each: live in a terminal, a line per change elsewhere."""
 

@@ -1,24 +1,39 @@
 """`rachis status`: what runs here, what it is doing, and whether anything was left behind."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.errors import NotFoundError
 from control_plane.cli.output import out, print_json, print_table
+from control_plane.cli.status_decode import BATCH_ENTRIES, decode_of, print_decode
 from control_plane.cli.status_tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.client import RachisClient
 from control_plane.service_state import StateFile, leftovers
 
 
-async def status(address: str | None, state_file: StateFile, *, tiers: bool, as_json: bool) -> int:
-    """Prints it; returns 0 for a running service or none at all, 1 for leftovers or one that does not answer."""
+async def status(
+    address: str | None,
+    state_file: StateFile,
+    *,
+    tiers: bool = False,
+    decode: bool = False,
+    worker: str | None = None,
+    as_json: bool,
+) -> int:
+    """Prints it; returns 0 for a running service or none at all, 1 for leftovers or one that does not answer.
+
+    worker: the only one to be told of. Raises NotFoundError where there is none of that name.
+    """
     running = state_file.read()
     address = address or (running.address if running else None)
     if not address:
         return _nothing_runs(as_json, starting=running is not None)
     try:
-        result = await _ask(address, tiers=tiers)
+        result = await _ask(address, worker, tiers=tiers, decode=decode)
     except grpc.aio.AioRpcError as error:
         message = f"the router at {address} does not answer: {error.details()}"
         if as_json:
@@ -32,6 +47,8 @@ async def status(address: str | None, state_file: StateFile, *, tiers: bool, as_
         _print(result)
         if tiers:
             print_tiers(result["workers"])
+        if decode:
+            print_decode(result["workers"])
     return 0
 
 
@@ -49,10 +66,14 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
     return 1 if left else 0
 
 
-async def _ask(address: str, *, tiers: bool) -> dict[str, Any]:
+async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -> dict[str, Any]:
     async with RachisClient(address) as client:
         router = await client.router_status()
-        workers = await client.workers(hottest_prefixes=HOTTEST_PREFIXES if tiers else 0)
+        views = await client.workers(
+            hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
+        )
+    if worker is not None:
+        views = [_named(worker, views)]
     return {
         "running": True,
         "address": address,
@@ -89,10 +110,19 @@ async def _ask(address: str, *, tiers: bool) -> dict[str, Any]:
                 "handoffs_recomputed": view.counters.handoffs_recomputed,
                 "resident_bytes": view.counters.resident_bytes,
                 **({"tiers": tiers_of(view)} if tiers else {}),
+                **({"decode": decode_of(view)} if decode else {}),
             }
-            for view in workers
+            for view in views
         ],
     }
+
+
+def _named(name: str, views: Sequence[admin.WorkerView]) -> admin.WorkerView:
+    for view in views:
+        if view.registration.worker_id == name:
+            return view
+    known = ", ".join(view.registration.worker_id for view in views) or "none"
+    raise NotFoundError(f"no worker `{name}`; there are: {known}", field="--worker")
 
 
 def _state(state: wire.WorkerState.ValueType, *, suspect: bool) -> str:

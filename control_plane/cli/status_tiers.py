@@ -6,7 +6,7 @@ from typing import Any
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.cli.output import out, print_table
+from control_plane.cli.output import out, print_table, short_number
 
 HOTTEST_PREFIXES = 5
 
@@ -88,12 +88,12 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         worker["worker_id"],
         f"{tiers['hit_ratio']['device']:.1%}",
         f"{tiers['hit_ratio']['host']:.1%}" if tiers["capacity_blocks"]["host"] else "-",
-        _short(tiers["saved_tokens"]),
+        short_number(tiers["saved_tokens"]),
         f"{tiers['copied_bytes']['out'] / 2**30:.2f}",
         f"{tiers['copied_bytes']['back'] / 2**30:.2f}",
-        _short(sum(tiers["refused_offers"].values())),
-        _short(tiers["promoted_used_blocks"]),
-        _short(tiers["promoted_wasted_blocks"]),
+        short_number(sum(tiers["refused_offers"].values())),
+        short_number(tiers["promoted_used_blocks"]),
+        short_number(tiers["promoted_wasted_blocks"]),
     )
 
 
@@ -110,11 +110,3 @@ def _hot_prefix(prefix: wire.HotPrefix) -> dict[str, Any]:
 
 def _ratio(part: int, whole: int) -> float:
     return round(part / whole, 6) if whole else 0.0
-
-
-def _short(number: int) -> str:
-    """At least three digits, and mostly not more than six characters: 99999, 1234k, 512M."""
-    for letter, unit in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= 100 * unit:
-            return f"{number // unit}{letter}"
-    return str(number)

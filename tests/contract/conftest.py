@@ -18,7 +18,7 @@ _names = itertools.count()
 
 @pytest.fixture(scope="session", params=["fake", pytest.param("vllm", marks=pytest.mark.integration)])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
-    engine = FakeEngine() if request.param == "fake" else _vllm_engine()
+    engine = FakeEngine() if request.param == "fake" else vllm_engine(EngineRole.PREFILL)
     deaths: list[str] = []
     info = await engine.start(lambda phase: None, deaths.append)
     yield engine, info
@@ -33,9 +33,9 @@ async def engine(started: tuple[Engine, EngineInfo]) -> AsyncIterator[Engine]:
     await until(started[0], is_idle)
 
 
-def _vllm_engine() -> Engine:
+def vllm_engine(role: EngineRole) -> Engine:
     config = RachisConfig()
-    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL)
+    settings = EngineSettings(config.model, config.engine, config.handoff, role)
     os.environ.update(engine_environment(settings))
     from worker_runtime.vllm_engine import VllmEngine
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster_core.engine import Engine, EngineInfo, EngineLoad, FinishReason, FirstToken, HandoffOutcome
+from cluster_core.engine import DecodeBatch, Engine, EngineInfo, EngineLoad, FinishReason, FirstToken, HandoffOutcome
 from cluster_core.errors import InvalidInputError, UnavailableError
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 
@@ -237,3 +237,8 @@ async def test_a_repeated_prompt_is_found_in_the_tiers_and_listed_as_hot(
     [ours] = [each for each in hottest if each.tokens == len(prompt) // block_size * block_size]
     assert (ours.frequency, ours.device_blocks) == (2, len(prompt) // block_size)
     assert len(await engine.hottest_prefixes(1)) == 1
+
+
+async def test_an_engine_that_does_not_form_its_batch_by_prefixes_tells_nothing_of_it(engine: Engine) -> None:
+    assert engine.status().decode is None
+    assert await engine.decode_batch(100) == DecodeBatch()

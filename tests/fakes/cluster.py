@@ -239,6 +239,7 @@ class Cluster:
         timeout_s: float | None = None,
         request_id: str = "",
         cache_salt: str = "",
+        priority: int = 0,
         **sampling: Any,
     ) -> Any:
         """A request on its way."""
@@ -248,6 +249,7 @@ class Cluster:
             sampling=generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
             request_id=request_id,
             cache_salt=cache_salt,
+            priority=priority,
         )
         return self.api.Generate(request, timeout=timeout_s)
 
@@ -313,6 +315,8 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
 
 # What tests ask of it and of its answers.
 
+_OPEN_FIELDS = ("model", "request_id", "cache_salt", "priority")
+
 
 def whole_text(max_tokens: int = 8, seed: int | None = None) -> str:
     """What one engine alone answers to `hello`."""
@@ -341,7 +345,7 @@ def delta_of(response: api.GenerateResponse | api.StreamGenerateResponse) -> gen
 
 def session_open(prefix: str | None, mode: str, **values: Any) -> api.SessionOpen:
     """Values that are no field of `open` are fields of its sampling."""
-    fields = {name: values.pop(name) for name in ("model", "request_id", "cache_salt") if name in values}
+    fields = {name: values.pop(name) for name in _OPEN_FIELDS if name in values}
     sampling = generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **values})
     number = generation.SessionMode.Value(f"SESSION_MODE_{mode}")
     text = None if prefix is None else generation.PromptInput(text=prefix)

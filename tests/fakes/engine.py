@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster_core.clock import unix_ms
 from cluster_core.engine import (
+    DecodeBatch,
     EngineCounters,
     EngineInfo,
     EngineJob,
@@ -36,6 +37,7 @@ from cluster_core.engine import (
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
 from kv_transfer.handoff import is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
+from tests.fakes.decode import FakeDecode
 from tests.fakes.session import FakeSession
 from tests.fakes.tiers import FakeTiers
 
@@ -79,6 +81,7 @@ class FakeEngine:
         max_model_len: int = 4096,
         deadline_s: float = 15.0,
         has_tiers: bool = True,
+        forms_batches: bool = False,
     ) -> None:
         self.name = name
         self.jobs: list[EngineJob] = []
@@ -98,6 +101,7 @@ class FakeEngine:
         self._dead: str | None = None
         self._counters = EngineCounters()
         self._tiers = FakeTiers(blocks, block_size_tokens) if has_tiers else None
+        self._decode = FakeDecode() if forms_batches else None
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
@@ -121,11 +125,15 @@ class FakeEngine:
         self.jobs.append(job)
         self._counters.requests += 1
         self._counters.prompt_tokens += len(job.token_ids)
+        if self._decode is not None:
+            self._decode.joined(job)
         try:
             report = self._pull(job.pull)
             text, sent = "", len(job.first.sent_text) if job.first else 0
             for position in range(job.sampling.max_tokens):
                 await self._step(run, position)
+                if self._decode is not None:
+                    self._decode.stepped()
                 replayed = job.first is not None and position == 0
                 token = (
                     job.first.token_id if job.first and replayed else token_at(job.token_ids, job.sampling, position)
@@ -149,6 +157,8 @@ class FakeEngine:
                 if reason is not None:
                     return
         finally:
+            if self._decode is not None:
+                self._decode.left(job)
             self.forget(job.request_id, run)
 
     async def release(self, lease_id: str) -> bool:
@@ -164,11 +174,16 @@ class FakeEngine:
         used = sum(self._leases.values()) + sum(run.blocks for run in self._running.values())
         load = EngineLoad(len(self._running), 0, len(self._leases), self._blocks - used, self._blocks)
         tiers = self._tiers.report() if self._tiers is not None else None
-        return EngineStatus(load, replace(self._counters), tiers)
+        decode = self._decode.report() if self._decode is not None else None
+        return EngineStatus(load, replace(self._counters), tiers, decode)
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         await asyncio.sleep(0)
         return self._tiers.hottest(at_most) if self._tiers is not None else ()
+
+    async def decode_batch(self, at_most: int) -> DecodeBatch:
+        await asyncio.sleep(0)
+        return self._decode.batch(at_most) if self._decode is not None else DecodeBatch()
 
     async def stop(self) -> None:
         self.die("stopped")

@@ -9,7 +9,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import count
 from typing import Any
@@ -27,6 +27,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cluster_core.engine import SessionMode, SessionRecord
+from decode_worker import batch_settings
+from decode_worker.batch_settings import BatchSettings
+from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
 from kv_transfer import tiered_scheduling, vllm_private
 from kv_transfer.radix_tree import Tier
 from kv_transfer.tiers import TierCounters
@@ -52,7 +55,8 @@ class World:
 
     depth: engine steps in flight; above 1 the asynchronous scheduler. loads: share of all prompts whose beginning comes
     from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later. tiers: without
-    them the order of eviction is vLLM's own, and host memory is for swapped sessions only.
+    them the order of eviction is vLLM's own, and host memory is for swapped sessions only. decode: settings of a decode
+    scheduler, which has no sessions; None: a streaming one.
     """
 
     v2: bool = False
@@ -72,6 +76,7 @@ class World:
     eviction: str = "rachis"
     admission: str = "selective"
     frequency_threshold: int = 2
+    decode: BatchSettings | None = None
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -95,6 +100,8 @@ class World:
 
     @property
     def scheduler_class(self) -> type:
+        if self.decode is not None:
+            return AsyncDecodeScheduler if self.depth > 1 else DecodeScheduler
         return AsyncStreamingScheduler if self.depth > 1 else StreamingScheduler
 
 
@@ -126,12 +133,12 @@ class SimulatedEngine:
         remote: dict[str, int] = self.scheduler.connector.remote_tokens
         return remote
 
-    def request(self, name: str, prompt: list[int], max_tokens: int) -> Request:
+    def request(self, name: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        return Request(name, list(prompt), params, None, block_hasher=self._hasher)
+        return Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
 
-    def add(self, name: str, prompt: list[int], max_tokens: int = 1) -> None:
-        self.scheduler.add_request(self.request(name, prompt, max_tokens))
+    def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
+        self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
 
     def open(self, name: str, prompt: list[int], max_tokens: int = 1, mode: SessionMode = SessionMode.UPDATE) -> None:
         self.scheduler.open_session(self.request(name, prompt, max_tokens), mode)
@@ -199,7 +206,7 @@ class SimulatedEngine:
 
     def _check_slots(self) -> None:
         """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way."""
-        tiers, swaps = self.scheduler.tiers, self.scheduler.swaps
+        tiers, swaps = self.scheduler.tiers, self.scheduler.connector.swaps
         cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
         owned = cached + copying + swaps.used_slots + len(swaps._pending.slots_after)
         assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
@@ -208,11 +215,12 @@ class SimulatedEngine:
         """Nothing is left of anything."""
         scheduler = self.scheduler
         assert self.free_blocks() == self.world.blocks - 1
-        assert scheduler.swaps.free_slots == self.world.host_slots
+        assert scheduler.connector.swaps.free_slots == self.world.host_slots
         assert not scheduler.requests
-        assert not scheduler._sessions
-        assert not scheduler._late_input
-        assert not scheduler._ended
+        if self.world.decode is None:
+            assert not scheduler._sessions
+            assert not scheduler._late_input
+            assert not scheduler._ended
         assert not scheduler._begun
         assert not scheduler._uncounted
         assert not scheduler._counted_blocks
@@ -269,6 +277,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
         additional_config={
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
             tiered_scheduling.KEY: _tiers(world) if world.tiers else None,
+            batch_settings.KEY: asdict(world.decode) if world.decode is not None else None,
         },
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.

@@ -10,7 +10,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from control_plane.client import RachisClient, chat_prompt
+from control_plane.client import RachisClient, chat_prompt, text_prompt
 from control_plane.client_session import ClientSession, RefusedError, stream_documents
 from control_plane.prompts import each_of, piece_of, prompt_of
 from control_plane.request import State
@@ -48,6 +48,15 @@ async def test_a_session_appends_finishes_and_has_its_completion(cluster: Cluste
     assert session.completion.session.ttft_from_finish_ms == session.first_token.ttft_from_finish_ms > 0
     assert session.progress.received_tokens > 0
     assert not session.refusals
+
+
+async def test_priority_goes_with_requests_and_sessions(cluster: Cluster, client: RachisClient) -> None:
+    cluster.calls += 1
+    generated = await client.generate(text_prompt("hello"), priority=-2, **GREEDY)
+    async with opened(cluster, client, priority=3) as session:
+        assert await answer(session) == generated.text
+
+    assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [-2, 3]
 
 
 async def test_updates_count_their_revisions(cluster: Cluster, client: RachisClient) -> None:

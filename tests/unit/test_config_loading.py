@@ -130,6 +130,11 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         ("tiers.formula", "hotness + 1"),
         ("tiers.eviction", "coldest"),
         ("tiers.host_ratio", -0.5),
+        ("decode.policy", "lifo"),
+        ("decode.chunk_tokens", 0),
+        ("decode.chunk_tokens", 65_537),
+        ("decode.wait_bound_s", 0),
+        ("decode.policy_folder", ""),
     ],
 )
 def test_a_bad_value_is_refused_with_its_key_the_value_and_its_layer(key: str, value: Any) -> None:

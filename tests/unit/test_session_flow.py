@@ -324,6 +324,15 @@ async def test_the_worker_hears_mode_salt_and_one_token_sampling(cluster: Cluste
     assert (opened.job.sampling.max_tokens, opened.job.hand_off) == (1, True)
 
 
+async def test_the_decode_worker_hears_of_the_sessions_priority(cluster: Cluster) -> None:
+    session = cluster.session()
+    await session.open("hello", priority=9)
+    await session.finish()
+    await session.answer()
+
+    assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [9]
+
+
 async def test_a_session_holds_its_admission_slot_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(monkeypatch, router__max_in_flight_requests=1, router__max_queued_requests=0) as cluster:
         await cluster.add(PREFILL)

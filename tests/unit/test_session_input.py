@@ -53,6 +53,7 @@ INVALID, TOO_MUCH = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RAN
         (opening(model="other"), INVALID, "open.model"),
         (opening(request_id="x" * 129), INVALID, "open.request_id"),
         (opening(cache_salt="x" * 129), INVALID, "open.cache_salt"),
+        (opening(priority=1001), INVALID, "open.priority"),
         (opening(temperature=-1.0), INVALID, "open.sampling.temperature"),
         (opening(min_tokens=9), INVALID, "open.sampling.min_tokens"),
         (opening(stop_token_ids=[256]), TOO_MUCH, "open.sampling.stop_token_ids"),

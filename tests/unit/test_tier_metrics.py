@@ -9,8 +9,9 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane import tier_metrics
-from control_plane.tier_metrics import TierCollector
+from control_plane import worker_metrics
+from control_plane.tier_metrics import tier_metrics
+from control_plane.worker_metrics import WorkerCollector
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 REPORT = wire.TierReport(
@@ -40,7 +41,7 @@ def view(worker_id: str, report: wire.TierReport | None) -> admin.WorkerView:
 def samples(views: Sequence[admin.WorkerView]) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *sample.labels.values()): sample.value
-        for metric in tier_metrics.tier_metrics(views)
+        for metric in tier_metrics(views)
         for sample in metric.samples
     }
 
@@ -113,9 +114,9 @@ def test_a_router_that_hangs_costs_a_scrape_a_bounded_time(monkeypatch: pytest.M
 
     views: Any = NoWorkers()
     loop = asyncio.new_event_loop()
-    monkeypatch.setattr(tier_metrics, "SCRAPE_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(worker_metrics, "SCRAPE_TIMEOUT_S", 0.001)
 
-    assert list(TierCollector(views, loop).collect()) == []
+    assert list(WorkerCollector(views, loop).collect()) == []
 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()

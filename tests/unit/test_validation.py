@@ -145,6 +145,17 @@ def test_an_unprintable_or_long_cache_salt_is_refused(salt: str) -> None:
         validation.check_cache_salt(salt)
 
 
+@pytest.mark.parametrize("priority", [-1000, 0, 1000])
+def test_a_priority_within_the_limits_is_accepted(priority: int) -> None:
+    validation.check_priority(priority)
+
+
+@pytest.mark.parametrize("priority", [-1001, 1001, 2**31 - 1])
+def test_a_priority_beyond_the_limits_is_refused_with_both(priority: int) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^priority: must be in \[-1000, 1000\], got {priority}$"):
+        validation.check_priority(priority)
+
+
 @pytest.mark.parametrize("name", ["a" * 129, "line\nbreak", "nul\0", "\u200bhidden"])
 def test_an_unprintable_or_long_request_id_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^request_id: "):

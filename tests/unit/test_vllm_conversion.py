@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster_core.clock import UnixMs, unix_ms
+from cluster_core.clock import UnixMs, monotonic_s, unix_ms
 from cluster_core.engine import EngineJob, FinishReason, FirstToken, KvLease, SamplingSpec, TokenLogprob
 from cluster_core.errors import InvalidInputError
 
@@ -82,6 +82,14 @@ def test_a_pull_with_damaged_parameters_is_refused() -> None:
 
 def test_a_first_token_is_replayed_even_when_it_is_token_zero() -> None:
     assert params_of(first=FirstToken(0, "")).extra_args == {"rachis_first_token": 0}
+
+
+def test_a_deadline_is_told_on_the_monotonic_clock() -> None:
+    before = monotonic_s()
+
+    deadline_s = params_of(deadline_s=2.5).extra_args["rachis_deadline_s"]
+
+    assert before + 2.5 <= deadline_s <= monotonic_s() + 2.5
 
 
 def test_reasons_that_are_no_proper_end_are_not_taken_for_one() -> None:

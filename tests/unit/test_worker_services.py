@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
 from cluster_core.engine import (
+    DecodeBatch,
+    DecodeReport,
     EngineCounters,
     EngineJob,
     EngineLoad,
@@ -26,10 +28,13 @@ from cluster_core.engine import (
     HandoffOutcome,
     HotPrefix,
     KvLease,
+    PolicyRow,
     PositionLogprobs,
+    PrefixGroup,
     SamplingSpec,
     TierReport,
     TokenLogprob,
+    WaitingRequest,
 )
 from decode_worker.service import DecodeService, decode_job
 from prefill_worker.service import PrefillService, first_token_sampling, prefill_job, presentable_text
@@ -64,6 +69,10 @@ class RecordingContext:
 
     code: str = ""
     details: str = ""
+    left_s: float | None = None
+
+    def time_remaining(self) -> float | None:
+        return self.left_s
 
     async def abort(self, code: grpc.StatusCode, details: str, _metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self.code, self.details = code.name, details
@@ -257,9 +266,12 @@ async def test_status_tells_load_and_counters() -> None:
     assert status.registration.worker_id == "w-0"
 
 
-async def status_of(engine: FakeEngine, hottest_prefixes: int = 0) -> wire.GetWorkerStatusResponse:
+async def status_of(
+    engine: FakeEngine, hottest_prefixes: int = 0, batch_entries: int = 0
+) -> wire.GetWorkerStatusResponse:
     service = PrefillService(engine, registration(), lambda: None)
-    return await service.GetWorkerStatus(wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes), context())
+    request = wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
+    return await service.GetWorkerStatus(request, context())
 
 
 async def test_status_tells_what_the_tiers_saved_and_the_hottest_prefixes_only_when_asked() -> None:
@@ -299,11 +311,51 @@ async def test_an_engine_in_a_long_step_is_not_waited_for(monkeypatch: pytest.Mo
         async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
             return await asyncio.Future()
 
-    monkeypatch.setattr("worker_runtime.service.HOTTEST_TIMEOUT_S", 0.001)
+        async def decode_batch(self, at_most: int) -> DecodeBatch:
+            return await asyncio.Future()
 
-    status = await status_of(Busy(), 5)
+    monkeypatch.setattr("worker_runtime.service.LOOK_TIMEOUT_S", 0.001)
+
+    status = await status_of(Busy(forms_batches=True), 5, 5)
 
     assert (status.HasField("tiers"), status.HasField("hottest")) == (True, False)
+    assert (status.HasField("decode"), status.HasField("batch")) == (True, False)
+
+
+async def test_status_tells_how_the_batch_is_formed_and_the_batch_only_when_asked() -> None:
+    engine = FakeEngine(forms_batches=True)
+    engine.hold_before(1)
+    running = [engine.generate(EngineJob(f"r#{number}", (*range(8), number), SamplingSpec())) for number in range(3)]
+    for outputs in running:
+        await anext(outputs)
+
+    status = await status_of(engine)
+    asked = await status_of(engine, batch_entries=1)
+
+    assert (status.decode.running_requests, status.decode.tip_tokens) == (3, 8)
+    assert dict(status.decode.admissions) == {"idle": 1, "policy": 2}
+    assert not status.HasField("batch")
+    assert asked.decode == status.decode
+    assert [(group.tokens, group.running) for group in asked.batch.groups] == [(8, 3)]
+    for outputs in running:
+        await outputs.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_worker_without_a_decode_report_tells_nothing_of_a_batch() -> None:
+    status = await status_of(FakeEngine(), batch_entries=5)
+
+    assert (status.HasField("decode"), status.HasField("batch")) == (False, False)
+
+
+async def test_more_of_a_batch_than_the_limit_is_not_told() -> None:
+    class Many(FakeEngine):
+        async def decode_batch(self, at_most: int) -> DecodeBatch:
+            return DecodeBatch(groups=(PrefixGroup("", 0, 1, 0),) * at_most)
+
+    engine = Many(forms_batches=True)
+
+    assert len((await status_of(engine, batch_entries=7)).batch.groups) == 7
+    assert len((await status_of(engine, batch_entries=2**32 - 1)).batch.groups) == 100
 
 
 async def decode(engine: FakeEngine, request: wire.DecodeRequest) -> list[wire.DecodeResponse]:
@@ -358,6 +410,21 @@ def test_a_decode_job_without_hand_off_has_neither_pull_nor_first_token() -> Non
     assert (job.pull, job.first, job.hand_off) == (None, None, False)
 
 
+@pytest.mark.parametrize("left_s", [None, 0.0, 2.5])
+async def test_a_decode_job_knows_its_priority_and_how_long_the_call_still_waits(left_s: float | None) -> None:
+    engine, request = FakeEngine(), decode_request(max_tokens=1)
+    request.priority = -7
+    service: Any = DecodeService(engine, registration(), lambda: None)
+
+    called = RecordingContext()
+    called.left_s = left_s
+
+    async for _ in service.Decode(request, called):
+        pass
+
+    assert [(job.priority, job.deadline_s) for job in engine.jobs] == [(-7, left_s)]
+
+
 def test_a_decode_job_takes_over_lease_and_first_token() -> None:
     lease = KvLease("r#1", b'{"a":1}', UnixMs(1_700_000_000_123))
     request = decode_request(wire.SampledFirstToken(token_id=0, sent_text=""))
@@ -404,6 +471,37 @@ def test_a_report_of_tiers_keeps_every_field_under_its_own_name() -> None:
 
     told = {field.name: getattr(message, field.name) for field in wire.TierReport.DESCRIPTOR.fields}
     assert told == {**numbers, "refused_offers": {"frequency": 7}}
+
+
+DECODE_REPORT = DecodeReport(
+    "bandit", "probe", 1, 2, 3, 4, {"held": 5}, 6, 7, 8, {"overdue": 9}, 10, {"held": 1.5}, 2.5, 11, 3.5, 12, 13
+)
+DECODE_BATCH = DecodeBatch(
+    groups=(PrefixGroup("0a", 64, 1, 2),),
+    waiting=(WaitingRequest("r#1", 80, 0.5, "held", 64, -3),),
+    table=(PolicyRow("1-4", "0", "1+", 5, 6, 0.25, None),),
+    longest_wait_s={"held": 0.75},
+)
+
+
+def test_a_decode_report_keeps_every_field_under_its_own_name() -> None:
+    message = wire_conversion.decode_to_wire(DECODE_REPORT)
+
+    assert {field.name: getattr(message, field.name) for field in wire.DecodeReport.DESCRIPTOR.fields} == asdict(
+        DECODE_REPORT
+    )
+
+
+def test_a_decode_batch_keeps_every_field_under_its_own_name_and_what_is_unknown_absent() -> None:
+    message = wire_conversion.batch_to_wire(DECODE_BATCH)
+
+    for name, kind in (("groups", wire.PrefixGroup), ("waiting", wire.WaitingRequest), ("table", wire.PolicyRow)):
+        [told], [given] = getattr(message, name), getattr(DECODE_BATCH, name)
+        there = {field.name for field in kind.DESCRIPTOR.fields if not field.has_presence or told.HasField(field.name)}
+        assert {name: getattr(told, name) for name in there} == {
+            name: value for name, value in asdict(given).items() if value is not None
+        }
+    assert dict(message.longest_wait_s) == {"held": 0.75}
 
 
 async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rachis.v1 import worker_pb2 as rachis_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rachis/v1/admin.proto\x12\trachis.v1\x1a\x16rachis/v1/worker.proto\".\n\x12ListWorkersRequest\x12\x18\n\x10hottest_prefixes\x18\x01 \x01(\r\"\x93\x02\n\nWorkerView\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x0f\n\x07suspect\x18\x05 \x01(\x08\x12$\n\x05tiers\x18\x06 \x01(\x0b\x32\x15.rachis.v1.TierReport\x12+\n\x07hottest\x18\x07 \x01(\x0b\x32\x1a.rachis.v1.HottestPrefixes\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.rachis.v1.WorkerView\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"<\n\x13\x44rainWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"=\n\x14ResumeWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"\x1b\n\x19GetEffectiveConfigRequest\"9\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"E\n\x1aGetEffectiveConfigResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ConfigEntry\"\x18\n\x16GetRouterStatusRequest\"\xf0\x02\n\x17GetRouterStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nservice_id\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x42\n\x08outcomes\x18\x06 \x03(\x0b\x32\x30.rachis.v1.GetRouterStatusResponse.OutcomesEntry\x12\x1a\n\x12registry_connected\x18\x07 \x01(\x08\x12\x17\n\x0foverhead_p50_ms\x18\x08 \x01(\x01\x12\x17\n\x0foverhead_p99_ms\x18\t \x01(\x01\x12\r\n\x05\x63pu_s\x18\n \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x0b \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xb8\x03\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.rachis.v1.ListWorkersRequest\x1a\x1e.rachis.v1.ListWorkersResponse\x12L\n\x0b\x44rainWorker\x12\x1d.rachis.v1.DrainWorkerRequest\x1a\x1e.rachis.v1.DrainWorkerResponse\x12O\n\x0cResumeWorker\x12\x1e.rachis.v1.ResumeWorkerRequest\x1a\x1f.rachis.v1.ResumeWorkerResponse\x12\x61\n\x12GetEffectiveConfig\x12$.rachis.v1.GetEffectiveConfigRequest\x1a%.rachis.v1.GetEffectiveConfigResponse\x12X\n\x0fGetRouterStatus\x12!.rachis.v1.GetRouterStatusRequest\x1a\".rachis.v1.GetRouterStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rachis/v1/admin.proto\x12\trachis.v1\x1a\x16rachis/v1/worker.proto\"E\n\x12ListWorkersRequest\x12\x18\n\x10hottest_prefixes\x18\x01 \x01(\r\x12\x15\n\rbatch_entries\x18\x02 \x01(\r\"\xe3\x02\n\nWorkerView\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x0f\n\x07suspect\x18\x05 \x01(\x08\x12$\n\x05tiers\x18\x06 \x01(\x0b\x32\x15.rachis.v1.TierReport\x12+\n\x07hottest\x18\x07 \x01(\x0b\x32\x1a.rachis.v1.HottestPrefixes\x12\'\n\x06\x64\x65\x63ode\x18\x08 \x01(\x0b\x32\x17.rachis.v1.DecodeReport\x12%\n\x05\x62\x61tch\x18\t \x01(\x0b\x32\x16.rachis.v1.DecodeBatch\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.rachis.v1.WorkerView\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"<\n\x13\x44rainWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"=\n\x14ResumeWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"\x1b\n\x19GetEffectiveConfigRequest\"9\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"E\n\x1aGetEffectiveConfigResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ConfigEntry\"\x18\n\x16GetRouterStatusRequest\"\xf0\x02\n\x17GetRouterStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nservice_id\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x42\n\x08outcomes\x18\x06 \x03(\x0b\x32\x30.rachis.v1.GetRouterStatusResponse.OutcomesEntry\x12\x1a\n\x12registry_connected\x18\x07 \x01(\x08\x12\x17\n\x0foverhead_p50_ms\x18\x08 \x01(\x01\x12\x17\n\x0foverhead_p99_ms\x18\t \x01(\x01\x12\r\n\x05\x63pu_s\x18\n \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x0b \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xb8\x03\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.rachis.v1.ListWorkersRequest\x1a\x1e.rachis.v1.ListWorkersResponse\x12L\n\x0b\x44rainWorker\x12\x1d.rachis.v1.DrainWorkerRequest\x1a\x1e.rachis.v1.DrainWorkerResponse\x12O\n\x0cResumeWorker\x12\x1e.rachis.v1.ResumeWorkerRequest\x1a\x1f.rachis.v1.ResumeWorkerResponse\x12\x61\n\x12GetEffectiveConfig\x12$.rachis.v1.GetEffectiveConfigRequest\x1a%.rachis.v1.GetEffectiveConfigResponse\x12X\n\x0fGetRouterStatus\x12!.rachis.v1.GetRouterStatusRequest\x1a\".rachis.v1.GetRouterStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._loaded_options = None
   _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_options = b'8\001'
   _globals['_LISTWORKERSREQUEST']._serialized_start=60
-  _globals['_LISTWORKERSREQUEST']._serialized_end=106
-  _globals['_WORKERVIEW']._serialized_start=109
-  _globals['_WORKERVIEW']._serialized_end=384
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=386
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=447
-  _globals['_DRAINWORKERREQUEST']._serialized_start=449
-  _globals['_DRAINWORKERREQUEST']._serialized_end=488
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=490
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=550
-  _globals['_RESUMEWORKERREQUEST']._serialized_start=552
-  _globals['_RESUMEWORKERREQUEST']._serialized_end=592
-  _globals['_RESUMEWORKERRESPONSE']._serialized_start=594
-  _globals['_RESUMEWORKERRESPONSE']._serialized_end=655
-  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_start=657
-  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_end=684
-  _globals['_CONFIGENTRY']._serialized_start=686
-  _globals['_CONFIGENTRY']._serialized_end=743
-  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_start=745
-  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_end=814
-  _globals['_GETROUTERSTATUSREQUEST']._serialized_start=816
-  _globals['_GETROUTERSTATUSREQUEST']._serialized_end=840
-  _globals['_GETROUTERSTATUSRESPONSE']._serialized_start=843
-  _globals['_GETROUTERSTATUSRESPONSE']._serialized_end=1211
-  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_start=1164
-  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_end=1211
-  _globals['_ADMINSERVICE']._serialized_start=1214
-  _globals['_ADMINSERVICE']._serialized_end=1654
+  _globals['_LISTWORKERSREQUEST']._serialized_end=129
+  _globals['_WORKERVIEW']._serialized_start=132
+  _globals['_WORKERVIEW']._serialized_end=487
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=489
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=550
+  _globals['_DRAINWORKERREQUEST']._serialized_start=552
+  _globals['_DRAINWORKERREQUEST']._serialized_end=591
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=593
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=653
+  _globals['_RESUMEWORKERREQUEST']._serialized_start=655
+  _globals['_RESUMEWORKERREQUEST']._serialized_end=695
+  _globals['_RESUMEWORKERRESPONSE']._serialized_start=697
+  _globals['_RESUMEWORKERRESPONSE']._serialized_end=758
+  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_start=760
+  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_end=787
+  _globals['_CONFIGENTRY']._serialized_start=789
+  _globals['_CONFIGENTRY']._serialized_end=846
+  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_start=848
+  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_end=917
+  _globals['_GETROUTERSTATUSREQUEST']._serialized_start=919
+  _globals['_GETROUTERSTATUSREQUEST']._serialized_end=943
+  _globals['_GETROUTERSTATUSRESPONSE']._serialized_start=946
+  _globals['_GETROUTERSTATUSRESPONSE']._serialized_end=1314
+  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_start=1267
+  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_end=1314
+  _globals['_ADMINSERVICE']._serialized_start=1317
+  _globals['_ADMINSERVICE']._serialized_end=1757
 # @@protoc_insertion_point(module_scope)

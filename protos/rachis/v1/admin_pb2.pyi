@@ -24,16 +24,20 @@ class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOTTEST_PREFIXES_FIELD_NUMBER: _builtins.int
+    BATCH_ENTRIES_FIELD_NUMBER: _builtins.int
     hottest_prefixes: _builtins.int
     """So many of the hottest cached prefixes of each worker are told, at most 100."""
+    batch_entries: _builtins.int
+    """So many prefix groups and so many waiting requests of each decode worker's batch are told, at most 100 each."""
     def __init__(
         self,
         *,
         hottest_prefixes: _builtins.int = ...,
+        batch_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_entries", b"batch_entries", "hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -50,6 +54,8 @@ class WorkerView(_message.Message):
     SUSPECT_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     HOTTEST_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     in_flight_requests: _builtins.int
     """Requests the router has on this worker now."""
     suspect: _builtins.bool
@@ -70,6 +76,14 @@ class WorkerView(_message.Message):
     def hottest(self) -> _worker_pb2.HottestPrefixes:
         """Absent where none were asked for, and where the worker had no time for it."""
 
+    @_builtins.property
+    def decode(self) -> _worker_pb2.DecodeReport:
+        """Absent when the worker did not answer or is no decode worker."""
+
+    @_builtins.property
+    def batch(self) -> _worker_pb2.DecodeBatch:
+        """Absent where none was asked for, and where the worker had no time for it."""
+
     def __init__(
         self,
         *,
@@ -80,10 +94,12 @@ class WorkerView(_message.Message):
         suspect: _builtins.bool = ...,
         tiers: _worker_pb2.TierReport | None = ...,
         hottest: _worker_pb2.HottestPrefixes | None = ...,
+        decode: _worker_pb2.DecodeReport | None = ...,
+        batch: _worker_pb2.DecodeBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

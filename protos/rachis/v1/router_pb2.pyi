@@ -28,6 +28,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty means the one model that the cluster serves."""
     request_id: _builtins.str
@@ -35,6 +36,10 @@ class GenerateRequest(_message.Message):
     cache_salt: _builtins.str
     """Prompts share cached KV only with prompts of the same salt: one for each tenant keeps them apart, in what is found and
     in how hot it is. At most 128 printable characters; empty is a salt like any other.
+    """
+    priority: _builtins.int
+    """Decode workers admit waiting requests of the lowest number first; what runs goes on. It does not order prefill, nor the
+    router's queue. From -1000 to 1000, default 0.
     """
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInput: ...
@@ -48,10 +53,11 @@ class GenerateRequest(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         request_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,11 +159,13 @@ class SessionOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     mode: _generation_pb2.SessionMode.ValueType
     request_id: _builtins.str
     cache_salt: _builtins.str
     """As in `GenerateRequest`."""
+    priority: _builtins.int
     @_builtins.property
     def prefix(self) -> _generation_pb2.PromptInput:
         """What comes before the context. Of chat messages the last one stays open: pieces go inside it, `finish` ends it as
@@ -175,10 +183,11 @@ class SessionOpen(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         request_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "model", b"model", "prefix", b"prefix", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "model", b"model", "prefix", b"prefix", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -381,9 +381,12 @@ class DecodeRequest(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     cache_salt: _builtins.str
+    priority: _builtins.int
+    """As in `GenerateRequest`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -404,10 +407,11 @@ class DecodeRequest(_message.Message):
         handoff: Global___KvHandoff | None = ...,
         first: Global___SampledFirstToken | None = ...,
         cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "first", b"first", "generation", b"generation", "handoff", b"handoff", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "first", b"first", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,16 +549,20 @@ class GetWorkerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOTTEST_PREFIXES_FIELD_NUMBER: _builtins.int
+    BATCH_ENTRIES_FIELD_NUMBER: _builtins.int
     hottest_prefixes: _builtins.int
     """So many of the hottest cached prefixes are told, at most 100."""
+    batch_entries: _builtins.int
+    """So many prefix groups and so many waiting requests of the decode batch are told, at most 100 each; 0: no batch."""
     def __init__(
         self,
         *,
         hottest_prefixes: _builtins.int = ...,
+        batch_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_entries", b"batch_entries", "hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,6 +577,8 @@ class GetWorkerStatusResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     HOTTEST_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def registration(self) -> Global___WorkerRegistration: ...
     @_builtins.property
@@ -583,6 +593,14 @@ class GetWorkerStatusResponse(_message.Message):
     def hottest(self) -> Global___HottestPrefixes:
         """Absent where none were asked for, where there are no tiers, and where the engine did not get to it in a second."""
 
+    @_builtins.property
+    def decode(self) -> Global___DecodeReport:
+        """Absent where the engine does not form its batch by shared prefixes: on prefill workers."""
+
+    @_builtins.property
+    def batch(self) -> Global___DecodeBatch:
+        """Absent where none was asked for, where `decode` is, and where the engine did not get to it in a second."""
+
     def __init__(
         self,
         *,
@@ -591,10 +609,12 @@ class GetWorkerStatusResponse(_message.Message):
         counters: Global___WorkerCounters | None = ...,
         tiers: Global___TierReport | None = ...,
         hottest: Global___HottestPrefixes | None = ...,
+        decode: Global___DecodeReport | None = ...,
+        batch: Global___DecodeBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -859,6 +879,342 @@ class HottestPrefixes(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HottestPrefixes: _TypeAlias = HottestPrefixes  # noqa: Y015
+
+@_typing.final
+class DecodeReport(_message.Message):
+    """How a decode worker forms its batch: which waiting requests join those that run, and when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WaitingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AdmissionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class WaitSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    LOADING_REQUESTS_FIELD_NUMBER: _builtins.int
+    TIP_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKING_SET_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    BATCH_SUM_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_SUM_FIELD_NUMBER: _builtins.int
+    ADMISSIONS_FIELD_NUMBER: _builtins.int
+    LOST_TOKENS_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    LONGEST_HELD_S_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    DECISION_S_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """The stop policy that is configured."""
+    mode: _builtins.str
+    """"policy": it is in force. "probe", "fallback": requests are admitted in order of arrival, for a measurement, or since
+    the last one found that to be faster.
+    """
+    running_requests: _builtins.int
+    """The batch now: those that run, and those whose KV is on its way to the device."""
+    loading_requests: _builtins.int
+    tip_tokens: _builtins.int
+    """Length of the prefix that the whole batch shares."""
+    working_set_tokens: _builtins.int
+    """Prompt tokens of the batch, each shared prefix counted once."""
+    steps: _builtins.int
+    """From here on counts since the worker started. Steps of the engine with a batch; added up over them, the requests of
+    the batch and the tokens of the prefix that it shared.
+    """
+    batch_sum: _builtins.int
+    shared_tokens_sum: _builtins.int
+    lost_tokens: _builtins.int
+    """By how much admissions shortened the prefix that the batch shares."""
+    longest_held_s: _builtins.float
+    decisions: _builtins.int
+    """Decisions of the policy, and the time that planning took in all, steps without a decision included."""
+    decision_s: _builtins.float
+    probes: _builtins.int
+    fallbacks: _builtins.int
+    @_builtins.property
+    def waiting(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that wait now, by cause. "capacity": there is no place or no memory for them. "held": the policy keeps them
+        waiting. "prefix": a prefix they share is on its way to the device.
+        """
+
+    @_builtins.property
+    def admissions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that joined the batch, by reason. "fcfs": by order of arrival. "policy": the policy chose them. "priority":
+        theirs is above all others. "turn": they were held for their share of the time and lead the batch to another prefix.
+        "overdue": they had waited as long as they may. "idle": the batch was empty.
+        """
+
+    @_builtins.property
+    def wait_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Time that admitted requests had waited, by cause, and the longest that the policy kept one waiting."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        running_requests: _builtins.int = ...,
+        loading_requests: _builtins.int = ...,
+        tip_tokens: _builtins.int = ...,
+        working_set_tokens: _builtins.int = ...,
+        waiting: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        steps: _builtins.int = ...,
+        batch_sum: _builtins.int = ...,
+        shared_tokens_sum: _builtins.int = ...,
+        admissions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        lost_tokens: _builtins.int = ...,
+        wait_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        longest_held_s: _builtins.float = ...,
+        decisions: _builtins.int = ...,
+        decision_s: _builtins.float = ...,
+        probes: _builtins.int = ...,
+        fallbacks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "batch_sum", b"batch_sum", "decision_s", b"decision_s", "decisions", b"decisions", "fallbacks", b"fallbacks", "loading_requests", b"loading_requests", "longest_held_s", b"longest_held_s", "lost_tokens", b"lost_tokens", "mode", b"mode", "policy", b"policy", "probes", b"probes", "running_requests", b"running_requests", "shared_tokens_sum", b"shared_tokens_sum", "steps", b"steps", "tip_tokens", b"tip_tokens", "wait_s", b"wait_s", "waiting", b"waiting", "working_set_tokens", b"working_set_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeReport: _TypeAlias = DecodeReport  # noqa: Y015
+
+@_typing.final
+class PrefixGroup(_message.Message):
+    """Requests that share a prefix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    hash: _builtins.str
+    """The beginning of the prefix's hash, hexadecimal; empty for those that share nothing."""
+    tokens: _builtins.int
+    """Length of the prefix."""
+    running: _builtins.int
+    waiting: _builtins.int
+    def __init__(
+        self,
+        *,
+        hash: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "running", b"running", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixGroup: _TypeAlias = PrefixGroup  # noqa: Y015
+
+@_typing.final
+class WaitingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its name in the engine."""
+    prompt_tokens: _builtins.int
+    waited_s: _builtins.float
+    cause: _builtins.str
+    """As in `DecodeReport.waiting`."""
+    shared_tokens: _builtins.int
+    """Prompt tokens that it shares with the batch."""
+    priority: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        waited_s: _builtins.float = ...,
+        cause: _builtins.str = ...,
+        shared_tokens: _builtins.int = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "shared_tokens", b"shared_tokens", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingRequest: _TypeAlias = WaitingRequest  # noqa: Y015
+
+@_typing.final
+class PolicyRow(_message.Message):
+    """What a stop policy has learned in one state of the batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    ADDS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    ADD_VALUE_FIELD_NUMBER: _builtins.int
+    STOP_VALUE_FIELD_NUMBER: _builtins.int
+    batch: _builtins.str
+    """The state's bins: requests of the batch, loss of shared prefix, waiting requests that share the shorter one as well."""
+    loss: _builtins.str
+    peers: _builtins.str
+    adds: _builtins.int
+    """How often it let a request join there, and how often it let it wait."""
+    stops: _builtins.int
+    add_value: _builtins.float
+    """What that was worth, in the unit of the policy; absent for what was never done."""
+    stop_value: _builtins.float
+    def __init__(
+        self,
+        *,
+        batch: _builtins.str = ...,
+        loss: _builtins.str = ...,
+        peers: _builtins.str = ...,
+        adds: _builtins.int = ...,
+        stops: _builtins.int = ...,
+        add_value: _builtins.float | None = ...,
+        stop_value: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_value", b"_add_value", "_stop_value", b"_stop_value", "add_value", b"add_value", "stop_value", b"stop_value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_value", b"_add_value", "_stop_value", b"_stop_value", "add_value", b"add_value", "adds", b"adds", "batch", b"batch", "loss", b"loss", "peers", b"peers", "stop_value", b"stop_value", "stops", b"stops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_value: _TypeAlias = _typing.Literal["add_value"]  # noqa: Y015
+    _WhichOneofArgType__add_value: _TypeAlias = _typing.Literal["_add_value", b"_add_value"]  # noqa: Y015
+    _WhichOneofReturnType__stop_value: _TypeAlias = _typing.Literal["stop_value"]  # noqa: Y015
+    _WhichOneofArgType__stop_value: _TypeAlias = _typing.Literal["_stop_value", b"_stop_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_value) -> _WhichOneofReturnType__add_value | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_value) -> _WhichOneofReturnType__stop_value | None: ...
+
+Global___PolicyRow: _TypeAlias = PolicyRow  # noqa: Y015
+
+@_typing.final
+class DecodeBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LongestWaitSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixGroup]:
+        """Those with the most requests first."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingRequest]:
+        """In order of arrival."""
+
+    @_builtins.property
+    def table(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRow]:
+        """Empty for a policy that does not learn."""
+
+    @_builtins.property
+    def longest_wait_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of all that wait now, by cause."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___PrefixGroup] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingRequest] | None = ...,
+        table: _abc.Iterable[Global___PolicyRow] | None = ...,
+        longest_wait_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "longest_wait_s", b"longest_wait_s", "table", b"table", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeBatch: _TypeAlias = DecodeBatch  # noqa: Y015
 
 @_typing.final
 class SetDrainingRequest(_message.Message):

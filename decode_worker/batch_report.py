@@ -1,0 +1,101 @@
+"""What people are told of the decode batch. A report costs a few microseconds; the batch in detail only when asked."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster_core.engine import DecodeBatch, DecodeReport, PrefixGroup, WaitingRequest
+from decode_worker.batching import Batching, Cause, Member
+from decode_worker.chunk_hashes import ChunkHash
+
+_HASH_DIGITS = 8
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """Since the start, of steps that computed something. decision_s: planning, also of steps that did not."""
+
+    steps: int = 0
+    batch_sum: int = 0
+    shared_tokens_sum: int = 0
+    decision_s: float = 0.0
+
+    def executed(self, size: int, shared_tokens: int) -> None:
+        self.steps += 1
+        self.batch_sum += size
+        self.shared_tokens_sum += shared_tokens
+
+    def planned(self, took_s: float) -> None:
+        self.decision_s += took_s
+
+
+def decode_report(scheduler: Any) -> DecodeReport:
+    """Of a scheduler with `decode_worker.batch_scheduling`."""
+    steps: StepCounters = scheduler.batch_counters
+    batching: Batching | None = scheduler.batching
+    if batching is None:
+        waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
+        return DecodeReport(
+            policy="fcfs", mode="policy", running_requests=len(scheduler.running), loading_requests=0, tip_tokens=0,
+            working_set_tokens=0, waiting={Cause.CAPACITY.value: waiting}, steps=0, batch_sum=0, shared_tokens_sum=0,
+            admissions={}, lost_tokens=0, wait_s={}, longest_held_s=0.0, decisions=0, decision_s=0.0, probes=0,
+            fallbacks=0,
+        )  # fmt: skip
+    counters, chunk_tokens = batching.counters, scheduler.chunk_tokens
+    return DecodeReport(
+        policy=batching.policy.name,
+        mode=scheduler.batch_mode,
+        running_requests=len(scheduler.running),
+        loading_requests=batching.loading_requests,
+        tip_tokens=batching.tree.tip_chunks * chunk_tokens,
+        working_set_tokens=batching.tree.working_set_chunks * chunk_tokens,
+        waiting={cause.value: number for cause, number in batching.waiting_by_cause().items()},
+        steps=steps.steps,
+        batch_sum=steps.batch_sum,
+        shared_tokens_sum=steps.shared_tokens_sum,
+        admissions={reason.value: number for reason, number in counters.admissions.items()},
+        lost_tokens=counters.lost_chunks * chunk_tokens,
+        wait_s={cause.value: seconds for cause, seconds in counters.wait_s.items()},
+        longest_held_s=counters.longest_held_s,
+        decisions=counters.decisions,
+        decision_s=steps.decision_s,
+        probes=scheduler.guard.probes,
+        fallbacks=scheduler.guard.fallbacks,
+    )
+
+
+def decode_batch(scheduler: Any, at_most: int, now_s: float) -> DecodeBatch:
+    """The cohort by shared prefix, those that wait longest, and what the policy has learned. O(waiting)."""
+    batching: Batching | None = scheduler.batching
+    if batching is None:
+        return DecodeBatch()
+    tree, chunk_tokens = batching.tree, scheduler.chunk_tokens
+    shares = sorted(tree.shares(), key=lambda share: -share.active)
+    groups = tuple(
+        PrefixGroup(_short(share.hash), share.chunks * chunk_tokens, share.active, share.waiting) for share in shares
+    )
+    longest: dict[str, float] = {}
+    waiting: list[WaitingRequest] = []
+    for member in batching.waiting():
+        waited_s, cause = now_s - member.arrived_s, member.cause.value
+        longest[cause] = max(longest.get(cause, 0.0), waited_s)
+        if len(waiting) < at_most:
+            waiting.append(_waiting(member, waited_s, scheduler, batching))
+    return DecodeBatch(groups[:at_most], tuple(waiting), tuple(batching.policy.table()), longest)
+
+
+def _waiting(member: Member, waited_s: float, scheduler: Any, batching: Batching) -> WaitingRequest:
+    return WaitingRequest(
+        request_id=member.request_id,
+        prompt_tokens=scheduler.requests[member.request_id].num_prompt_tokens,
+        waited_s=waited_s,
+        cause=member.cause.value,
+        shared_tokens=batching.tree.shared_chunks(member.request_id) * scheduler.chunk_tokens,
+        priority=member.priority,
+    )
+
+
+def _short(chunk_hash: ChunkHash | None) -> str:
+    if chunk_hash is None:
+        return ""
+    text = chunk_hash.hex() if isinstance(chunk_hash, bytes) else f"{chunk_hash:016x}"
+    return text[:_HASH_DIGITS]

@@ -1,0 +1,225 @@
+"""Gives a vLLM scheduler the order of admission of `decode_worker.batching`.
+
+A mixin over `Scheduler` and `AsyncScheduler`, before others in the bases. Each step: the core plans who joins, vLLM's
+own `schedule` sees those alone behind a gate and admits them or not, the core is told what came of it. What a request
+holds while it waits is nothing. With the policy `fcfs`, and for a model whose KV is not one list of blocks for each
+request, nothing is changed at all.
+
+Who knows a request: `requests` and the queues of vLLM, and the core, as waiting or in the batch (running or loading).
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.engine import DecodeBatch, DecodeReport
+from cluster_core.errors import UnavailableError
+from decode_worker import batch_report, chunk_hashes
+from decode_worker.batch_settings import KEY, BatchSettings
+from decode_worker.batching import Batching
+from decode_worker.gated_queue import GatedQueue
+from decode_worker.policy_store import PolicyFile
+from decode_worker.rewards import FormedBatch, RewardLedger
+from decode_worker.stop_policies import POLICIES, PolicySettings
+from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
+from kv_transfer import vllm_private
+from kv_transfer.handoff import DEADLINE_PARAM
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+DEADLINE_ARG = "rachis_deadline_s"
+_IN_BATCH = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
+
+log = logging.getLogger(__name__)
+
+
+class BatchScheduling(_Scheduler):
+    """See the module. `batching` is None where vLLM's own order is kept."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batching: Batching | None = None
+        self.batch_counters = batch_report.StepCounters()
+        given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
+        self.use_policy(BatchSettings.of(given) if given is not None else BatchSettings(policy="fcfs"))
+
+    def use_policy(self, settings: BatchSettings) -> None:
+        """Starts anew with these settings. Raises RuntimeError while there are requests."""
+        if self.requests:
+            raise RuntimeError("the policy of a scheduler that has requests cannot be changed")
+        self.batch_settings = settings
+        self._chunk_blocks = -(-settings.chunk_tokens // self.block_size)
+        self.chunk_tokens = self._chunk_blocks * self.block_size
+        self.batch_mode = Mode.POLICY.value
+        self._steps: dict[int, tuple[float, FormedBatch, bool]] = {}
+        self._last_output_s = 0.0
+        # At most so many are planned: few after a step in which vLLM had no room for all.
+        self._most_joining = self.max_num_active_reqs
+        self.guard = ThroughputGuard(
+            GuardSettings(settings.guard, settings.probe_interval_s, settings.probe_s, settings.fallback_s)
+        )
+        self._policy_file: PolicyFile | None = None
+        self._saved_s = monotonic_s()
+        self.batch_counters = batch_report.StepCounters()
+        if settings.policy == "fcfs" or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+            self.batching = None
+            return
+        policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
+        self.batching = Batching(
+            policy, settings.wait_bound_s, lambda block_hash: vllm_private.is_cached(self, block_hash)
+        )
+        self._rewards = RewardLedger(policy)
+        if settings.policy_folder is not None and policy.dump() is not None:
+            self._policy_file = PolicyFile(Path(settings.policy_folder), policy.name, self._made_for())
+            restored = self._policy_file.restore(policy)
+            if restored.problem:
+                log.warning("the policy starts with an empty table: %s", restored.problem)
+        self.waiting = GatedQueue(self.waiting)
+
+    # vLLM's scheduler interface.
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if self.batching is not None and request.request_id not in self.batching:
+            self.batching.insert(
+                request.request_id, self._hashes(request), monotonic_s(), request.priority, _deadline_s(request)
+            )
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        batching = self.batching
+        if batching is None:
+            return super().schedule(throttle_prefills)
+        began_s = monotonic_s()
+        self._note_loads(batching, began_s)
+        loading = batching.loading_requests
+        places = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input - loading
+        mode = self.guard.mode(began_s)
+        self.batch_mode = mode.value
+        plan = batching.plan(began_s, max(0, min(places, self._most_joining)), by_arrival=mode is not Mode.POLICY)
+        planned_s = monotonic_s()
+        self.waiting.close(plan.request_ids)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self.waiting.open()
+        scheduled_s = monotonic_s()
+        status = {name: self.requests[name].status for name in plan.request_ids}
+        admitted = [name for name, each in status.items() if each in _IN_BATCH]
+        pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
+        batching.settle(plan, admitted, pulling, scheduled_s)
+        refused = len(admitted) < len(plan.joining)
+        self._most_joining = (
+            max(1, 2 * len(admitted)) if refused else min(self.max_num_active_reqs, 2 * self._most_joining)
+        )
+        batch = self._rewards.formed(plan.decisions(admitted))
+        self._steps[id(output)] = (began_s, batch, batching.waiting_requests > 0)
+        self.batch_counters.planned(monotonic_s() - began_s - (scheduled_s - planned_s))
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, Any]:
+        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
+        step = self._steps.pop(id(scheduler_output), None)
+        if self.batching is not None and step is not None:
+            began_s, batch, contended = step
+            now_s = monotonic_s()
+            step_s = now_s - max(began_s, self._last_output_s)
+            self._last_output_s = now_s
+            size = len(scheduler_output.num_scheduled_tokens)
+            decodes = 0 < size == scheduler_output.total_num_scheduled_tokens and not scheduler_output.has_sync_kv_loads
+            self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None)
+            if size:
+                tip_tokens = self.batching.tree.tip_chunks * self.chunk_tokens
+                self.batch_counters.executed(size, tip_tokens)
+            if decodes:
+                self.guard.executed(now_s, size, step_s, contended)
+            self._save_policy(now_s)
+        return outputs
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        if self.batching is not None:
+            self.batching.preempted(request.request_id, monotonic_s())
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        if self.batching is not None:
+            self.batching.gone(request.request_id)
+        return super()._free_request(request, delay_free_blocks)
+
+    def shutdown(self) -> None:
+        self._save_policy()
+        super().shutdown()
+
+    # What people see.
+
+    def decode_report(self) -> DecodeReport:
+        return batch_report.decode_report(self)
+
+    def decode_batch(self, at_most: int) -> DecodeBatch:
+        return batch_report.decode_batch(self, at_most, monotonic_s())
+
+    # Its own.
+
+    def _note_loads(self, batching: Batching, now_s: float) -> None:
+        for name in batching.loading():
+            if self.requests[name].status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
+                batching.loaded(name)
+        if len(self.waiting) != batching.waiting_requests:
+            # A pull failed before anything of it was of use: vLLM has put the request back.
+            for request in self.waiting:
+                if not batching.waits(request.request_id):
+                    batching.preempted(request.request_id, now_s)
+
+    def _hashes(self, request: Request) -> list[Any]:
+        prompt_chunks = request.num_prompt_tokens // self.chunk_tokens
+        if request.block_hashes:
+            return chunk_hashes.of_blocks(request.block_hashes, self._chunk_blocks)[:prompt_chunks]
+        return chunk_hashes.of_tokens(request.prompt_token_ids or (), self.chunk_tokens)
+
+    def _made_for(self) -> dict[str, str]:
+        """What learned values depend on."""
+        from vllm.platforms import current_platform
+
+        config = self.vllm_config
+        return {
+            "model": str(config.model_config.model),
+            "dtype": str(config.model_config.dtype),
+            "device": f"{current_platform.device_type} {current_platform.get_device_name()}",
+            "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+            "block_size_tokens": str(self.block_size),
+            "chunk_tokens": str(self.chunk_tokens),
+            "max_running_requests": str(self.max_num_running_reqs),
+        }
+
+    def _save_policy(self, now_s: float | None = None) -> None:
+        """now_s: None saves in any case."""
+        if self._policy_file is None or self.batching is None:
+            return
+        if now_s is not None and now_s - self._saved_s < self.batch_settings.save_interval_s:
+            return
+        self._saved_s = monotonic_s()
+        try:
+            self._policy_file.save(self.batching.policy.dump())
+        except UnavailableError as error:
+            log.warning("%s", error)
+
+
+def _deadline_s(request: Request) -> float | None:
+    """When nobody wants the answer any more, or the prompt's KV can be pulled no longer, on the monotonic clock."""
+    arguments = (request.sampling_params.extra_args or {}) if request.sampling_params is not None else {}
+    deadlines = [arguments[DEADLINE_ARG]] if DEADLINE_ARG in arguments else []
+    params = request.kv_transfer_params or {}
+    if params.get("do_remote_prefill") and DEADLINE_PARAM in params:
+        deadlines.append(monotonic_s() + (params[DEADLINE_PARAM] - unix_ms()) / 1000)
+    return min(deadlines, default=None)

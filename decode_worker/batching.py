@@ -1,0 +1,424 @@
+"""Who joins the decode batch next, in which order, and when the batch stays as it is: the pure core of the scheduler.
+
+Source: FEATHER Algorithm 7, as corrected in the project's notes: the batch carries over from step to step, and is never
+left empty while somebody waits. What is ours:
+
+Turns. A request's turn comes when as many have left the queue as arrived before it, or when a place stays free although
+it waits: from then on the policy holds it, not the load. `wait_bound_s` bounds that time; a deadline bounds the whole
+wait by half of itself. Who is overdue goes first, in the order of their due times, whatever they share.
+
+Cohorts. The tree's working set is the cohort: requests admitted since one of them took the lead. When another prefix
+has been held for its share of the bound, the one whose turn came first takes the lead: the cohort before decodes on but
+attracts nobody any more, so the batch turns from one prefix to the next as places become free, instead of mixing all of
+them. Who is overdue and would spoil the tip joins as a guest, outside the cohort.
+
+Prefixes on their way. A request whose prefix another one is pulling waits for it: then it shares the blocks.
+"""
+
+import heapq
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from math import inf
+
+from decode_worker.chunk_hashes import ChunkHash
+from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
+from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
+
+# Of the requests that wait longest, how many are looked at when somebody has to take the lead.
+_LEADS = 16
+
+
+class Reason(Enum):
+    """Why a request was admitted: by order of arrival; by the policy; its priority is above all others of the batch; it
+    took the lead; it was overdue; nothing ran."""
+
+    FCFS = "fcfs"
+    POLICY = "policy"
+    PRIORITY = "priority"
+    TURN = "turn"
+    OVERDUE = "overdue"
+    IDLE = "idle"
+
+
+class Cause(Enum):
+    """Why a request waits: no place or memory; the policy; its prefix is on its way to the device."""
+
+    CAPACITY = "capacity"
+    HELD = "held"
+    PREFIX = "prefix"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A request that waits or is in the batch. Times are seconds of one clock.
+
+    turn_s: when its turn came; due_s: when it is overdue; both inf until known. prefix_s: how long it has waited for a
+    prefix that is being pulled, up to prefix_since_s where it does so now.
+    """
+
+    request_id: str
+    hashes: Sequence[ChunkHash]
+    priority: int
+    arrival: int
+    arrived_s: float
+    turn_s: float = inf
+    due_s: float = inf
+    prefix_s: float = 0.0
+    prefix_since_s: float | None = None
+
+    @property
+    def cause(self) -> Cause:
+        if self.prefix_since_s is not None:
+            return Cause.PREFIX
+        return Cause.HELD if self.turn_s < inf else Cause.CAPACITY
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """One admission of a plan. decision: None where the policy was not asked."""
+
+    member: Member
+    reason: Reason
+    loss_chunks: int = 0
+    decision: Decision | None = None
+    guest: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """Who joins, in this order, of `places`. stop: the decision that ended it, if one did."""
+
+    places: int
+    joining: list[Joining] = field(default_factory=list)
+    stop: Decision | None = None
+
+    @property
+    def request_ids(self) -> list[str]:
+        return [each.member.request_id for each in self.joining]
+
+    def decisions(self, admitted: Collection[str]) -> list[Decision]:
+        """Those that formed the batch, given who was admitted of it."""
+        made = [each.decision for each in self.joining if each.decision and each.member.request_id in admitted]
+        return [*made, self.stop] if self.stop is not None and len(admitted) == len(self.joining) else made
+
+
+@dataclass(slots=True)
+class BatchingCounters:
+    """Since the start. lost_chunks: what admissions took from the tip, added up. wait_s: of those admitted."""
+
+    admissions: Counter[Reason] = field(default_factory=Counter)
+    wait_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
+    lost_chunks: int = 0
+    longest_held_s: float = 0.0
+    decisions: int = 0
+
+
+class Batching:
+    """is_resident: whether the KV of the chunk with this hash lies on the device."""
+
+    def __init__(
+        self, policy: StopPolicy, wait_bound_s: float, is_resident: Callable[[ChunkHash], bool] = lambda chunk: True
+    ) -> None:
+        self.policy = policy
+        self.tree = ChunkedHashTree()
+        self.counters = BatchingCounters()
+        self._wait_bound_s = wait_bound_s
+        self._is_resident = is_resident
+        # In order of arrival; who was preempted stands in front. Those planned are in it until `settle`.
+        self._waiting: OrderedDict[str, Member] = OrderedDict()
+        self._planned: set[str] = set()
+        self._batch: dict[str, Member] = {}
+        self._loading: set[str] = set()
+        self._priorities: Counter[int] = Counter()
+        self._before_turn: deque[Member] = deque()
+        self._held: set[str] = set()
+        self._due: list[tuple[float, int, Member]] = []
+        self._for_prefix: Member | None = None
+        self._waiting_priorities: Counter[int] = Counter()
+        self._arrivals = 0
+        self._departures = 0
+        self._lead_s = -inf
+        self._by_arrival = False
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting or request_id in self._batch
+
+    def waits(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    @property
+    def waiting_requests(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def loading_requests(self) -> int:
+        return len(self._loading)
+
+    def waiting(self) -> Iterator[Member]:
+        """In order of arrival."""
+        return iter(self._waiting.values())
+
+    def waiting_by_cause(self) -> dict[Cause, int]:
+        waits = self._for_prefix
+        prefix, held = int(waits is not None), len(self._held) - (waits is not None and waits.request_id in self._held)
+        return {Cause.CAPACITY: len(self._waiting) - held - prefix, Cause.HELD: held, Cause.PREFIX: prefix}
+
+    def insert(
+        self,
+        request_id: str,
+        hashes: Sequence[ChunkHash],
+        now_s: float,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """A request waits. deadline_s: when nobody wants its answer any more. Raises ValueError for an id that is
+        known."""
+        self.tree.insert(request_id, hashes, priority, self._arrivals)
+        member = Member(request_id, hashes, priority, self._arrivals, now_s)
+        self._arrivals += 1
+        self._waiting[request_id] = member
+        self._waiting_priorities[priority] += 1
+        self._before_turn.append(member)
+        if deadline_s is not None:
+            self._set_due(member, now_s + max(0.0, deadline_s - now_s) / 2)
+
+    def plan(self, now_s: float, places: int, *, by_arrival: bool = False) -> Plan:
+        """Who joins now; at most `places`. `settle` has to follow.
+
+        by_arrival: in the order of priority and arrival, whatever is shared.
+        """
+        self._stop_waiting_for_prefix(now_s)
+        if by_arrival is not self._by_arrival:
+            self._by_arrival = by_arrival
+            self.tree.finish_all()
+        plan = Plan(places)
+        while len(plan.joining) < places and len(plan.joining) < len(self._waiting):
+            joining = self._next_by_arrival() if by_arrival else self._next(plan, now_s)
+            if joining is None:
+                break
+            name = joining.member.request_id
+            self._planned.add(name)
+            if joining.guest:
+                self.tree.remove(name)
+            else:
+                self.tree.add_to_batch(name)
+            plan.joining.append(joining)
+        return plan
+
+    def settle(self, plan: Plan, admitted: Collection[str], loading: Collection[str], now_s: float) -> None:
+        """What came of a plan: who was not admitted waits again. loading: of the admitted, whose KV is being pulled."""
+        for each in plan.joining:
+            member = each.member
+            self._planned.discard(member.request_id)
+            if member.request_id in admitted:
+                self._join(each, now_s)
+            else:
+                self._return_to_tree(member)
+                if member.due_s < inf:
+                    self._set_due(member, member.due_s)
+        self._loading.update(loading)
+        # Who was refused found no memory: nobody else would have.
+        all_joined = len(admitted) == len(plan.joining)
+        self._give_turns(plan.places - len(plan.joining) if all_joined else 0, now_s)
+
+    def loaded(self, request_id: str) -> None:
+        """A pull has ended, one way or the other."""
+        self._loading.discard(request_id)
+
+    def loading(self) -> list[str]:
+        return list(self._loading)
+
+    def preempted(self, request_id: str, now_s: float) -> None:
+        """A member of the batch waits again, and goes before others. Raises KeyError for who is not in the batch."""
+        member = self._leave_batch(request_id)
+        member.arrived_s, member.prefix_s = now_s, 0.0
+        self._return_to_tree(member)
+        self._waiting[request_id] = member
+        self._waiting.move_to_end(request_id, last=False)
+        self._waiting_priorities[member.priority] += 1
+        self._departures -= 1
+        self._give_turn(member, now_s)
+        self._set_due(member, now_s)
+
+    def gone(self, request_id: str) -> bool:
+        """A request has finished or was cancelled, wherever it was. False: it was not known."""
+        if request_id in self._batch:
+            self._leave_batch(request_id)
+        elif request_id in self._waiting:
+            self._leave_queue(self._waiting[request_id])
+        else:
+            return False
+        self.tree.discard(request_id)
+        return True
+
+    # Who is next.
+
+    def _next_by_arrival(self) -> Joining:
+        urgent = min(self._waiting_priorities)
+        members = self._unplanned()
+        first = next(members)
+        if first.priority > urgent:
+            first = next((each for each in members if each.priority == urgent), first)
+        return Joining(first, Reason.FCFS)
+
+    def _next(self, plan: Plan, now_s: float) -> Joining | None:
+        """None: the batch stays as it is."""
+        best = self.tree.find_best()
+        if best is None:
+            return None
+        member = self._waiting[best.request_id]
+        size = len(self._batch) + len(plan.joining)
+        overdue = self._overdue(now_s)
+        if overdue is not None and overdue.priority <= member.priority:
+            return self._overdue_joins(overdue, now_s)
+        if not self.tree.active_requests:
+            return self._takes_lead(self._new_lead(member.priority), now_s, Reason.TURN if size else Reason.IDLE)
+        longest = self._held_too_long(member.priority, now_s)
+        if longest is not None:
+            self.tree.finish_all()
+            return self._takes_lead(longest, now_s, Reason.TURN)
+        if self._waits_for_prefix(best, member):
+            self._for_prefix = member
+            member.prefix_since_s = now_s
+            return None
+        loss = self._loss(best)
+        if member.priority < min(self._priorities, default=member.priority):
+            return Joining(member, Reason.PRIORITY, loss)
+        state = BatchState(size, loss, best.peers)
+        decision = Decision(state, self.policy.decide(state))
+        self.counters.decisions += 1
+        if decision.action is Action.STOP:
+            plan.stop = decision
+            return None
+        return Joining(member, Reason.POLICY, loss, decision)
+
+    def _overdue_joins(self, member: Member, now_s: float) -> Joining:
+        if not self.tree.active_requests:
+            return self._takes_lead(member, now_s, Reason.OVERDUE)
+        candidate = self.tree.candidate(member.request_id)
+        guest = 2 * candidate.tip_after < self.tree.wanted_tip_chunks
+        return Joining(member, Reason.OVERDUE, 0 if guest else self._loss(candidate), guest=guest)
+
+    def _takes_lead(self, member: Member, now_s: float, reason: Reason) -> Joining:
+        self._lead_s = now_s
+        return Joining(member, reason)
+
+    def _new_lead(self, priority: int) -> Member:
+        """Where nobody leads: of those that wait longest one whose prefix is on the device, then who brings most."""
+        urgent = [each for each in self._longest() if each.priority == priority]
+        if not urgent:
+            return next(each for each in self._unplanned() if each.priority == priority)
+        return max(urgent, key=self._worth)
+
+    def _worth(self, member: Member) -> tuple[bool, int]:
+        resident = bool(member.hashes) and self._is_resident(member.hashes[0])
+        return resident, self.tree.potential_chunks(member.request_id)
+
+    def _held_too_long(self, priority: int, now_s: float) -> Member | None:
+        """Who takes the lead because its prefix was held for its share of the bound: the bound by all prefixes."""
+        if now_s - self._lead_s < self._wait_bound_s / (_LEADS + 1):
+            return None
+        tip = self.tree.wanted_tip_chunks
+        others = [
+            each
+            for each in self._longest()
+            if each.turn_s < inf and each.priority <= priority and self.tree.shared_chunks(each.request_id) < tip
+        ]
+        prefixes = 1 + len({self.tree.branch(each.request_id) for each in others})
+        return others[0] if others and now_s - self._lead_s >= self._wait_bound_s / prefixes else None
+
+    def _waits_for_prefix(self, best: Candidate, member: Member) -> bool:
+        if not self._loading:
+            return False
+        shared = len(member.hashes) - best.missing_chunks
+        return shared > 0 and not self._is_resident(member.hashes[shared - 1])
+
+    def _loss(self, candidate: Candidate) -> int:
+        """What a cohort of one has of its own, nobody could keep."""
+        if self.tree.active_requests == 1:
+            return max(0, self.tree.wanted_tip_chunks - candidate.tip_after)
+        return candidate.loss_chunks
+
+    def _overdue(self, now_s: float) -> Member | None:
+        while self._due and self._due[0][0] <= now_s:
+            due_s, _, member = self._due[0]
+            name = member.request_id
+            if self._waiting.get(name) is member and name not in self._planned and due_s == member.due_s:
+                return member
+            heapq.heappop(self._due)
+        return None
+
+    def _unplanned(self) -> Iterator[Member]:
+        return (each for each in self._waiting.values() if each.request_id not in self._planned)
+
+    def _longest(self) -> Iterator[Member]:
+        return islice(self._unplanned(), _LEADS)
+
+    # The books.
+
+    def _join(self, joining: Joining, now_s: float) -> None:
+        member, counters = joining.member, self.counters
+        held_s = max(0.0, now_s - member.turn_s - member.prefix_s)
+        counters.wait_s[Cause.PREFIX] += member.prefix_s
+        counters.wait_s[Cause.HELD] += held_s
+        counters.wait_s[Cause.CAPACITY] += max(0.0, now_s - member.arrived_s - held_s - member.prefix_s)
+        counters.longest_held_s = max(counters.longest_held_s, held_s)
+        counters.admissions[joining.reason] += 1
+        counters.lost_chunks += joining.loss_chunks
+        self._leave_queue(member)
+        self._batch[member.request_id] = member
+        self._priorities[member.priority] += 1
+
+    def _leave_queue(self, member: Member) -> None:
+        del self._waiting[member.request_id]
+        self._held.discard(member.request_id)
+        if self._for_prefix is member:
+            self._for_prefix = None
+        _count_down(self._waiting_priorities, member.priority)
+        self._departures += 1
+
+    def _leave_batch(self, request_id: str) -> Member:
+        member = self._batch.pop(request_id)
+        self._loading.discard(request_id)
+        _count_down(self._priorities, member.priority)
+        return member
+
+    def _return_to_tree(self, member: Member) -> None:
+        """To those that wait there. Who is of an earlier cohort, or a guest, is not in the tree."""
+        if self.tree.is_active(member.request_id):
+            self.tree.preempt(member.request_id)
+        else:
+            self.tree.insert(member.request_id, member.hashes, member.priority, member.arrival)
+
+    def _stop_waiting_for_prefix(self, now_s: float) -> None:
+        member = self._for_prefix
+        if member is not None and member.prefix_since_s is not None:
+            member.prefix_s += now_s - member.prefix_since_s
+            member.prefix_since_s = None
+        self._for_prefix = None
+
+    def _give_turns(self, free_places: int, now_s: float) -> None:
+        reached = self._departures + free_places
+        while self._before_turn and self._before_turn[0].arrival < reached:
+            member = self._before_turn.popleft()
+            if self._waiting.get(member.request_id) is member:
+                self._give_turn(member, now_s)
+
+    def _give_turn(self, member: Member, now_s: float) -> None:
+        member.turn_s = now_s
+        self._held.add(member.request_id)
+        if now_s + self._wait_bound_s < member.due_s:
+            self._set_due(member, now_s + self._wait_bound_s)
+
+    def _set_due(self, member: Member, due_s: float) -> None:
+        member.due_s = due_s
+        heapq.heappush(self._due, (due_s, member.arrival, member))
+
+
+def _count_down(counter: Counter[int], key: int) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

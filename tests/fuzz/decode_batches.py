@@ -1,0 +1,152 @@
+"""Random requests that share prefixes through the real decode schedulers, on a model runner that checks the KV.
+
+`simulate` plays one seeded world: requests of several trees of prefixes, with priorities and deadlines, some of whose
+KV is pulled and lands late, some cancelled wherever they are, in a pool so small that some are preempted. Every answer
+is compared with that of a fresh request; after every step blocks are counted, and the core of the scheduler has to know
+of every request what vLLM knows.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from decode_worker.batch_settings import BatchSettings
+from decode_worker.stop_policies import POLICIES
+from kv_transfer.tiers import TierCounters
+from tests.fuzz.kv_checking_runner import expected_tokens
+from tests.fuzz.session_moves import VOCABULARY
+from tests.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.fuzz.tally import Tally, raised
+
+_MOST_TOKENS = 12
+
+
+def drawn(rng: random.Random) -> World:
+    settings = BatchSettings(
+        policy=rng.choice(list(POLICIES)),
+        chunk_tokens=rng.choice((1, BLOCK_SIZE, 2 * BLOCK_SIZE)),
+        wait_bound_s=rng.choice((0.05, 0.3, 2.0)),
+        guard=rng.random() < 0.5,
+        probe_interval_s=0.5,
+        probe_s=0.1,
+        fallback_s=0.5,
+    )
+    return World(
+        v2=rng.random() < 0.5,
+        depth=rng.choice((1, 2)),
+        blocks=rng.choice((16, 30, 60, 120)),
+        host_slots=rng.choice((0, 24)),
+        places=rng.choice((2, 4, 8, 16)),
+        token_budget=rng.choice((24, 96, 300)),
+        sessions=0,
+        requests=40,
+        loads=rng.choice((0.0, 0.3, 1.0)),
+        consumer=rng.random() < 0.7,
+        decode=settings,
+    )
+
+
+class _Simulation:
+    def __init__(self, world: World, seed: int, clock: SteppedClock) -> None:
+        self.world = world
+        self.clock = clock
+        self.random = random.Random(seed)
+        self.engine = SimulatedEngine(world)
+        self.tally = Tally()
+        self.expected: dict[str, list[int]] = {}
+        self.started = 0
+        self.rate = self.random.choice((0.1, 0.4, 0.9))
+        longest = min(10, (world.blocks - 1) // 2) * BLOCK_SIZE
+        # Two levels of shared prefixes.
+        self.prefixes = []
+        for _ in range(self.random.randint(1, 4)):
+            first = self.text(self.random.randrange(longest))
+            self.prefixes += [first + self.text(self.random.randrange(3 * BLOCK_SIZE)) for _ in range(2)]
+        self.longest = (world.blocks - 1) * BLOCK_SIZE - _MOST_TOKENS
+
+    def text(self, tokens: int) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(tokens)]
+
+    def run(self) -> Tally:
+        for _ in range(300 * self.world.requests):
+            self._arrive()
+            self._cancel()
+            self.clock.advance(STEP_S)
+            if not self.engine.turn() and self.started == self.world.requests:
+                break
+            self.engine.check_invariants()
+            self.check_books()
+            self.engine.outputs.clear()
+        else:
+            raise AssertionError(f"stuck: {sorted(self.engine.scheduler.requests)}")
+        for name, tokens in self.expected.items():
+            if self.engine.answers.get(name) != tokens:
+                self.tally.wrong.append(f"{name}: {self.engine.answers.get(name)} instead of {tokens}")
+        self.tally.count_tiers(TierCounters(), self.engine.scheduler.tiers.counters)
+        self.engine.check_idle()
+        self.check_books()
+        return self.tally
+
+    def check_books(self) -> None:
+        """Who waits, loads and runs is the same for vLLM and for the core of the scheduler."""
+        scheduler = self.engine.scheduler
+        batching = scheduler.batching
+        if batching is None:
+            return
+        batching.tree.check_invariants()
+        alive = {name: each for name, each in scheduler.requests.items() if not each.is_finished()}
+        waiting = {member.request_id for member in batching.waiting()}
+        assert waiting <= alive.keys(), "the core knows who is gone"
+        assert all(name in batching for name in alive), "the core does not know who waits or runs"
+        for name, each in alive.items():
+            runs = each.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
+            assert not (runs and name in waiting), f"{name} runs, and waits for the core"
+        assert sum(batching.waiting_by_cause().values()) == len(waiting)
+        assert batching.tree.waiting_requests == len(waiting)
+
+    def _arrive(self) -> None:
+        rng = self.random
+        if self.started == self.world.requests or rng.random() > self.rate:
+            return
+        name, max_tokens = str(self.started), rng.randint(1, _MOST_TOKENS)
+        self.started += 1
+        prefix = rng.choice(self.prefixes) if rng.random() < 0.8 else []
+        prompt = (prefix + self.text(rng.randint(1, 2 * BLOCK_SIZE)))[: self.longest]
+        if rng.random() < self.world.loads:
+            self.engine.remote_tokens[name] = rng.randint(1, len(prompt))
+            self.tally.loads += 1
+        self.expected[name] = expected_tokens(prompt, max_tokens)
+        self.tally.requests += 1
+        request = self.engine.request(name, prompt, max_tokens, priority=rng.choice((0, 0, 0, -1, 5)))
+        if rng.random() < 0.2:
+            request.sampling_params.extra_args = {"rachis_deadline_s": self.clock.now_s + rng.random()}
+        self.engine.scheduler.add_request(request)
+
+    def _cancel(self) -> None:
+        if self.random.random() < 0.02 and self.engine.scheduler.requests:
+            name = self.random.choice(sorted(self.engine.scheduler.requests))
+            if self.expected.pop(name, None) is not None:
+                self.engine.abort(name)
+                self.tally.cancelled += 1
+
+
+def simulate(world: World, seed: int) -> Tally:
+    """Raises AssertionError when blocks are lost or nothing moves; wrong answers are in the tally."""
+    with SteppedClock() as clock:
+        return _Simulation(world, seed, clock).run()
+
+
+def play(seed: int, first: int = 0, **fixed: Any) -> Iterator[Tally]:
+    """Worlds without end, from number `first` on: the tally of each, with what broke among its findings."""
+    for number in count(first):
+        world = replace(drawn(random.Random(f"decode {seed}/{number}")), **fixed)
+        try:
+            tally = simulate(world, number)
+        except Exception as error:  # noqa: BLE001 - whatever breaks in a world is a finding
+            tally = Tally(wrong=[raised(error)])
+        tally.wrong = [f"world {number} of seed {seed}, {world}: {each}" for each in tally.wrong]
+        yield tally
