@@ -62,14 +62,12 @@ class StepModel:
     max_error_pct: float = 0.0
 
     def step_ms(self, batch: int, reads: KvReads) -> float:
-        capacity = math.inf if self.capacity_tokens is None else self.capacity_tokens
-        missed = reads.missed(capacity)
         return (
             self.base_ms
             + self.per_request_ms * batch
             + self.per_total_token_ms * reads.total_tokens
             + self.per_distinct_token_ms * reads.distinct_tokens
-            + self.per_missed_token_ms * missed
+            + self.per_missed_token_ms * reads.missed(_tokens_held(self.capacity_tokens))
         )
 
     def figures(self) -> dict[str, Any]:
@@ -77,7 +75,7 @@ class StepModel:
         figures = {name: value for name, value in asdict(self).items() if value is not None}
         if self.capacity_tokens is None:
             del figures["per_missed_token_ms"]
-        return {name: _rounded(value) for name, value in figures.items()}
+        return {name: value if name == "capacity_tokens" else _rounded(value) for name, value in figures.items()}
 
 
 Sample = tuple[int, KvReads, float]
@@ -89,20 +87,20 @@ def fit_linear(samples: Sequence[Sample]) -> StepModel:
 
 
 def fit_cache(samples: Sequence[Sample]) -> StepModel:
-    """The capacity with the least error. Where nothing is ever read again there is none to find: the linear one."""
+    """The capacity with the least error. Where missing costs nothing there is none to find: the linear model."""
+    linear = _fit(samples, None)
     distances = sorted({distance for _, reads, _ in samples for distance in reads.by_reuse})
     if not distances:
-        return _fit(samples, None)
+        return linear
     tried = np.geomspace(max(1, distances[0] - 1), distances[-1], _CAPACITIES)
     fits = [_fit(samples, capacity) for capacity in sorted({int(each) for each in tried})]
-    return min(fits, key=lambda fit: _squares(fit, samples))
+    best = min(fits, key=lambda fit: _squares(fit, samples))
+    return best if best.per_missed_token_ms > 0 else linear
 
 
 def _fit(samples: Sequence[Sample], capacity_tokens: int | None) -> StepModel:
-    capacity = math.inf if capacity_tokens is None else capacity_tokens
-    rows = [
-        (1, batch, reads.total_tokens, reads.distinct_tokens, reads.missed(capacity)) for batch, reads, _ in samples
-    ]
+    held = _tokens_held(capacity_tokens)
+    rows = [(1, batch, reads.total_tokens, reads.distinct_tokens, reads.missed(held)) for batch, reads, _ in samples]
     measured = np.array([step_ms for *_, step_ms in samples])
     factors = non_negative_least_squares(np.array(rows) / measured[:, None], np.ones(len(samples)))
     model = StepModel(*map(float, factors), capacity_tokens=capacity_tokens)
@@ -113,6 +111,10 @@ def _fit(samples: Sequence[Sample], capacity_tokens: int | None) -> StepModel:
         p90_error_pct=float(np.quantile(errors, 0.9)),
         max_error_pct=max(errors),
     )
+
+
+def _tokens_held(capacity_tokens: int | None) -> float:
+    return math.inf if capacity_tokens is None else capacity_tokens
 
 
 def _squares(model: StepModel, samples: Sequence[Sample]) -> float:

@@ -74,8 +74,9 @@ def _plot_groups(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
     shared, suffix = points[0]["shared_tokens"], points[0]["suffix_tokens"]
     title = f"prefixes of {shared} tokens + {suffix}\nrequests interleaved (line) or grouped (dashes) by prefix"
     axes.set(xlabel="groups of requests that share a prefix", title=title, xscale="log")
+    axes.set_xticks(sorted({point["groups"] for point in points}), minor=False)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.minorticks_off()
     axes.legend(fontsize=8)
 
 

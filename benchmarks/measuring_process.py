@@ -138,7 +138,9 @@ async def in_process_engine(
     config: RachisConfig, role: EngineRole, reports: Reports
 ) -> AsyncIterator[tuple["VllmEngine", EngineInfo]]:
     """An engine in this process, stopped after the block. One after the other, as many as are wanted."""
-    settings = EngineSettings(config.model, config.engine, config.handoff, role, config.streaming, tiers=config.tiers)
+    settings = EngineSettings(
+        config.model, config.engine, config.handoff, role, config.streaming, tiers=config.tiers, decode=config.decode
+    )
     os.environ.update(engine_environment(settings))
     # Imported here because it reads the environment.
     from worker_runtime.vllm_engine import VllmEngine

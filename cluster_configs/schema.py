@@ -211,6 +211,9 @@ class DecodeSection(Section):
         2.0,
         description="Longest a request is held by the policy; half of what its deadline leaves where that is less.",
     )
+    order_rows: bool = Field(
+        True, description="CPU only: keep requests that share a prefix side by side in the batch, whatever the policy."
+    )
     guard: bool = Field(True, description="Measure against order of arrival, and fall back to it when it is faster.")
     probe_interval_s: Seconds = Field(30.0, description="Time between two measurements; more while the policy wins.")
     probe_s: Seconds = Field(1.0, description="How long each of the two is measured.")

@@ -31,13 +31,13 @@ from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
 else:
     _Scheduler = object
 
-DEADLINE_ARG = "rachis_deadline_s"
 _IN_BATCH = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 class BatchScheduling(_Scheduler):
     """See the module. `batching` is None where vLLM's own order is kept."""
+
+    waiting: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -121,7 +123,7 @@ class BatchScheduling(_Scheduler):
         self._most_joining = (
             max(1, 2 * len(admitted)) if refused else min(self.max_num_active_reqs, 2 * self._most_joining)
         )
-        batch = self._rewards.formed(plan.decisions(admitted))
+        batch = self._rewards.formed(plan.decisions(admitted), by_arrival=mode is not Mode.POLICY)
         self._steps[id(output)] = (began_s, batch, batching.waiting_requests > 0)
         self.batch_counters.planned(monotonic_s() - began_s - (scheduled_s - planned_s))
         return output
@@ -218,7 +220,7 @@ class BatchScheduling(_Scheduler):
 def _deadline_s(request: Request) -> float | None:
     """When nobody wants the answer any more, or the prompt's KV can be pulled no longer, on the monotonic clock."""
     arguments = (request.sampling_params.extra_args or {}) if request.sampling_params is not None else {}
-    deadlines = [arguments[DEADLINE_ARG]] if DEADLINE_ARG in arguments else []
+    deadlines = [arguments[REQUEST_DEADLINE_ARG]] if REQUEST_DEADLINE_ARG in arguments else []
     params = request.kv_transfer_params or {}
     if params.get("do_remote_prefill") and DEADLINE_PARAM in params:
         deadlines.append(monotonic_s() + (params[DEADLINE_PARAM] - unix_ms()) / 1000)

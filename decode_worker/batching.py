@@ -29,6 +29,9 @@ from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
 
 # Of the requests that wait longest, how many are looked at when somebody has to take the lead.
 _LEADS = 16
+_RECENT = 1024
+# Entries of due times that may be kept beyond twice those that wait.
+_SLACK = 64
 
 
 class Reason(Enum):
@@ -107,12 +110,14 @@ class Plan:
 
 @dataclass(slots=True)
 class BatchingCounters:
-    """Since the start. lost_chunks: what admissions took from the tip, added up. wait_s: of those admitted."""
+    """Since the start. lost_chunks: what admissions took from the tip, added up. wait_s: of those admitted.
+    recently_held_s: of the last ones."""
 
     admissions: Counter[Reason] = field(default_factory=Counter)
     wait_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
     lost_chunks: int = 0
     longest_held_s: float = 0.0
+    recently_held_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     decisions: int = 0
 
 
@@ -135,12 +140,17 @@ class Batching:
         self._priorities: Counter[int] = Counter()
         self._before_turn: deque[Member] = deque()
         self._held: set[str] = set()
+        # By due time; and those overdue, by priority. Entries count while their member waits and has that due time.
         self._due: list[tuple[float, int, Member]] = []
+        self._late: list[tuple[int, float, int, Member]] = []
         self._for_prefix: Member | None = None
         self._waiting_priorities: Counter[int] = Counter()
         self._arrivals = 0
         self._departures = 0
         self._lead_s = -inf
+        # Before that nobody can have been held for too long; and whether somebody new may bring more.
+        self._lead_until_s = -inf
+        self._changed = True
         self._by_arrival = False
 
     def __contains__(self, request_id: str) -> bool:
@@ -176,12 +186,15 @@ class Batching:
     ) -> None:
         """A request waits. deadline_s: when nobody wants its answer any more. Raises ValueError for an id that is
         known."""
+        if request_id in self:
+            raise ValueError(f"request {request_id} is known already")
         self.tree.insert(request_id, hashes, priority, self._arrivals)
         member = Member(request_id, hashes, priority, self._arrivals, now_s)
         self._arrivals += 1
         self._waiting[request_id] = member
         self._waiting_priorities[priority] += 1
         self._before_turn.append(member)
+        self._changed = True
         if deadline_s is not None:
             self._set_due(member, now_s + max(0.0, deadline_s - now_s) / 2)
 
@@ -213,6 +226,9 @@ class Batching:
         for each in plan.joining:
             member = each.member
             self._planned.discard(member.request_id)
+            if self._waiting.get(member.request_id) is not member:
+                # Cancelled since.
+                continue
             if member.request_id in admitted:
                 self._join(each, now_s)
             else:
@@ -233,6 +249,7 @@ class Batching:
 
     def preempted(self, request_id: str, now_s: float) -> None:
         """A member of the batch waits again, and goes before others. Raises KeyError for who is not in the batch."""
+        self._changed = True
         member = self._leave_batch(request_id)
         member.arrived_s, member.prefix_s = now_s, 0.0
         self._return_to_tree(member)
@@ -245,6 +262,7 @@ class Batching:
 
     def gone(self, request_id: str) -> bool:
         """A request has finished or was cancelled, wherever it was. False: it was not known."""
+        self._changed = True
         if request_id in self._batch:
             self._leave_batch(request_id)
         elif request_id in self._waiting:
@@ -257,11 +275,9 @@ class Batching:
     # Who is next.
 
     def _next_by_arrival(self) -> Joining:
-        urgent = min(self._waiting_priorities)
-        members = self._unplanned()
-        first = next(members)
-        if first.priority > urgent:
-            first = next((each for each in members if each.priority == urgent), first)
+        first = next(self._unplanned())
+        if first.priority > min(self._waiting_priorities):
+            first = min(self._unplanned(), key=lambda each: each.priority)
         return Joining(first, Reason.FCFS)
 
     def _next(self, plan: Plan, now_s: float) -> Joining | None:
@@ -276,10 +292,10 @@ class Batching:
             return self._overdue_joins(overdue, now_s)
         if not self.tree.active_requests:
             return self._takes_lead(self._new_lead(member.priority), now_s, Reason.TURN if size else Reason.IDLE)
-        longest = self._held_too_long(member.priority, now_s)
-        if longest is not None:
+        lead = self._held_too_long(member.priority, now_s) or self._brings_more(member.priority)
+        if lead is not None:
             self.tree.finish_all()
-            return self._takes_lead(longest, now_s, Reason.TURN)
+            return self._takes_lead(lead, now_s, Reason.TURN)
         if self._waits_for_prefix(best, member):
             self._for_prefix = member
             member.prefix_since_s = now_s
@@ -304,6 +320,7 @@ class Batching:
 
     def _takes_lead(self, member: Member, now_s: float, reason: Reason) -> Joining:
         self._lead_s = now_s
+        self._lead_until_s = now_s + self._wait_bound_s / (_LEADS + 1)
         return Joining(member, reason)
 
     def _new_lead(self, priority: int) -> Member:
@@ -313,13 +330,9 @@ class Batching:
             return next(each for each in self._unplanned() if each.priority == priority)
         return max(urgent, key=self._worth)
 
-    def _worth(self, member: Member) -> tuple[bool, int]:
-        resident = bool(member.hashes) and self._is_resident(member.hashes[0])
-        return resident, self.tree.potential_chunks(member.request_id)
-
     def _held_too_long(self, priority: int, now_s: float) -> Member | None:
         """Who takes the lead because its prefix was held for its share of the bound: the bound by all prefixes."""
-        if now_s - self._lead_s < self._wait_bound_s / (_LEADS + 1):
+        if now_s < self._lead_until_s:
             return None
         tip = self.tree.wanted_tip_chunks
         others = [
@@ -328,7 +341,25 @@ class Batching:
             if each.turn_s < inf and each.priority <= priority and self.tree.shared_chunks(each.request_id) < tip
         ]
         prefixes = 1 + len({self.tree.branch(each.request_id) for each in others})
-        return others[0] if others and now_s - self._lead_s >= self._wait_bound_s / prefixes else None
+        if others and now_s - self._lead_s >= self._wait_bound_s / prefixes:
+            return others[0]
+        least_s = self._wait_bound_s / (_LEADS + 1)
+        self._lead_until_s = self._lead_s + self._wait_bound_s / prefixes if others else now_s + least_s
+        return None
+
+    def _brings_more(self, priority: int) -> Member | None:
+        """Who takes the lead because the cohort has hardly a prefix left, while others that wait have a long one."""
+        if not self._changed:
+            return None
+        self._changed = False
+        leads = [each for each in self._longest() if each.priority == priority]
+        lead = max(leads, key=self._worth, default=None)
+        brings = self.tree.potential(lead.request_id)[1] if lead is not None else 0
+        return lead if 2 * brings > 3 * self.tree.tip_chunks else None
+
+    def _worth(self, member: Member) -> tuple[bool, int]:
+        resident = bool(member.hashes) and self._is_resident(member.hashes[0])
+        return resident, self.tree.potential(member.request_id)[0]
 
     def _waits_for_prefix(self, best: Candidate, member: Member) -> bool:
         if not self._loading:
@@ -343,12 +374,16 @@ class Batching:
         return candidate.loss_chunks
 
     def _overdue(self, now_s: float) -> Member | None:
+        """Of the most urgent that are overdue the one that has been for longest."""
         while self._due and self._due[0][0] <= now_s:
-            due_s, _, member = self._due[0]
+            due_s, arrival, member = heapq.heappop(self._due)
+            heapq.heappush(self._late, (member.priority, due_s, arrival, member))
+        while self._late:
+            _, due_s, _, member = self._late[0]
             name = member.request_id
             if self._waiting.get(name) is member and name not in self._planned and due_s == member.due_s:
                 return member
-            heapq.heappop(self._due)
+            heapq.heappop(self._late)
         return None
 
     def _unplanned(self) -> Iterator[Member]:
@@ -360,12 +395,14 @@ class Batching:
     # The books.
 
     def _join(self, joining: Joining, now_s: float) -> None:
+        self._changed = True
         member, counters = joining.member, self.counters
         held_s = max(0.0, now_s - member.turn_s - member.prefix_s)
         counters.wait_s[Cause.PREFIX] += member.prefix_s
         counters.wait_s[Cause.HELD] += held_s
         counters.wait_s[Cause.CAPACITY] += max(0.0, now_s - member.arrived_s - held_s - member.prefix_s)
         counters.longest_held_s = max(counters.longest_held_s, held_s)
+        counters.recently_held_s.append(held_s)
         counters.admissions[joining.reason] += 1
         counters.lost_chunks += joining.loss_chunks
         self._leave_queue(member)
@@ -416,6 +453,10 @@ class Batching:
     def _set_due(self, member: Member, due_s: float) -> None:
         member.due_s = due_s
         heapq.heappush(self._due, (due_s, member.arrival, member))
+        if len(self._due) + len(self._late) > 2 * len(self._waiting) + _SLACK:
+            self._due = [(each.due_s, each.arrival, each) for each in self._waiting.values() if each.due_s < inf]
+            heapq.heapify(self._due)
+            self._late = []
 
 
 def _count_down(counter: Counter[int], key: int) -> None:

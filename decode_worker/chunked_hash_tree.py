@@ -160,14 +160,15 @@ class ChunkedHashTree:
         """How deep a known request's prompt is covered by active requests, itself included."""
         return self._deepest_active(self._requests[request_id]).end
 
-    def potential_chunks(self, request_id: str) -> int:
-        """Of a waiting request: the most chunks of KV that the batch would share if it began with it and its peers."""
+    def potential(self, request_id: str) -> tuple[int, int]:
+        """Of a waiting request: (chunks, depth) for the prefix with the most chunks of KV that it and its waiting peers
+        would share: depth times peers. (0, 0) where it has none."""
         request = self._waiting(request_id)
-        best, node = 0, request.node
+        best, node = (0, 0), request.node
         while node.parent is not None:
-            best = max(best, node.end * (node.waiting - 1))
+            best = max(best, (node.end * (node.waiting - 1), node.end))
             node = node.parent
-        return best
+        return best if best[0] else (0, 0)
 
     def add_to_batch(self, request_id: str) -> None:
         request = self._waiting(request_id)

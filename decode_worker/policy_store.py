@@ -66,14 +66,14 @@ class LearnedValues:
         return self._values.get(bins, {})
 
     def fade(self, bins: Bins, kept: float) -> None:
+        """kept: what one that is there counts from now on."""
         for each in self.of(bins).values():
             each.weight = max(_LEAST_WEIGHT, each.weight * kept)
 
-    def add(self, bins: Bins, action: str, value: float, kept: float = 1.0) -> None:
-        """kept: what the earlier ones of this action count from now on."""
+    def add(self, bins: Bins, action: str, value: float) -> None:
         its = self._values.setdefault(bins, {}).setdefault(action, Value())
         its.taken += 1
-        its.weight = its.weight * kept + 1
+        its.weight += 1
         its.mean += (value - its.mean) / its.weight
 
     def rows(self) -> Sequence[PolicyRow]:
@@ -143,7 +143,7 @@ class PolicyFile:
             policy.load(self._read())
         except FileNotFoundError:
             return Restored(loaded=False)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             return Restored(loaded=False, problem=f"{self.path} is not used: {error}; {self._set_aside()}")
         return Restored(loaded=True)
 
@@ -154,7 +154,7 @@ class PolicyFile:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON ({error})") from None
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             found = content.get("format") if isinstance(content, dict) else None

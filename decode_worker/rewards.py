@@ -1,12 +1,13 @@
 """Which decisions earned which reward: decode tokens per second of the batch that they formed.
 
 A step that also prefills, or waits for KV, says nothing of decoding: the decisions that formed its batch are rewarded
-with the next one that only decodes. A policy is told once the state is known that came after.
+with the next one that only decodes. So does a step by arrival order, which no decision formed; earlier ones get no
+reward of it either. A policy is told once the state is known that came after, also of batches without a decision.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from decode_worker.stop_policies import BatchState, Decision, StopPolicy
 
@@ -19,10 +20,11 @@ class FormedBatch:
     """The batch of one step. tokens_per_s: None for a step that says nothing, or has not come back."""
 
     decisions: Sequence[Decision]
+    by_arrival: bool
     tokens_per_s: float | None = None
     executed: bool = False
     followed: bool = False
-    next_state: BatchState | None = field(default=None)
+    next_state: BatchState | None = None
 
 
 class RewardLedger:
@@ -33,12 +35,12 @@ class RewardLedger:
         self._batches: deque[FormedBatch] = deque()
         self._carried: list[Decision] = []
 
-    def formed(self, decisions: Sequence[Decision]) -> FormedBatch:
+    def formed(self, decisions: Sequence[Decision], *, by_arrival: bool = False) -> FormedBatch:
         if self._batches:
             last = self._batches[-1]
             last.followed = True
             last.next_state = decisions[0].state if decisions else None
-        batch = FormedBatch(decisions)
+        batch = FormedBatch(decisions, by_arrival)
         self._batches.append(batch)
         self._settle()
         return batch
@@ -51,9 +53,10 @@ class RewardLedger:
         while self._batches and self._batches[0].executed and self._batches[0].followed:
             batch = self._batches.popleft()
             decisions = [*self._carried, *batch.decisions]
-            if batch.tokens_per_s is None:
+            if batch.by_arrival:
+                self._carried = []
+            elif batch.tokens_per_s is None:
                 self._carried = decisions[-_MOST_CARRIED:]
             else:
                 self._carried = []
-                if decisions:
-                    self._policy.learn(decisions, batch.tokens_per_s, batch.next_state)
+                self._policy.learn(decisions, batch.tokens_per_s, batch.next_state)

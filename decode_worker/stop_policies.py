@@ -7,10 +7,12 @@ Source: FEATHER section 4.3. Before each admission the scheduler asks: ADD the c
     q_learning      the better discounted future reward (4.3.4)
 Reward and learned values: decode tokens per second of the batch that the decisions formed.
 
-A free admission (no loss, or into an empty batch) is no question: every policy takes it. So where nothing is shared
-nobody stops, and nothing is spent on exploring. Elsewhere ADD, then STOP, is tried once before values are compared.
-What exploring costs: a STOP one step, but an ADD mixes the batch for as long as that request decodes, hundreds of
-steps. The defaults explore about once in a thousand decisions in the long run.
+Free admissions (no loss, or an empty batch) are no question: every policy takes them. So where nothing is shared nobody
+stops or explores.
+
+What the paper does not need: it forms each batch anew, ours carry over. So one STOP in a mixed batch shows nothing, and
+who is rewarded at once never learns that many in a row pay; a learner keeps what it chose for `horizon_batches`. And an
+exploring ADD mixes the batch for as long as that request decodes, so it has to be rare: once in thousands of batches.
 """
 
 from collections import deque
@@ -52,8 +54,8 @@ class StopPolicy(Protocol):
     def decide(self, state: BatchState) -> Action: ...
 
     def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
-        """decisions: in their order, those that formed the batch. tokens_per_s: of decoding it, finite.
-        next_state: the first that was seen afterwards; None: nothing waited."""
+        """After each executed batch. decisions: in their order, those that formed it, if any. tokens_per_s: of decoding
+        it, finite. next_state: the first that was seen afterwards; None: nothing waited."""
 
     def table(self) -> Sequence[PolicyRow]:
         """What was learned, for people; empty for a policy that does not learn."""
@@ -69,27 +71,26 @@ class StopPolicy(Protocol):
 class PolicySettings:
     """heuristic: batches of fewer than small_batch take any loss, others up to loss_threshold_chunks, or
     relaxed_threshold_chunks where at least many_peers would share the prefix that is left.
+    horizon_batches: how long an action is kept in its state, and over how many batches the bandit's reward is the mean;
+    1 is the published rule.
     bandit: exploration is c over rewards scaled to at most 1 (published: 200 on raw ones of about 4,000);
-    memory_batches: after so many batches in a state, what was seen there counts 1/e.
-    q_learning: learning rate alpha, discount gamma a step, and the share of random decisions: from epsilon, times
-    epsilon_decay with each decision that is a question, to epsilon_min.
+    memory_batches: after so many rewards in a state, what was seen there counts 1/e.
+    q_learning: learning rate alpha, discount gamma a batch, and the share of random choices: from epsilon, times
+    epsilon_decay with each choice, to epsilon_min. How fast it follows the traffic is up to epsilon_min.
     """
 
     small_batch: int = 4
     loss_threshold_chunks: int = 1
     relaxed_threshold_chunks: int = 2
     many_peers: int = 8
-    horizon_batches: int = 32
+    horizon_batches: int = 16
     exploration: float = 0.1
-    memory_batches: int = 2000
+    memory_batches: int = 4000
     alpha: float = 0.1
     gamma: float = 0.9
     epsilon: float = 1.0
-    epsilon_decay: float = 0.98
-    epsilon_min: float = 0.002
-
-
-ORDER = [Action.ADD, Action.STOP]
+    epsilon_decay: float = 0.95
+    epsilon_min: float = 0.005
 
 
 class _LearnsNothing:
@@ -137,7 +138,7 @@ def _bins(state: BatchState) -> Bins:
 
 
 class _Learner:
-    """What the two policies share that keep a table."""
+    """What the two policies share that keep a table. What was never tried in a state goes first, ADD before STOP."""
 
     name: str
 
@@ -145,18 +146,18 @@ class _Learner:
         self._learned = LearnedValues()
         self._horizon_batches = horizon_batches
         self._batches = 0
-        # For each state the action that is kept there, and from which batch on it may change.
-        self._kept_actions: dict[Bins, tuple[Action, int]] = {}
+        # In each state the action, and how many batches there have to be before it may change.
+        self._chosen: dict[Bins, tuple[Action, int]] = {}
 
     def decide(self, state: BatchState) -> Action:
         if _is_free(state):
             return Action.ADD
         bins = _bins(state)
-        action, until = self._kept_actions.get(bins, (Action.ADD, 0))
+        action, until = self._chosen.get(bins, (Action.ADD, 0))
         if self._batches >= until:
             known = self._learned.of(bins)
-            action = next((each for each in ORDER if each not in known), None) or self._choose(known)
-            self._kept_actions[bins] = action, self._batches + self._horizon_batches
+            action = next((each for each in Action if each not in known), None) or self._choose(known)
+            self._chosen[bins] = action, self._batches + self._horizon_batches
         return action
 
     def _choose(self, known: Mapping[str, Value]) -> Action:
@@ -170,7 +171,11 @@ class _Learner:
         return {"values": self._learned.dump()}
 
     def load(self, dumped: Any) -> None:
-        self._learned = LearnedValues.loaded(entries(dumped, "values")["values"])
+        self._take(LearnedValues.loaded(entries(dumped, "values")["values"]))
+
+    def _take(self, learned: LearnedValues) -> None:
+        self._learned = learned
+        self._chosen.clear()
 
 
 class Bandit(_Learner):
@@ -182,34 +187,34 @@ class Bandit(_Learner):
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings.horizon_batches)
-        self._pending = deque()
-        self._total = 0.0
         self._exploration = settings.exploration
         self._kept = 1 - 1 / settings.memory_batches
+        # Of the batches of the last horizon what formed each, and its reward.
+        self._recent: deque[tuple[list[tuple[Bins, Action]], float]] = deque()
 
     def _choose(self, known: Mapping[str, Value]) -> Action:
         return max(Action, key=lambda action: _upper_bound(known, action, self._exploration))
 
     def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
         self._batches += 1
-        formed = dict.fromkeys((_bins(each.state), each.action) for each in decisions)
-        self._pending.append((formed, self._total))
-        self._total += tokens_per_s
-        if len(self._pending) >= self._horizon_batches:
-            formed, before = self._pending.popleft()
-            for bins, action in formed:
-                self._learned.fade(bins, self._kept)
-                self._learned.add(bins, action, (self._total - before) / self._horizon_batches)
+        self._recent.append((list(dict.fromkeys((_bins(each.state), each.action) for each in decisions)), tokens_per_s))
+        if len(self._recent) < self._horizon_batches:
+            return
+        reward = sum(each for _, each in self._recent) / len(self._recent)
+        for bins, action in self._recent.popleft()[0]:
+            self._learned.fade(bins, self._kept)
+            self._learned.add(bins, action, reward)
 
 
 class QLearning(_Learner):
-    """Q(s, a): what the engine will yield from here on, each step counting gamma times the one before.
+    """Q(s, a): what the engine will yield from here on, each batch counting gamma times the one before.
 
-    The rule as printed rewards every ADD with a step's throughput. But no time passes between two decisions of one
+    The rule as printed rewards every ADD with a batch's throughput. But no time passes between two decisions of one
     batch: that would pay the reward once for each admission, and ADD would win whatever it does to the batch. So this
-    is a semi-Markov process: Q of a decision becomes the greatest Q of the next one in the same step, undiscounted, and
-    only the last earns the reward: (1 - gamma) r + gamma max Q(next state), or r alone where there is no such state or
-    nothing is known of it. With 1 - gamma, values stay in tokens per second.
+    is a semi-Markov process: Q of a decision becomes the greatest Q of the next one in the same batch, undiscounted,
+    and only the last earns the reward: (1 - gamma) r + gamma max Q(next state), or r alone where there is no such state
+    or nothing is known of it. With 1 - gamma, values stay in tokens per second. The first of them are plain means, the
+    newest weighs alpha in the long run; and more for an action that has not been taken for long.
     """
 
     name = "q_learning"
@@ -232,7 +237,8 @@ class QLearning(_Learner):
         target = (1 - gamma) * tokens_per_s + gamma * _greatest(following) if following else tokens_per_s
         for each in reversed(decisions):
             bins = _bins(each.state)
-            self._learned.add(bins, each.action, target, kept=1 - self._settings.alpha)
+            self._learned.fade(bins, 1 - self._settings.alpha)
+            self._learned.add(bins, each.action, target)
             target = _greatest(self._learned.of(bins))
 
     def dump(self) -> Any:
@@ -242,7 +248,7 @@ class QLearning(_Learner):
         given = entries(dumped, "values", "epsilon")
         if not is_number(given["epsilon"]) or given["epsilon"] > 1:
             raise ValueError(f"epsilon is a number from 0 to 1, not {given['epsilon']!r:.80}")
-        self._learned = LearnedValues.loaded(given["values"])
+        self._take(LearnedValues.loaded(given["values"]))
         self._epsilon = float(given["epsilon"])
 
 

@@ -16,6 +16,7 @@ probe that it lost the next comes soon. Not from the paper. Clocks are the calle
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 LOSES_BELOW = 0.97
 WINS_ABOVE = 1.1
@@ -89,8 +90,8 @@ class ThroughputGuard:
         self.last_ratio: float | None = None
         self._settings = settings
         self._phase = _Phase.RESTING
-        # When the phase is over or given up; the first interval begins with the first question.
-        self._until_s: float | None = None
+        # When the phase is over or given up. The first interval begins with the first question.
+        self._until_s = inf
         self._policy = _Measurement()
         self._arrival_order = _Measurement()
         self._smoothed: float | None = None
@@ -101,9 +102,9 @@ class ThroughputGuard:
     def mode(self, now_s: float) -> Mode:
         if not self._settings.enabled:
             return Mode.POLICY
-        if self._until_s is None:
+        if self._until_s == inf:
             self._rest(now_s, self._interval_times)
-        elif now_s >= self._until_s:
+        while self._phase is not _Phase.RESTING and now_s >= self._until_s:
             self._time_is_over(now_s)
         return _MODES[self._phase]
 
@@ -112,7 +113,7 @@ class ThroughputGuard:
         if step_s <= 0 or decode_tokens <= 0:
             return
         probe_s = self._settings.probe_s
-        if self._phase is _Phase.RESTING and contended and self._until_s is not None and now_s >= self._until_s:
+        if self._phase is _Phase.RESTING and contended and now_s >= self._until_s:
             self._policy = _Measurement()
             self._enter(_Phase.MEASURING, now_s + _PATIENCE * probe_s)
         elif self._phase is _Phase.MEASURING and contended:
@@ -127,14 +128,13 @@ class ThroughputGuard:
                 self._judge(now_s)
 
     def _time_is_over(self, now_s: float) -> None:
+        """Of a phase other than RESTING, which lasts until requests wait."""
         match self._phase:
-            case _Phase.RESTING:
-                return  # Until requests wait.
             case _Phase.MEASURING:
                 self._rest(now_s, 0)
             case _Phase.SETTLING:
                 self._arrival_order = _Measurement()
-                self._enter(_Phase.PROBING, now_s + _PATIENCE * self._settings.probe_s)
+                self._enter(_Phase.PROBING, self._until_s + _PATIENCE * self._settings.probe_s)
             case _Phase.PROBING:
                 self._rest(now_s, self._interval_times)
             case _Phase.FALLBACK:

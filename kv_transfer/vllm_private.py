@@ -7,7 +7,9 @@ files pin. `tests/integration/test_vllm_private.py` fails loudly on another vers
 import time
 from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
+
+from kv_transfer import batch_order
 
 SUPPORTED_VLLM = "0.32.0"
 
@@ -133,6 +135,35 @@ def allow_seeded_chunked_prefill(model_runner: Any) -> None:
     model_runner.__class__ = type(f"SeededChunkedPrefill{kind.__name__}", (SeededChunkedPrefill, kind), {})
 
 
+class SharedPrefixOrder:
+    """Mixin for vLLM's V1 model runners: requests that share a prefix lie side by side in the batch.
+
+    Only when the batch has changed, and where no attention backend asks for an order of its own.
+    """
+
+    orders_rows = True
+    _rows_in_order: ClassVar[list[str]] = []
+
+    def _may_reorder_batch(self, scheduler_output: Any) -> None:
+        super()._may_reorder_batch(scheduler_output)  # type: ignore[misc]
+        batch: Any = self.input_batch  # type: ignore[attr-defined]
+        asked: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
+        if asked or not self.orders_rows or batch.req_ids == self._rows_in_order:
+            return
+        table = batch.block_table[0]
+        rows = batch.num_reqs
+        keys = batch_order.shared_keys(table.block_table.np[:rows], table.num_blocks_per_row[:rows].tolist())
+        for one, other in batch_order.swaps_to_group(keys):
+            batch.swap_states(one, other)
+        self._rows_in_order = list(batch.req_ids)
+
+
+def keep_shared_prefixes_together(model_runner: Any) -> None:
+    """Mixes `SharedPrefixOrder` into a model runner that vLLM has made."""
+    kind = type(model_runner)
+    model_runner.__class__ = type(f"SharedPrefixOrder{kind.__name__}", (SharedPrefixOrder, kind), {})
+
+
 def block_views(kv_cache_config: Any, kv_caches: dict[str, Any]) -> list[Any]:
     """The device's KV memory as int8 tensors of shape (blocks, bytes of one block), one for each layer's own memory."""
     import torch
@@ -174,6 +205,11 @@ def shared_blocks(blocks: list[Any]) -> int:
 def blocks_in_use(blocks: Any) -> int:
     """How many of the blocks of a prefix hit are held by other requests: adopting those takes no free block."""
     return sum(block.ref_cnt > 0 for group in blocks.blocks for block in group)
+
+
+def model_runner_of(engine: Any) -> Any:
+    """Of an in-process `LLMEngine` with one rank."""
+    return engine.model_executor.driver_worker.worker.model_runner
 
 
 def is_cached(scheduler: Any, block_hash: Any) -> bool:

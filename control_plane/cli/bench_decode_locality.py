@@ -19,6 +19,8 @@ from control_plane.cli.profile import check_writable, progress_reports
 _SHORTEST_SUFFIX_TOKENS = 16
 _MOST_REQUESTS = 1024
 _MOST_TOKENS = 1_000_000
+# Of one option: the first round visits every combination, whatever the limit.
+_MOST_NUMBERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ def _numbers(text: str | None, option: str, lowest: int, highest: int) -> tuple[
         numbers = {int(part) for part in text.split(",")}
     except ValueError:
         raise ConfigError(f"must be whole numbers with commas, got {text!r}", field=option) from None
+    if len(numbers) > _MOST_NUMBERS:
+        raise ConfigError(f"must be at most {_MOST_NUMBERS} numbers, got {len(numbers)}", field=option)
     if not all(lowest <= number <= highest for number in numbers):
         raise ConfigError(f"must be from {lowest} to {highest}, got {text}", field=option)
     return tuple(sorted(numbers))
@@ -113,6 +117,8 @@ def _print(result: dict[str, Any]) -> None:
             f"{cache['median_error_pct']:.0f}% and {cache['p90_error_pct']:.0f}%"
         )
     _print_verdict(result["verdict"])
+    if result["left_out"]:
+        out.print(f"{result['left_out']} batches do not fit the model's length or the KV pool: left out")
 
 
 def _print_verdict(verdict: dict[str, Any]) -> None:
@@ -120,7 +126,11 @@ def _print_verdict(verdict: dict[str, Any]) -> None:
         out.print("whether attention is all or nothing was not measured: no batch of three or more")
         return
     by_model = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in verdict["predicted_ms"].items())
-    found = "an all-or-nothing attention path" if verdict["all_or_nothing"] else "cache locality alone"
+    found = (
+        "an all-or-nothing attention path"
+        if verdict["all_or_nothing"]
+        else "no sign of an all-or-nothing attention path"
+    )
     out.print(
         f"first divergent request: {verdict['jump_ms']:+.2f} ms (predicted: {by_model}); a short stranger: "
         f"{verdict['stranger_ms']:+.2f} ms, noise {verdict['noise_ms']:.2f}: {found}"

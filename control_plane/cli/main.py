@@ -365,6 +365,42 @@ def bench_prefix_cache(
     bench_now(given, as_json=as_json)
 
 
+@bench_app.command("feather")
+def bench_feather(
+    groups: Annotated[int, typer.Option(min=0, max=1000, help="Prefixes; 0: nobody shares anything.")] = 5,
+    shared_tokens: Annotated[int, typer.Option(min=1, max=131_072, help="Of each prefix.")] = 3500,
+    levels: Annotated[int, typer.Option(min=1, max=3, help="Of the tree of prefixes.")] = 1,
+    suffix_tokens: Annotated[int, typer.Option(min=1, max=8192, help="Of each prompt alone.")] = 24,
+    decode_tokens: Annotated[int, typer.Option(min=2, max=8192, help="Generated for each request.")] = 64,
+    rate: Annotated[float, typer.Option(min=0.01, max=10_000, help="Arrivals a second, Poisson.")] = 40.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=3600, help="Of each run.")] = 10.0,
+    places: Annotated[int, typer.Option(min=1, max=1024, help="Requests that run at once at most.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of all policies, in turns; figures are medians.")] = 3,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="greedy, heuristic, bandit or q_learning; several may be given.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="groups, shared, decode, rate or levels besides; several may be given.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of batch size and throughput over time.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts and arrivals.")] = 0,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Throughput, time between tokens and waits with each policy of the decode scheduler, against order of arrival."""
+    from benchmarks.feather_workload import FeatherWorkload
+    from control_plane.cli.bench_feather import POLICIES, Options
+    from control_plane.cli.bench_feather import bench_feather as bench_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    workload = FeatherWorkload(groups, shared_tokens, levels, suffix_tokens, decode_tokens, rate, seconds, seed)
+    given = Options(workload, places, rounds, policy or POLICIES, sweep or (), plot)
+    asyncio.run(bench_now(loaded, given, as_json=as_json))
+
+
 @bench_app.command("tiers")
 def bench_tiers(
     shape: Annotated[str, typer.Option(help="Prompts like those of mmlu, hellaswag, bbh or ceval.")] = "mmlu",
@@ -398,6 +434,55 @@ def bench_tiers(
         host["tiers.host_gib"] = host_gib
     loaded = options.load_config(profile, config, assignments, model, host)
     given = Options(shape, requests, noise_share, concurrency, rounds, device_blocks, plot, seed)
+    asyncio.run(bench_now(loaded, given, as_json=as_json))
+
+
+@bench_app.command("cht")
+def bench_cht(
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Each inserted, found, added, finished.")] = 5000,
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of each prompt.")] = 5000,
+    groups: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of requests that share a prefix.")] = 5,
+    chunk_tokens: Annotated[int, typer.Option(min=1, max=65_536, help="The step in which prefixes are compared.")] = 64,
+    finds: Annotated[float, typer.Option(min=1, max=100, help="How often each request is looked for.")] = 5.3,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of the costs over waiting requests.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time of each operation of the chunked hash tree, which finds the waiting request that fits the batch best."""
+    from benchmarks.cht_workload import ChtWorkload
+    from control_plane.cli.bench_cht import bench_cht as bench_now
+
+    bench_now(ChtWorkload(requests, tokens, groups, chunk_tokens, finds, seed), plot, as_json=as_json)
+
+
+@bench_app.command("decode-locality")
+def bench_decode_locality(
+    output: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("rachis-decode-locality.json"),
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF; default is beside the figures.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small grid, in less than a minute.")] = False,
+    batches: Annotated[str | None, typer.Option(help="Requests of a batch, such as 1,4,16.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Groups that share a prefix; as many as requests are always measured.")
+    ] = None,
+    shared: Annotated[str | None, typer.Option(help="Tokens that a group shares, such as 512,3500.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Tokens of a request's own, 16 at least.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Visits of each batch at most.")] = 5,
+    limit_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="No other round begins that would end later.")
+    ] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts.")] = 0,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Decode step time by what a batch shares, for the simulator: grid, series and fitted models in a JSON file."""
+    from control_plane.cli.bench_decode_locality import Options
+    from control_plane.cli.bench_decode_locality import bench_decode_locality as bench_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    given = Options(output, plot, quick, batches, groups, shared, suffix, rounds, limit_s, seed)
     asyncio.run(bench_now(loaded, given, as_json=as_json))
 
 

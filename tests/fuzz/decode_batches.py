@@ -1,9 +1,9 @@
 """Random requests that share prefixes through the real decode schedulers, on a model runner that checks the KV.
 
-`simulate` plays one seeded world: requests of several trees of prefixes, with priorities and deadlines, some of whose
-KV is pulled and lands late, some cancelled wherever they are, in a pool so small that some are preempted. Every answer
-is compared with that of a fresh request; after every step blocks are counted, and the core of the scheduler has to know
-of every request what vLLM knows.
+`simulate` plays one seeded world: requests of several trees of prefixes, with priorities, deadlines and salts, some of
+whose KV is pulled and lands late, or in part, or not at all, some cancelled wherever they are, in a pool so small that
+some are preempted. Every answer is compared with that of a fresh request; after every step blocks are counted, and the
+core of the scheduler has to know of every request what vLLM knows.
 """
 
 import random
@@ -15,6 +15,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from decode_worker.batch_settings import BatchSettings
+from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
 from kv_transfer.tiers import TierCounters
 from tests.fuzz.kv_checking_runner import expected_tokens
@@ -22,7 +23,7 @@ from tests.fuzz.session_moves import VOCABULARY
 from tests.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
 from tests.fuzz.tally import Tally, raised
 
-_MOST_TOKENS = 12
+_MOST_TOKENS = 40
 
 
 def drawn(rng: random.Random) -> World:
@@ -56,8 +57,12 @@ class _Simulation:
         self.clock = clock
         self.random = random.Random(seed)
         self.engine = SimulatedEngine(world)
+        # As workers have it: what could not be loaded is computed.
+        self.engine.scheduler.recompute_kv_load_failures = True
         self.tally = Tally()
         self.expected: dict[str, list[int]] = {}
+        self.prefix_of: dict[ChunkHash, tuple[str | None, tuple[int, ...]]] = {}
+        self.failing: set[str] = set()
         self.started = 0
         self.rate = self.random.choice((0.1, 0.4, 0.9))
         longest = min(10, (world.blocks - 1) // 2) * BLOCK_SIZE
@@ -80,16 +85,27 @@ class _Simulation:
                 break
             self.engine.check_invariants()
             self.check_books()
+            self.tally.recomputes += sum(len(output.preempted_req_ids or ()) for output in self.engine.outputs)
             self.engine.outputs.clear()
         else:
             raise AssertionError(f"stuck: {sorted(self.engine.scheduler.requests)}")
         for name, tokens in self.expected.items():
             if self.engine.answers.get(name) != tokens:
                 self.tally.wrong.append(f"{name}: {self.engine.answers.get(name)} instead of {tokens}")
-        self.tally.count_tiers(TierCounters(), self.engine.scheduler.tiers.counters)
         self.engine.check_idle()
         self.check_books()
+        self._count()
         return self.tally
+
+    def _count(self) -> None:
+        tally, scheduler = self.tally, self.engine.scheduler
+        tally.requests = len(self.expected)
+        tally.failed_loads = self.engine.runner.failed_loads
+        tally.count_tiers(TierCounters(), scheduler.tiers.counters)
+        if scheduler.batching is not None:
+            counters = scheduler.batching.counters
+            for reason, number in counters.admissions.items():
+                setattr(tally, f"joined_{reason.value}", number)
 
     def check_books(self) -> None:
         """Who waits, loads and runs is the same for vLLM and for the core of the scheduler."""
@@ -100,31 +116,57 @@ class _Simulation:
         batching.tree.check_invariants()
         alive = {name: each for name, each in scheduler.requests.items() if not each.is_finished()}
         waiting = {member.request_id for member in batching.waiting()}
-        assert waiting <= alive.keys(), "the core knows who is gone"
-        assert all(name in batching for name in alive), "the core does not know who waits or runs"
-        for name, each in alive.items():
-            runs = each.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
-            assert not (runs and name in waiting), f"{name} runs, and waits for the core"
+        batch = set(batching._batch)
+        assert waiting | batch == alive.keys(), "the core does not know who waits or runs, or knows who is gone"
+        assert not waiting & batch
+        # Who is put back after its load has failed is noticed with the next step.
+        unnoticed = {each.request_id for each in scheduler.waiting} - waiting
+        assert unnoticed <= self.failing, f"{unnoticed} wait, and run for the core"
+        for name in waiting:
+            assert alive[name].status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{name} waits for the core"
+        pulled = {name for name, each in alive.items() if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS}
+        assert pulled <= set(batching.loading()) <= batch, "the core does not know who loads"
         assert sum(batching.waiting_by_cause().values()) == len(waiting)
         assert batching.tree.waiting_requests == len(waiting)
+
+    def check_hashes(self, name: str, prompt: list[int], salt: str | None) -> None:
+        """Two requests have the same hash exactly when they have the same prefix and salt."""
+        batching, chunk_tokens = self.engine.scheduler.batching, getattr(self.engine.scheduler, "chunk_tokens", 0)
+        if batching is None:
+            return
+        (member,) = (each for each in batching.waiting() if each.request_id == name)
+        assert len(member.hashes) == len(prompt) // chunk_tokens
+        for index, its in enumerate(member.hashes, 1):
+            prefix = salt, tuple(prompt[: index * chunk_tokens])
+            assert self.prefix_of.setdefault(its, prefix) == prefix, "one hash for two prefixes"
 
     def _arrive(self) -> None:
         rng = self.random
         if self.started == self.world.requests or rng.random() > self.rate:
             return
-        name, max_tokens = str(self.started), rng.randint(1, _MOST_TOKENS)
+        name, max_tokens = str(self.started), rng.choice((1, 4, 12, _MOST_TOKENS))
         self.started += 1
         prefix = rng.choice(self.prefixes) if rng.random() < 0.8 else []
         prompt = (prefix + self.text(rng.randint(1, 2 * BLOCK_SIZE)))[: self.longest]
-        if rng.random() < self.world.loads:
-            self.engine.remote_tokens[name] = rng.randint(1, len(prompt))
-            self.tally.loads += 1
+        self._draw_load(name, prompt)
         self.expected[name] = expected_tokens(prompt, max_tokens)
-        self.tally.requests += 1
-        request = self.engine.request(name, prompt, max_tokens, priority=rng.choice((0, 0, 0, -1, 5)))
+        salt = rng.choice((None, None, None, "salt"))
+        request = self.engine.request(name, prompt, max_tokens, priority=rng.choice((0, 0, 0, -1, 5)), cache_salt=salt)
         if rng.random() < 0.2:
             request.sampling_params.extra_args = {"rachis_deadline_s": self.clock.now_s + rng.random()}
         self.engine.scheduler.add_request(request)
+        self.check_hashes(name, prompt, salt)
+
+    def _draw_load(self, name: str, prompt: list[int]) -> None:
+        rng, connector = self.random, self.engine.scheduler.connector
+        if rng.random() < self.world.loads:
+            self.tally.loads += 1
+            connector.remote_tokens[name] = rng.randint(1, len(prompt))
+            if rng.random() < 0.3:
+                connector.failing[name] = rng.choice((0, rng.randrange(len(prompt))))
+                self.failing.add(name)
+        if rng.random() < 0.2:
+            connector.undecided[name] = rng.randint(1, 5)
 
     def _cancel(self) -> None:
         if self.random.random() < 0.02 and self.engine.scheduler.requests:

@@ -8,7 +8,8 @@ and at last a wrong token. It speaks both protocols of vLLM's model runners:
     V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
 
 It carries out the copies of host swap; the loads of `tests.fuzz.slow_load` and copies in the background a few steps
-late, and some of the latter fail.
+late. What fails leaves rubbish. A load that fails is reported as vLLM's own workers do: the request, where nothing of
+it landed, or else the blocks in which there is rubbish.
 """
 
 import zlib
@@ -55,7 +56,7 @@ class _State:
 
 
 class KvCheckingRunner:
-    """`step` carries out one scheduler output. places: model-runner places, for V2."""
+    """`step` carries out one scheduler output. places: model-runner places, for V2. failed_loads: how many have."""
 
     def __init__(self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int) -> None:
         self._v2 = v2
@@ -65,6 +66,7 @@ class KvCheckingRunner:
         self._host = [[-1] * block_size for _ in range(host_slots)]
         self._states: dict[str, _State] = {}
         self._loads: list[tuple[int, SlowLoad]] = []
+        self.failed_loads = 0
         self._steps = 0
         self._background: list[tuple[int, BackgroundCopy]] = []
 
@@ -72,6 +74,7 @@ class KvCheckingRunner:
         self._steps += 1
         self._copy(output)
         landed = self._land(output)
+        failed, invalid_blocks = self._failures(landed)
         report = self._copy_in_background(output)
         leaving = set(output.finished_req_ids)
         if self._v2:
@@ -92,7 +95,12 @@ class KvCheckingRunner:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=KVConnectorOutput(finished_recving=landed, kv_connector_worker_meta=report),
+            kv_connector_output=KVConnectorOutput(
+                finished_recving={load.request_id for load in landed},
+                failed_recving=failed,
+                invalid_block_ids=invalid_blocks,
+                kv_connector_worker_meta=report,
+            ),
         )
 
     def _copy(self, output: Any) -> None:
@@ -123,19 +131,35 @@ class KvCheckingRunner:
                     self._kv[block] = [-1] * self._block_size
         return report if due else None
 
-    def _land(self, output: Any) -> set[str]:
-        """Writes the loads that are due; returns whose they were."""
+    def _land(self, output: Any) -> list[SlowLoad]:
+        """Writes the loads that are due; returns them."""
         loads: list[SlowLoad] = getattr(output.kv_connector_metadata, "slow_loads", [])
         self._loads += [(self._steps + LOAD_STEPS, load) for load in loads]
         due = [load for at, load in self._loads if at <= self._steps]
         self._loads = [(at, load) for at, load in self._loads if at > self._steps]
         for load in due:
             digest = 0
+            lands_until = len(load.token_ids) if load.landing_tokens is None else load.start + load.landing_tokens
             for position, token in enumerate(load.token_ids):
                 digest = digest_of(digest, token)
                 if position >= load.start:
-                    self._kv[load.blocks[position // self._block_size]][position % self._block_size] = digest
-        return {load.request_id for load in due}
+                    self._write(load.blocks, position, digest if position < lands_until else -1)
+        return due
+
+    def _failures(self, landed: Sequence[SlowLoad]) -> tuple[set[str], set[int]]:
+        """(requests of which nothing landed, blocks of others in which there is rubbish)."""
+        failed: set[str] = set()
+        invalid_blocks: set[int] = set()
+        for load in landed:
+            if load.landing_tokens is None or load.start + load.landing_tokens >= len(load.token_ids):
+                continue
+            self.failed_loads += 1
+            first = (load.start + load.landing_tokens) // self._block_size
+            if first * self._block_size == load.start:
+                failed.add(load.request_id)
+            else:
+                invalid_blocks.update(load.blocks[first : -(-len(load.token_ids) // self._block_size)])
+        return failed, invalid_blocks
 
     def _begin(self, new: Any) -> None:
         if self._v2:
@@ -170,8 +194,7 @@ class KvCheckingRunner:
     def _compute(self, state: _State, count: int) -> None:
         for position in range(state.computed, state.computed + count):
             before = self._at(state, position - 1) if position else 0
-            block = self._kv[state.blocks[position // self._block_size]]
-            block[position % self._block_size] = digest_of(before, state.tokens[position])
+            self._write(state.blocks, position, digest_of(before, state.tokens[position]))
         state.computed += count
 
     def _sample(self, state: _State) -> list[int]:
@@ -180,6 +203,9 @@ class KvCheckingRunner:
         token = self._at(state, state.computed - 1) % VOCABULARY
         state.tokens.append(token)
         return [token]
+
+    def _write(self, blocks: Sequence[int], position: int, digest: int) -> None:
+        self._kv[blocks[position // self._block_size]][position % self._block_size] = digest
 
     def _at(self, state: _State, position: int) -> int:
         return self._kv[state.blocks[position // self._block_size]][position % self._block_size] & 0xFFFFFFFF

@@ -1,5 +1,6 @@
-"""A connector that loads the beginning of some prompts from elsewhere, a few engine steps late."""
+"""A connector that loads the beginning of some prompts from elsewhere, a few engine steps late; some loads fail."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,17 @@ from kv_transfer.host_tier import HostTiering
 
 @dataclass(frozen=True, slots=True)
 class SlowLoad:
-    """KV of these tokens, from token `start` on, that will be written into the request's blocks."""
+    """KV of these tokens, from token `start` on, that will be written into the request's blocks.
+
+    landing_tokens: of a load that fails, so many from `start` on arrive, the rest of the blocks holds rubbish. None: it
+    does not fail.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
+    landing_tokens: int | None = None
 
 
 class NoTransfer(KVConnectorBase_V1):
@@ -45,15 +51,24 @@ class NoTransfer(KVConnectorBase_V1):
 
 
 class SlowLoadConnector(HostTiering, NoTransfer):
-    """remote_tokens: for each request, how much of its prompt can be loaded once."""
+    """remote_tokens: for each request, how much of its prompt can be loaded once.
+
+    failing: of which of them how many tokens land before the load fails. undecided: of which request the connector
+    cannot tell, so many times that it is asked, what it could load.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._remote: set[str] = set()
         self.remote_tokens: dict[str, int] = {}
+        self.failing: dict[str, int] = {}
+        self.undecided: Counter[str] = Counter()
         self._loads: list[SlowLoad] = []
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self.undecided[request.request_id]:
+            self.undecided[request.request_id] -= 1
+            return None, False
         remote = min(self.remote_tokens.get(request.request_id, 0), request.num_tokens)
         self._remote.discard(request.request_id)
         # The runner's side has no ledger, and calls nothing of this.
@@ -69,7 +84,9 @@ class SlowLoadConnector(HostTiering, NoTransfer):
             end = min(self.remote_tokens.pop(request.request_id), request.num_tokens)
             (device_blocks,) = blocks.get_block_ids()
             tokens = tuple(request._all_token_ids[:end])
-            self._loads.append(SlowLoad(request.request_id, tokens, end - num_external_tokens, tuple(device_blocks)))
+            landing = self.failing.pop(request.request_id, None)
+            start = end - num_external_tokens
+            self._loads.append(SlowLoad(request.request_id, tokens, start, tuple(device_blocks), landing))
             num_external_tokens = 0
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 

@@ -19,7 +19,7 @@ def raised(error: Exception) -> str:
 class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
-    copied_out, copied_back, promoted: blocks of cached prefixes between device and host memory.
+    joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of cached prefixes between device and host memory.
     """
 
     sessions: int = 0
@@ -31,6 +31,13 @@ class Tally:
     swaps: int = 0
     recomputes: int = 0
     loads: int = 0
+    failed_loads: int = 0
+    joined_fcfs: int = 0
+    joined_policy: int = 0
+    joined_priority: int = 0
+    joined_turn: int = 0
+    joined_overdue: int = 0
+    joined_idle: int = 0
     invalidated_tokens: int = 0
     copied_out: int = 0
     copied_back: int = 0

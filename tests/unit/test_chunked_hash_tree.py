@@ -97,7 +97,7 @@ class HashTreeMachine(RuleBasedStateMachine):
         for name in self.waiting:
             assert self.tree.candidate(name).missing_chunks == self.published.missing_chunks(name)
             assert self.tree.shared_chunks(name) == len(self.prompts[name]) - self.published.missing_chunks(name)
-            assert self.tree.potential_chunks(name) == self.potential(name)
+            assert self.tree.potential(name) == self.potential(name)
 
     @invariant()
     def shares_cover_the_batch(self) -> None:
@@ -108,15 +108,13 @@ class HashTreeMachine(RuleBasedStateMachine):
             # Who shares it with another is there at least twice, unless the prefix is a whole prompt of its own.
             assert share.active == 1 or share.chunks or share.hash is None
 
-    def potential(self, name: str) -> int:
+    def potential(self, name: str) -> tuple[int, int]:
         prompt = self.prompts[name]
-        return max(
-            (
-                depth * sum(self.prompts[other][:depth] == prompt[:depth] for other in self.waiting if other != name)
-                for depth in range(1, len(prompt) + 1)
-            ),
-            default=0,
-        )
+        sharing = [
+            (depth, sum(self.prompts[other][:depth] == prompt[:depth] for other in self.waiting if other != name))
+            for depth in range(1, len(prompt) + 1)
+        ]
+        return max(((depth * peers, depth) for depth, peers in sharing if peers), default=(0, 0))
 
 
 TestHashTree = HashTreeMachine.TestCase
@@ -145,16 +143,16 @@ def test_a_join_that_forgets_the_upper_chunks_is_noticed(monkeypatch: pytest.Mon
 def test_the_example_of_the_paper() -> None:
     """FEATHER Figure A.2: with the same tip, the one that shares with part of the batch is better."""
     tree = ChunkedHashTree()
-    tree.insert("R1", ["root", "a"])
-    tree.insert("R2", ["root", "b"])
-    tree.insert("R4", ["root", "c"])
-    tree.insert("R3", ["root", "b"])
+    tree.insert("R1", [b"root", b"a"])
+    tree.insert("R2", [b"root", b"b"])
+    tree.insert("R4", [b"root", b"c"])
+    tree.insert("R3", [b"root", b"b"])
     tree.add_to_batch("R1")
     tree.add_to_batch("R2")
     assert tree.find_best() == Candidate("R3", missing_chunks=0, tip_before=1, tip_after=1, peers=1)
     tree.add_to_batch("R3")
     tree.finish("R1")
-    assert (tree.tip_chunks, tree.tip_hash) == (2, "b")
+    assert (tree.tip_chunks, tree.tip_hash) == (2, b"b")
 
 
 def test_prompts_shorter_than_a_chunk_share_nothing() -> None:
