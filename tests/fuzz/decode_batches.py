@@ -7,6 +7,7 @@ core of the scheduler has to know of every request what vLLM knows.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -119,6 +120,12 @@ class _Simulation:
         batch = set(batching._batch)
         assert waiting | batch == alive.keys(), "the core does not know who waits or runs, or knows who is gone"
         assert not waiting & batch
+        queued = Counter(
+            each.request_id for each in (*scheduler.waiting, *scheduler.kv_holding_waiting, *scheduler.running)
+        )
+        assert queued == Counter(list(alive)), (
+            f"lost or there twice: {sorted((queued - Counter(list(alive))) + (Counter(list(alive)) - queued))}"
+        )
         # Who is put back after its load has failed is noticed with the next step.
         unnoticed = {each.request_id for each in scheduler.waiting} - waiting
         assert unnoticed <= self.failing, f"{unnoticed} wait, and run for the core"
@@ -169,7 +176,9 @@ class _Simulation:
             connector.undecided[name] = rng.randint(1, 5)
 
     def _cancel(self) -> None:
-        if self.random.random() < 0.02 and self.engine.scheduler.requests:
+        """Of those that are left when nobody comes any more, none: whoever is lost would be cancelled at last."""
+        everybody = self.started == self.world.requests
+        if not everybody and self.random.random() < 0.02 and self.engine.scheduler.requests:
             name = self.random.choice(sorted(self.engine.scheduler.requests))
             if self.expected.pop(name, None) is not None:
                 self.engine.abort(name)

@@ -54,7 +54,7 @@ class SlowLoadConnector(HostTiering, NoTransfer):
     """remote_tokens: for each request, how much of its prompt can be loaded once.
 
     failing: of which of them how many tokens land before the load fails. undecided: of which request the connector
-    cannot tell, so many times that it is asked, what it could load.
+    cannot tell, so many times that it is asked, what it could load; once more after a load that fails.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -85,6 +85,8 @@ class SlowLoadConnector(HostTiering, NoTransfer):
             (device_blocks,) = blocks.get_block_ids()
             tokens = tuple(request._all_token_ids[:end])
             landing = self.failing.pop(request.request_id, None)
+            if landing is not None:
+                self.undecided[request.request_id] += 1
             start = end - num_external_tokens
             self._loads.append(SlowLoad(request.request_id, tokens, start, tuple(device_blocks), landing))
             num_external_tokens = 0

@@ -128,7 +128,8 @@ def together(engine: Engine, settings: BatchSettings, expected: list[list[tuple[
     free, all_blocks = vllm_private.block_counts(engine.engine)
     report = engine.scheduler.decode_report()
     return {
-        "wrong": wrong, "aborted": len(aborted), "preempted": engine.preempted, "scattered": scattered, "batches": batches,
+        "wrong": wrong, "aborted": len(aborted), "preempted": engine.preempted, "scattered": scattered,
+        "batches": batches,
         "lost_blocks": all_blocks - free, "admissions": dict(report.admissions), "left": len(engine.scheduler.requests),
     }  # fmt: skip
 
