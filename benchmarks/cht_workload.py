@@ -45,6 +45,10 @@ class ChtWorkload:
         """A chunk of reused hashes is rounded up to whole blocks, as in the scheduler."""
         return -(-self.chunk_tokens // BLOCK_TOKENS)
 
+    @property
+    def reused_chunk_tokens(self) -> int:
+        return self.blocks_per_chunk * BLOCK_TOKENS
+
 
 # What arrives, and what makes chunk hashes of one of those.
 Arrivals = tuple[Iterator[Any], Callable[[Any], Sequence[ChunkHash]]]

@@ -140,9 +140,11 @@ class Batching:
         self._priorities: Counter[int] = Counter()
         self._before_turn: deque[Member] = deque()
         self._held: set[str] = set()
-        # By due time; and those overdue, by priority. Entries count while their member waits and has that due time.
+        # By due time; those overdue, by priority; and those of them that `settle` has to put back. Entries count while
+        # their member waits and has that due time.
         self._due: list[tuple[float, int, Member]] = []
         self._late: list[tuple[int, float, int, Member]] = []
+        self._late_but_planned: list[tuple[int, float, int, Member]] = []
         self._for_prefix: Member | None = None
         self._waiting_priorities: Counter[int] = Counter()
         self._arrivals = 0
@@ -233,9 +235,10 @@ class Batching:
                 self._join(each, now_s)
             else:
                 self._return_to_tree(member)
-                if member.due_s < inf:
-                    self._set_due(member, member.due_s)
         self._loading.update(loading)
+        for late in self._late_but_planned:
+            heapq.heappush(self._late, late)
+        self._late_but_planned.clear()
         # Who was refused found no memory: nobody else would have.
         all_joined = len(admitted) == len(plan.joining)
         self._give_turns(plan.places - len(plan.joining) if all_joined else 0, now_s)
@@ -374,15 +377,16 @@ class Batching:
         return candidate.loss_chunks
 
     def _overdue(self, now_s: float) -> Member | None:
-        """Of the most urgent that are overdue the one that has been for longest."""
+        """Of the most urgent priority the one that was due first."""
         while self._due and self._due[0][0] <= now_s:
-            due_s, arrival, member = heapq.heappop(self._due)
-            heapq.heappush(self._late, (member.priority, due_s, arrival, member))
+            due = heapq.heappop(self._due)
+            heapq.heappush(self._late, (due[2].priority, *due))
         while self._late:
             _, due_s, _, member = self._late[0]
-            name = member.request_id
-            if self._waiting.get(name) is member and name not in self._planned and due_s == member.due_s:
-                return member
+            if self._waiting.get(member.request_id) is member and due_s == member.due_s:
+                if member.request_id not in self._planned:
+                    return member
+                self._late_but_planned.append(self._late[0])
             heapq.heappop(self._late)
         return None
 

@@ -75,8 +75,8 @@ class _Node:
     def count_waiting(self, change: int) -> None:
         self.waiting += change
         if len(self.heap) > 2 * self.waiting + _SLACK:
-            self.heap = [each for each in self.heap if each[4].serial == each[3]]
-            heapq.heapify(self.heap)
+            # Sorted is a heap, and nearly sorted it is.
+            self.heap = sorted(each for each in self.heap if each[4].serial == each[3])
 
     def __lt__(self, other: object) -> bool:
         """Entries of one request at nodes of one depth, all but one of which are gone, have no order."""
@@ -338,6 +338,8 @@ class ChunkedHashTree:
                 elif not node.ending and len(node.children) == 1:
                     self._join(node)
             node = parent
+        # Entries that do not count any more know the request for a while: its hashes need not stay.
+        request.node = self._root
 
     def _join(self, node: _Node) -> None:
         """Puts a node and its only child together. The child stays: requests end there."""

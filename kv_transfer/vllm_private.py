@@ -7,7 +7,7 @@ files pin. `tests/integration/test_vllm_private.py` fails loudly on another vers
 import time
 from bisect import bisect_left
 from collections import Counter
-from typing import Any, ClassVar
+from typing import Any
 
 from kv_transfer import batch_order
 
@@ -142,7 +142,7 @@ class SharedPrefixOrder:
     """
 
     orders_rows = True
-    _rows_in_order: ClassVar[list[str]] = []
+    _rows_in_order: list[str] | None = None
 
     def _may_reorder_batch(self, scheduler_output: Any) -> None:
         super()._may_reorder_batch(scheduler_output)  # type: ignore[misc]

@@ -39,10 +39,10 @@ def bench_cht(workload: ChtWorkload, plot: Path | None, *, as_json: bool) -> Non
 
 def check(workload: ChtWorkload) -> None:
     """Before anything is measured. Raises ConfigError."""
-    longest = max(workload.chunk_tokens, workload.blocks_per_chunk * BLOCK_TOKENS)
-    if workload.tokens < longest:
+    least = workload.reused_chunk_tokens
+    if workload.tokens < least:
         raise ConfigError(
-            f"must be at least one chunk, {longest} in whole blocks of {BLOCK_TOKENS}, got {workload.tokens}",
+            f"must be at least one chunk, {least} in whole blocks of {BLOCK_TOKENS}, got {workload.tokens}",
             field="--tokens",
         )
     if workload.groups > workload.requests:
@@ -75,7 +75,7 @@ def _print(result: Mapping[str, Any]) -> None:
     out.print(
         "computed: insert hashes the tokens; reused: it takes vLLM's hashes of blocks;\n"
         f"published: the paper's algorithms in Python, {result['published']['requests']} requests, hashes computed;\n"
-        "paper: on another machine"
+        "paper: 5000 requests of 5000 tokens, on another machine"
     )
     names = [*(f"{each}_ns" for each in OPERATIONS), "per_request_us"]
     rows = [(row["waiting"], *(row[name] for name in [*names, "longest_ms"])) for row in result["by_waiting"]]
@@ -83,6 +83,8 @@ def _print(result: Mapping[str, Any]) -> None:
         "\nby waiting requests, hashes reused", ("waiting", *OPERATIONS, "a request, us", "longest, ms"),
         [*rows, ("largest / smallest", *(result["largest_to_smallest"][name] for name in names), "")],
     )  # fmt: skip
+    if result["waiting_left_out"]:
+        out.print(f"too many chunks for {', '.join(map(str, result['waiting_left_out']))} waiting requests: left out")
     ours_us, orders = result["decision_us"], result["orders"]
     print_table(
         f"\nus a decision among {orders['waiting']} waiting requests, and to insert one",

@@ -8,7 +8,7 @@ core of the scheduler has to know of every request what vLLM knows.
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -58,6 +58,7 @@ class _Simulation:
         self.clock = clock
         self.random = random.Random(seed)
         self.engine = SimulatedEngine(world)
+        self.engine.runner.step = self._in_time(self.engine.runner.step)  # type: ignore[method-assign]
         # As workers have it: what could not be loaded is computed.
         self.engine.scheduler.recompute_kv_load_failures = True
         self.tally = Tally()
@@ -76,6 +77,15 @@ class _Simulation:
 
     def text(self, tokens: int) -> list[int]:
         return [self.random.randrange(VOCABULARY) for _ in range(tokens)]
+
+    def _in_time(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A step takes its time, so that there is something to learn from."""
+
+        def take(output: Any) -> Any:
+            self.clock.advance(STEP_S * self.random.uniform(0.5, 1.5))
+            return step(output)
+
+        return take
 
     def run(self) -> Tally:
         for _ in range(300 * self.world.requests):

@@ -213,6 +213,7 @@ def test_sizes_that_do_not_fit_are_left_out(quick: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(cht_speed, "_MOST_ORDERED_TOKENS", 640 * 25)
     found = printed()
     assert [row["waiting"] for row in found["by_waiting"]] == [20]
+    assert found["waiting_left_out"] == [40]
     assert found["published"]["requests"] == 50
     assert found["orders"]["waiting"] == 25
 
