@@ -46,14 +46,14 @@ _FIGURES: tuple[Figure[wire.DecodeReport], ...] = (
     Figure(
         GaugeMetricFamily,
         "rachis_decode_tip_tokens",
-        "Length of the prefix that the whole batch shares",
+        "Length of the prefix that the whole cohort shares",
         None,
         lambda report: report.tip_tokens,
     ),
     Figure(
         GaugeMetricFamily,
         "rachis_decode_working_set_tokens",
-        "Prompt tokens of the batch, each shared prefix counted once",
+        "Prompt tokens of the cohort, each shared prefix counted once",
         None,
         lambda report: report.working_set_tokens,
     ),
@@ -74,7 +74,7 @@ _FIGURES: tuple[Figure[wire.DecodeReport], ...] = (
     Figure(
         CounterMetricFamily,
         "rachis_decode_step_shared_tokens_total",
-        "Tokens of the prefix that the batch shared, added up over steps",
+        "Tokens of the prefix that the cohort shared, added up over steps",
         None,
         lambda report: report.shared_tokens_sum,
     ),

@@ -1,11 +1,13 @@
 """What people are told of the decode batch. A report costs a few microseconds; the batch in detail only when asked."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster_core.engine import DecodeBatch, DecodeReport, PrefixGroup, WaitingRequest
 from decode_worker.batching import Batching, Cause, Member
 from decode_worker.chunk_hashes import ChunkHash
+from decode_worker.chunked_hash_tree import ChunkedHashTree
 
 _HASH_DIGITS = 8
 
@@ -64,15 +66,11 @@ def decode_report(scheduler: Any) -> DecodeReport:
 
 
 def decode_batch(scheduler: Any, at_most: int, now_s: float) -> DecodeBatch:
-    """The cohort by shared prefix, those that wait longest, and what the policy has learned. O(waiting)."""
+    """The batch by shared prefix, those that wait longest, and what the policy has learned. O(waiting)."""
     batching: Batching | None = scheduler.batching
     if batching is None:
         return DecodeBatch()
-    tree, chunk_tokens = batching.tree, scheduler.chunk_tokens
-    shares = sorted(tree.shares(), key=lambda share: -share.active)
-    groups = tuple(
-        PrefixGroup(_short(share.hash), share.chunks * chunk_tokens, share.active, share.waiting) for share in shares
-    )
+    groups = tuple(_groups(batching, scheduler.chunk_tokens))
     longest: dict[str, float] = {}
     waiting: list[WaitingRequest] = []
     for member in batching.waiting():
@@ -81,6 +79,17 @@ def decode_batch(scheduler: Any, at_most: int, now_s: float) -> DecodeBatch:
         if len(waiting) < at_most:
             waiting.append(_waiting(member, waited_s, scheduler, batching))
     return DecodeBatch(groups[:at_most], tuple(waiting), tuple(batching.policy.table()), longest)
+
+
+def _groups(batching: Batching, chunk_tokens: int) -> Iterator[PrefixGroup]:
+    """Of all requests in the batch, largest group first."""
+    everybody = ChunkedHashTree()
+    for member in batching.batch():
+        everybody.insert(member.request_id, member.hashes)
+        everybody.add_to_batch(member.request_id)
+    for share in sorted(everybody.shares(), key=lambda each: -each.active):
+        waiting = batching.tree.waiting_with(share.prefix) if share.prefix else 0
+        yield PrefixGroup(_short(share.prefix), len(share.prefix) * chunk_tokens, share.active, waiting)
 
 
 def _waiting(member: Member, waited_s: float, scheduler: Any, batching: Batching) -> WaitingRequest:
@@ -94,8 +103,8 @@ def _waiting(member: Member, waited_s: float, scheduler: Any, batching: Batching
     )
 
 
-def _short(chunk_hash: ChunkHash | None) -> str:
-    if chunk_hash is None:
+def _short(prefix: Sequence[ChunkHash]) -> str:
+    if not prefix:
         return ""
-    text = chunk_hash.hex() if isinstance(chunk_hash, bytes) else f"{chunk_hash:016x}"
-    return text[:_HASH_DIGITS]
+    last = prefix[-1]
+    return (last.hex() if isinstance(last, bytes) else f"{last:016x}")[:_HASH_DIGITS]

@@ -173,6 +173,10 @@ class Batching:
         """In order of arrival."""
         return iter(self._waiting.values())
 
+    def batch(self) -> Iterator[Member]:
+        """Running and loading, of every cohort, guests too; in the order in which they joined."""
+        return iter(self._batch.values())
+
     def waiting_by_cause(self) -> dict[Cause, int]:
         waits = self._for_prefix
         prefix, held = int(waits is not None), len(self._held) - (waits is not None and waits.request_id in self._held)

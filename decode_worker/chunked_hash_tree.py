@@ -42,12 +42,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PrefixShare:
-    """A prefix that requests of the batch share, and how many wait that have it too. hash: None where nothing is."""
+    """A prefix that active requests share, by the hashes of its chunks; empty where they share none."""
 
-    hash: ChunkHash | None
-    chunks: int
+    prefix: Sequence[ChunkHash]
     active: int
-    waiting: int
 
 
 class _Node:
@@ -105,7 +103,7 @@ class ChunkedHashTree:
     """Requests are waiting or active. An id that is unknown or in the other state raises KeyError."""
 
     def __init__(self) -> None:
-        self._root = _Node(None, (), 0, 0)
+        self._root = _Node(None, [], 0, 0)
         self._requests: dict[str, _Request] = {}
         # Insertion-ordered: any of them will do.
         self._active: dict[str, _Request] = {}
@@ -213,6 +211,19 @@ class ChunkedHashTree:
             self.remove(request_id)
         return True
 
+    def waiting_with(self, prefix: Sequence[ChunkHash]) -> int:
+        """How many waiting requests have this prefix."""
+        node = self._root
+        while node.end < len(prefix):
+            child = node.children.get(prefix[node.end])
+            if (
+                child is None
+                or child.hashes[min(child.end, len(prefix)) - 1] != prefix[min(child.end, len(prefix)) - 1]
+            ):
+                return 0
+            node = child
+        return node.waiting
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
@@ -262,7 +273,7 @@ class ChunkedHashTree:
             node = request.node if node is self._root else node
             members[node] = members.get(node, 0) + 1
         for node, active in sorted(members.items(), key=lambda each: -each[0].end):
-            yield PrefixShare(_last_hash(node), node.end, active, node.waiting if node is not self._root else 0)
+            yield PrefixShare(node.hashes[: node.end], active)
 
     def check_invariants(self) -> None:
         """For tests: counts are those of the requests, and every active node's best is in the frontier. O(all)."""

@@ -2,7 +2,8 @@
 code 1 when anything was wrong.
 
 `--plant NAME` plants one of the bugs of `tests.fuzz.planted` or `planted_decode`, which has to be found; `controls`
-plants one after the other. World N of a seed is always the same, and so is what it finds. The real engine's trials share one engine.
+plants one after the other. World N of a seed is always the same, and so is what it finds. The real engine's trials
+share one engine.
 """
 
 import json

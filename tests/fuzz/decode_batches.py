@@ -58,7 +58,7 @@ class _Simulation:
         self.clock = clock
         self.random = random.Random(seed)
         self.engine = SimulatedEngine(world)
-        self.engine.runner.step = self._in_time(self.engine.runner.step)  # type: ignore[method-assign]
+        self.engine.runner.step = self._in_time(self.engine.runner.step)  # type: ignore[assignment, method-assign]
         # As workers have it: what could not be loaded is computed.
         self.engine.scheduler.recompute_kv_load_failures = True
         self.tally = Tally()

@@ -19,7 +19,8 @@ def raised(error: Exception) -> str:
 class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
-    joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of cached prefixes between device and host memory.
+    joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
+    cached prefixes between device and host memory.
     """
 
     sessions: int = 0

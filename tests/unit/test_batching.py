@@ -396,7 +396,10 @@ def a_mixed_batch_finds_back() -> None:
     assert batch.tip() == 4
 
 
-SCENARIOS: dict[Callable[[], None], str] = {two_groups_take_turns: "_held_too_long", a_mixed_batch_finds_back: "_brings_more"}
+SCENARIOS: dict[Callable[[], None], str] = {
+    two_groups_take_turns: "_held_too_long",
+    a_mixed_batch_finds_back: "_brings_more",
+}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)

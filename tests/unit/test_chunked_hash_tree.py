@@ -103,10 +103,20 @@ class HashTreeMachine(RuleBasedStateMachine):
     def shares_cover_the_batch(self) -> None:
         shares = list(self.tree.shares())
         assert sum(share.active for share in shares) == len(self.active)
-        assert [share.chunks for share in shares] == sorted((share.chunks for share in shares), reverse=True)
+        lengths = [len(share.prefix) for share in shares]
+        assert lengths == sorted(lengths, reverse=True)
         for share in shares:
-            # Who shares it with another is there at least twice, unless the prefix is a whole prompt of its own.
-            assert share.active == 1 or share.chunks or share.hash is None
+            having = [
+                name for name in self.active if hashes_of(self.prompts[name])[: len(share.prefix)] == share.prefix
+            ]
+            assert len(having) >= share.active
+
+    @invariant()
+    def prefixes_are_counted(self) -> None:
+        for prompt in self.prompts.values():
+            for depth in range(len(prompt) + 1):
+                sharing = sum(self.prompts[name][:depth] == prompt[:depth] for name in self.waiting)
+                assert self.tree.waiting_with(hashes_of(prompt[:depth])) == sharing
 
     def potential(self, name: str) -> tuple[int, int]:
         prompt = self.prompts[name]
@@ -163,7 +173,7 @@ def test_prompts_shorter_than_a_chunk_share_nothing() -> None:
     assert tree.find_best() == Candidate("short", missing_chunks=0, tip_before=2, tip_after=0, peers=0)
     tree.add_to_batch("short")
     assert (tree.tip_chunks, tree.tip_hash) == (0, None)
-    assert list(tree.shares()) == [PrefixShare(2, 2, 1, 0), PrefixShare(None, 0, 1, 0)]
+    assert list(tree.shares()) == [PrefixShare([1, 2], 1), PrefixShare([], 1)]
 
 
 def test_ids_are_checked() -> None:

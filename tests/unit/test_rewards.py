@@ -100,9 +100,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 4))
-def test_the_depth_of_the_pipeline_changes_no_lesson(
-    steps: list[tuple[int, float | None, bool]], depth: int
-) -> None:
+def test_the_depth_of_the_pipeline_changes_no_lesson(steps: list[tuple[int, float | None, bool]], depth: int) -> None:
     def lessons(depth: int) -> list[Lesson]:
         ledger, learned = new()
         in_flight: deque[tuple[FormedBatch, float | None]] = deque()

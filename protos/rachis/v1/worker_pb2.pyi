@@ -974,9 +974,9 @@ class DecodeReport(_message.Message):
     """The batch now: those that run, and those whose KV is on its way to the device."""
     loading_requests: _builtins.int
     tip_tokens: _builtins.int
-    """Length of the prefix that the whole batch shares."""
+    """Length of the prefix that the whole cohort shares."""
     working_set_tokens: _builtins.int
-    """Prompt tokens of the batch, each shared prefix counted once."""
+    """Prompt tokens of the cohort, each shared prefix counted once."""
     steps: _builtins.int
     """From here on counts since the worker started. Steps of the engine with a batch; added up over them, the requests of
     the batch and the tokens of the prefix that it shared.
