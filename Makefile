@@ -54,8 +54,9 @@ unit: setup ## Unit and contract tests without engines
 integration: setup ## Tests with real engines, Redis, Ray and NIXL
 	$(BIN)/python -m pytest tests -m integration -q
 
-fuzz: setup ## Random sessions, 10,000 simulated and 1,000 on a real engine, against fresh requests
+fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on a real engine, against fresh requests
 	$(BIN)/python -m tests.fuzz simulated --sessions 10000
+	$(BIN)/python -m tests.fuzz decode --requests 10000
 	$(BIN)/python -m tests.fuzz real --sessions 1000
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
