@@ -77,9 +77,7 @@ class BatchScheduling(_Scheduler):
             self.batching = None
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
-        self.batching = Batching(
-            policy, settings.wait_bound_s, lambda block_hash: vllm_private.is_cached(self, block_hash)
-        )
+        self.batching = Batching(policy, settings.wait_bound_s, lambda chunk: vllm_private.is_cached(self, chunk))
         self._rewards = RewardLedger(policy)
         if settings.policy_folder is not None and policy.dump() is not None:
             self._policy_file = PolicyFile(Path(settings.policy_folder), policy.name, self._made_for())
@@ -94,7 +92,12 @@ class BatchScheduling(_Scheduler):
         super().add_request(request)
         if self.batching is not None and request.request_id not in self.batching:
             self.batching.insert(
-                request.request_id, self._hashes(request), monotonic_s(), request.priority, _deadline_s(request)
+                request.request_id,
+                self._hashes(request),
+                monotonic_s(),
+                request.priority,
+                _deadline_s(request),
+                pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
             )
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -103,8 +106,8 @@ class BatchScheduling(_Scheduler):
             return super().schedule(throttle_prefills)
         began_s = monotonic_s()
         self._note_loads(batching, began_s)
-        loading = batching.loading_requests
-        places = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input - loading
+        # Who holds blocks and does not run is of the batch: it loads, or has loaded.
+        places = self.max_num_active_reqs - len(self.running) - len(self.kv_holding_waiting)
         mode = self.guard.mode(began_s)
         self.batch_mode = mode.value
         plan = batching.plan(began_s, max(0, min(places, self._most_joining)), by_arrival=mode is not Mode.POLICY)
@@ -119,7 +122,9 @@ class BatchScheduling(_Scheduler):
         admitted = [name for name, each in status.items() if each in _IN_BATCH]
         pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
         batching.settle(plan, admitted, pulling, scheduled_s)
-        refused = len(admitted) < len(plan.joining)
+        # For lack of memory; not who cannot begin yet, whom vLLM has passed over.
+        skipped = sum(self.requests[name] in self.deferred_waiting for name in plan.request_ids if name not in admitted)
+        refused = len(admitted) + skipped < len(plan.joining)
         self._most_joining = (
             max(1, 2 * len(admitted)) if refused else min(self.max_num_active_reqs, 2 * self._most_joining)
         )
@@ -181,6 +186,7 @@ class BatchScheduling(_Scheduler):
             # A pull failed before anything of it was of use: vLLM has put the request back.
             for request in self.waiting:
                 if not batching.waits(request.request_id):
+                    vllm_private.drop_reservation(self, request)
                     batching.preempted(request.request_id, now_s)
 
     def _hashes(self, request: Request) -> list[Any]:

@@ -59,7 +59,8 @@ class Member:
     """A request that waits or is in the batch. Times are seconds of one clock.
 
     turn_s: when its turn came; due_s: when it is overdue; both inf until known. prefix_s: how long it has waited for a
-    prefix that is being pulled, up to prefix_since_s where it does so now.
+    prefix that is being pulled, up to prefix_since_s where it does so now. refused_s: since when it has been chosen and
+    waits for memory alone; inf: it does not. pulls: whether its KV has to be pulled.
     """
 
     request_id: str
@@ -71,12 +72,14 @@ class Member:
     due_s: float = inf
     prefix_s: float = 0.0
     prefix_since_s: float | None = None
+    refused_s: float = inf
+    pulls: bool = False
 
     @property
     def cause(self) -> Cause:
         if self.prefix_since_s is not None:
             return Cause.PREFIX
-        return Cause.HELD if self.turn_s < inf else Cause.CAPACITY
+        return Cause.HELD if self.turn_s < inf and self.refused_s == inf else Cause.CAPACITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +192,15 @@ class Batching:
         now_s: float,
         priority: int = 0,
         deadline_s: float | None = None,
+        *,
+        pulls: bool = False,
     ) -> None:
         """A request waits. deadline_s: when nobody wants its answer any more. Raises ValueError for an id that is
         known."""
         if request_id in self:
             raise ValueError(f"request {request_id} is known already")
         self.tree.insert(request_id, hashes, priority, self._arrivals)
-        member = Member(request_id, hashes, priority, self._arrivals, now_s)
+        member = Member(request_id, hashes, priority, self._arrivals, now_s, pulls=pulls)
         self._arrivals += 1
         self._waiting[request_id] = member
         self._waiting_priorities[priority] += 1
@@ -214,8 +219,9 @@ class Batching:
             self._by_arrival = by_arrival
             self.tree.finish_all()
         plan = Plan(places)
+        first = self._first_by_arrival(places) if by_arrival else iter(())
         while len(plan.joining) < places and len(plan.joining) < len(self._waiting):
-            joining = self._next_by_arrival() if by_arrival else self._next(plan, now_s)
+            joining = Joining(next(first), Reason.FCFS) if by_arrival else self._next(plan, now_s)
             if joining is None:
                 break
             name = joining.member.request_id
@@ -239,6 +245,8 @@ class Batching:
                 self._join(each, now_s)
             else:
                 self._return_to_tree(member)
+                member.refused_s = min(member.refused_s, now_s)
+                self._held.discard(member.request_id)
         self._loading.update(loading)
         for late in self._late_but_planned:
             heapq.heappush(self._late, late)
@@ -264,7 +272,7 @@ class Batching:
         self._waiting.move_to_end(request_id, last=False)
         self._waiting_priorities[member.priority] += 1
         self._departures -= 1
-        self._give_turn(member, now_s)
+        member.turn_s = member.refused_s = now_s
         self._set_due(member, now_s)
 
     def gone(self, request_id: str) -> bool:
@@ -281,11 +289,10 @@ class Batching:
 
     # Who is next.
 
-    def _next_by_arrival(self) -> Joining:
-        first = next(self._unplanned())
-        if first.priority > min(self._waiting_priorities):
-            first = min(self._unplanned(), key=lambda each: each.priority)
-        return Joining(first, Reason.FCFS)
+    def _first_by_arrival(self, most: int) -> Iterator[Member]:
+        if len(self._waiting_priorities) <= 1:
+            return islice(self._waiting.values(), most)
+        return iter(heapq.nsmallest(most, self._waiting.values(), key=lambda each: each.priority))
 
     def _next(self, plan: Plan, now_s: float) -> Joining | None:
         """None: the batch stays as it is."""
@@ -303,7 +310,7 @@ class Batching:
         if lead is not None:
             self.tree.finish_all()
             return self._takes_lead(lead, now_s, Reason.TURN)
-        if self._waits_for_prefix(best, member):
+        if self._waits_for_prefix(best, member, plan):
             self._for_prefix = member
             member.prefix_since_s = now_s
             return None
@@ -322,7 +329,7 @@ class Batching:
         if not self.tree.active_requests:
             return self._takes_lead(member, now_s, Reason.OVERDUE)
         candidate = self.tree.candidate(member.request_id)
-        guest = 2 * candidate.tip_after < self.tree.wanted_tip_chunks
+        guest = 2 * candidate.tip_after < self._tip_chunks()
         return Joining(member, Reason.OVERDUE, 0 if guest else self._loss(candidate), guest=guest)
 
     def _takes_lead(self, member: Member, now_s: float, reason: Reason) -> Joining:
@@ -341,7 +348,7 @@ class Batching:
         """Who takes the lead because its prefix was held for its share of the bound: the bound by all prefixes."""
         if now_s < self._lead_until_s:
             return None
-        tip = self.tree.wanted_tip_chunks
+        tip = self._tip_chunks()
         others = [
             each
             for each in self._longest()
@@ -368,17 +375,19 @@ class Batching:
         resident = bool(member.hashes) and self._is_resident(member.hashes[0])
         return resident, self.tree.potential(member.request_id)[0]
 
-    def _waits_for_prefix(self, best: Candidate, member: Member) -> bool:
-        if not self._loading:
+    def _waits_for_prefix(self, best: Candidate, member: Member, plan: Plan) -> bool:
+        """Whether somebody pulls, or is about to, what the candidate would share: then it need not be pulled twice."""
+        if not self._loading and not any(each.member.pulls for each in plan.joining):
             return False
         shared = len(member.hashes) - best.missing_chunks
         return shared > 0 and not self._is_resident(member.hashes[shared - 1])
 
     def _loss(self, candidate: Candidate) -> int:
-        """What a cohort of one has of its own, nobody could keep."""
-        if self.tree.active_requests == 1:
-            return max(0, self.tree.wanted_tip_chunks - candidate.tip_after)
-        return candidate.loss_chunks
+        return max(0, self._tip_chunks() - candidate.tip_after)
+
+    def _tip_chunks(self) -> int:
+        """What there is to lose. Of a cohort of one, what it has of its own nobody could keep."""
+        return self.tree.wanted_tip_chunks if self.tree.active_requests == 1 else self.tree.tip_chunks
 
     def _overdue(self, now_s: float) -> Member | None:
         """Of the most urgent priority the one that was due first."""
@@ -405,7 +414,7 @@ class Batching:
     def _join(self, joining: Joining, now_s: float) -> None:
         self._changed = True
         member, counters = joining.member, self.counters
-        held_s = max(0.0, now_s - member.turn_s - member.prefix_s)
+        held_s = max(0.0, min(now_s, member.refused_s) - member.turn_s - member.prefix_s)
         counters.wait_s[Cause.PREFIX] += member.prefix_s
         counters.wait_s[Cause.HELD] += held_s
         counters.wait_s[Cause.CAPACITY] += max(0.0, now_s - member.arrived_s - held_s - member.prefix_s)
@@ -454,7 +463,8 @@ class Batching:
 
     def _give_turn(self, member: Member, now_s: float) -> None:
         member.turn_s = now_s
-        self._held.add(member.request_id)
+        if member.refused_s == inf:
+            self._held.add(member.request_id)
         if now_s + self._wait_bound_s < member.due_s:
             self._set_due(member, now_s + self._wait_bound_s)
 

@@ -213,8 +213,13 @@ def model_runner_of(engine: Any) -> Any:
 
 
 def is_cached(scheduler: Any, block_hash: Any) -> bool:
-    """Whether the KV of the block with this hash lies on the device. One group of blocks only."""
-    return pool_of(scheduler).get_cached_block(block_hash, [0]) is not None
+    """Whether the KV of the block with this hash of vLLM's lies on the device. One group of blocks only."""
+    return isinstance(block_hash, bytes) and pool_of(scheduler).get_cached_block(block_hash, [0]) is not None
+
+
+def drop_reservation(scheduler: Any, request: Any) -> None:
+    """vLLM goes on reserving blocks for a request that it has put back after its pull failed."""
+    scheduler._inflight_prefills.discard(request)
 
 
 def pool_of(scheduler: Any) -> Any:
