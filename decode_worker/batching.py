@@ -4,8 +4,8 @@ Source: FEATHER Algorithm 7, as corrected in the project's notes: the batch carr
 left empty while somebody waits. What is ours:
 
 Turns. A request's turn comes when as many have left the queue as arrived before it, or when a place stays free although
-it waits: from then on the policy holds it, not the load. `wait_bound_s` bounds that time; a deadline bounds the whole
-wait by half of itself. Who is overdue goes first, in the order of their due times, whatever they share.
+it waits: from then on the policy holds it, not the load. After `wait_bound_s` of that, or half of the time to its
+deadline, it is overdue: it gets the next place that is free, before others, whatever it shares.
 
 Cohorts. The tree's working set is the cohort: requests admitted since one of them took the lead. When another prefix
 has been held for its share of the bound, the one whose turn came first takes the lead: the cohort before decodes on but
@@ -24,7 +24,7 @@ from itertools import islice
 from math import inf
 
 from decode_worker.chunk_hashes import ChunkHash
-from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
+from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree, common_chunks
 from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
 
 # Of the requests that wait longest, how many are looked at when somebody has to take the lead.
@@ -93,11 +93,23 @@ class Joining:
     guest: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FormerLead:
+    """lead: whom vLLM has to admit, or all is as before. cohort: the one that was left."""
+
+    lead: Member
+    cohort: Sequence[str]
+    lead_s: float
+    lead_until_s: float
+
+
 @dataclass(slots=True)
 class Plan:
     """Who joins, in this order, of `places`. stop: the decision that ended it, if one did."""
 
     places: int
+    # Of a request that takes the lead, what stood before.
+    former: "FormerLead | None" = None
     joining: list[Joining] = field(default_factory=list)
     stop: Decision | None = None
 
@@ -139,7 +151,7 @@ class Batching:
         self._waiting: OrderedDict[str, Member] = OrderedDict()
         self._planned: set[str] = set()
         self._batch: dict[str, Member] = {}
-        self._loading: set[str] = set()
+        self._loading: dict[str, Member] = {}
         self._priorities: Counter[int] = Counter()
         self._before_turn: deque[Member] = deque()
         self._held: set[str] = set()
@@ -247,7 +259,9 @@ class Batching:
                 self._return_to_tree(member)
                 member.refused_s = min(member.refused_s, now_s)
                 self._held.discard(member.request_id)
-        self._loading.update(loading)
+        self._loading.update((name, self._batch[name]) for name in loading)
+        if plan.former is not None and plan.former.lead.request_id not in admitted:
+            self._restore(plan.former)
         for late in self._late_but_planned:
             heapq.heappush(self._late, late)
         self._late_but_planned.clear()
@@ -257,7 +271,7 @@ class Batching:
 
     def loaded(self, request_id: str) -> None:
         """A pull has ended, one way or the other."""
-        self._loading.discard(request_id)
+        self._loading.pop(request_id, None)
 
     def loading(self) -> list[str]:
         return list(self._loading)
@@ -299,21 +313,28 @@ class Batching:
         best = self.tree.find_best()
         if best is None:
             return None
-        member = self._waiting[best.request_id]
-        size = len(self._batch) + len(plan.joining)
-        overdue = self._overdue(now_s)
+        member, overdue = self._waiting[best.request_id], self._overdue(now_s)
         if overdue is not None and overdue.priority <= member.priority:
-            return self._overdue_joins(overdue, now_s)
+            return self._overdue_joins(overdue, plan, now_s)
+        joining = self._chosen(best, member, plan, now_s)
+        if joining is None and overdue is not None:
+            # More urgent ones stay out: nobody else wants the place.
+            plan.stop = None
+            return self._overdue_joins(overdue, plan, now_s)
+        return joining
+
+    def _chosen(self, best: Candidate, member: Member, plan: Plan, now_s: float) -> Joining | None:
+        size = len(self._batch) + len(plan.joining)
         if not self.tree.active_requests:
-            return self._takes_lead(self._new_lead(member.priority), now_s, Reason.TURN if size else Reason.IDLE)
+            first = self._new_lead(member.priority)
+            if not self._waits_for_prefix(first, plan):
+                return self._takes_lead(first, plan, now_s, Reason.TURN if size else Reason.IDLE)
+            return self._waits(first, plan, now_s)
         lead = self._held_too_long(member.priority, now_s) or self._brings_more(member.priority)
-        if lead is not None:
-            self.tree.finish_all()
-            return self._takes_lead(lead, now_s, Reason.TURN)
-        if self._waits_for_prefix(best, member, plan):
-            self._for_prefix = member
-            member.prefix_since_s = now_s
-            return None
+        if lead is not None and not self._waits_for_prefix(lead, plan):
+            return self._takes_lead(lead, plan, now_s, Reason.TURN)
+        if self._waits_for_prefix(member, plan):
+            return self._waits(member, plan, now_s)
         loss = self._loss(best)
         if member.priority < min(self._priorities, default=member.priority):
             return Joining(member, Reason.PRIORITY, loss)
@@ -325,14 +346,26 @@ class Batching:
             return None
         return Joining(member, Reason.POLICY, loss, decision)
 
-    def _overdue_joins(self, member: Member, now_s: float) -> Joining:
+    def _waits(self, member: Member, plan: Plan, now_s: float) -> Joining | None:
+        """For a prefix on its way. Where nothing runs meanwhile, one that need not wait joins as a guest."""
+        self._for_prefix = member
+        member.prefix_since_s = now_s
+        if len(self._batch) > len(self._loading) or plan.joining or len(self._loading) > 1:
+            return None
+        others = (each for each in self._longest() if not self._waits_for_prefix(each, plan))
+        other = next(others, None)
+        return Joining(other, Reason.IDLE, guest=True) if other is not None else None
+
+    def _overdue_joins(self, member: Member, plan: Plan, now_s: float) -> Joining:
         if not self.tree.active_requests:
-            return self._takes_lead(member, now_s, Reason.OVERDUE)
+            return self._takes_lead(member, plan, now_s, Reason.OVERDUE)
         candidate = self.tree.candidate(member.request_id)
         guest = 2 * candidate.tip_after < self._tip_chunks()
         return Joining(member, Reason.OVERDUE, 0 if guest else self._loss(candidate), guest=guest)
 
-    def _takes_lead(self, member: Member, now_s: float, reason: Reason) -> Joining:
+    def _takes_lead(self, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining:
+        former = FormerLead(member, self.tree.finish_all(), self._lead_s, self._lead_until_s)
+        plan.former = plan.former or former
         self._lead_s = now_s
         self._lead_until_s = now_s + self._wait_bound_s / (_LEADS + 1)
         return Joining(member, reason)
@@ -375,11 +408,10 @@ class Batching:
         resident = bool(member.hashes) and self._is_resident(member.hashes[0])
         return resident, self.tree.potential(member.request_id)[0]
 
-    def _waits_for_prefix(self, best: Candidate, member: Member, plan: Plan) -> bool:
-        """Whether somebody pulls, or is about to, what the candidate would share: then it need not be pulled twice."""
-        if not self._loading and not any(each.member.pulls for each in plan.joining):
-            return False
-        shared = len(member.hashes) - best.missing_chunks
+    def _waits_for_prefix(self, member: Member, plan: Plan) -> bool:
+        """Whether somebody pulls, or is about to, what it would share: then it need not be pulled twice."""
+        pulling = [*self._loading.values(), *(each.member for each in plan.joining if each.member.pulls)]
+        shared = max((common_chunks(member.hashes, each.hashes) for each in pulling), default=0)
         return shared > 0 and not self._is_resident(member.hashes[shared - 1])
 
     def _loss(self, candidate: Candidate) -> int:
@@ -411,6 +443,15 @@ class Batching:
 
     # The books.
 
+    def _restore(self, former: FormerLead) -> None:
+        """The lead found no memory: the cohort before goes on, with those who joined meanwhile."""
+        self._lead_s, self._lead_until_s = former.lead_s, former.lead_until_s
+        for name in former.cohort:
+            member = self._batch.get(name)
+            if member is not None and name not in self.tree:
+                self.tree.insert(name, member.hashes, member.priority, member.arrival)
+                self.tree.add_to_batch(name)
+
     def _join(self, joining: Joining, now_s: float) -> None:
         self._changed = True
         member, counters = joining.member, self.counters
@@ -436,7 +477,7 @@ class Batching:
 
     def _leave_batch(self, request_id: str) -> Member:
         member = self._batch.pop(request_id)
-        self._loading.discard(request_id)
+        self._loading.pop(request_id, None)
         _count_down(self._priorities, member.priority)
         return member
 

@@ -6,7 +6,8 @@ of chunks minus the depth of its deepest active ancestor. Chunks that only reque
 radix tree; since hashes are cumulative, where two prompts part is found by bisection.
 
 Costs: INSERT O(d log C), ADD and FINISH O(d log W), FIND O(1) amortised, for d nodes on a request's path, C chunks and
-W waiting requests. None depends on how many waiting requests share a chunk.
+W waiting requests. None depends on how many waiting requests share a chunk, but for an INSERT that parts a node in two:
+it copies the heap of those that wait below.
 
 How the best is found: each node keeps a heap of the waiting requests below it; over all active nodes the least of
 `chunks - depth of the node` is the least missing count, because a request attains it at its deepest active ancestor.
@@ -190,10 +191,12 @@ class ChunkedHashTree:
     def finish(self, request_id: str) -> None:
         self._forget(self._deactivate(request_id))
 
-    def finish_all(self) -> None:
-        """As if every active request had finished."""
-        for request_id in list(self._active):
+    def finish_all(self) -> list[str]:
+        """As if every active request had finished; these."""
+        active = list(self._active)
+        for request_id in active:
             self.finish(request_id)
+        return active
 
     def remove(self, request_id: str) -> None:
         """A waiting request is gone."""
@@ -439,6 +442,12 @@ def _at(entry: _Entry, node: _Node) -> _FrontierEntry:
 
 def _last_hash(node: _Node) -> ChunkHash | None:
     return node.hashes[node.end - 1] if node.end else None
+
+
+def common_chunks(one: Sequence[ChunkHash], other: Sequence[ChunkHash]) -> int:
+    """How many chunks two prompts share."""
+    most = min(len(one), len(other))
+    return _common(one, other, 1, most) if most and one[0] == other[0] else 0
 
 
 def _common(one: Sequence[ChunkHash], other: Sequence[ChunkHash], least: int, most: int) -> int:

@@ -11,13 +11,13 @@ aside, once: a second one takes the place of the first.
 """
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Protocol, Self
 
 from cluster_core.engine import PolicyRow
@@ -126,7 +126,7 @@ class PolicyFile:
         """Makes the folder where it is missing. Raises UnavailableError when it cannot be written."""
         content = {"format": _FORMAT, "policy": self._policy, "made_for": self._made_for, "table": table}
         text = json.dumps(content, indent=1, allow_nan=False)
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        temporary = self.path.with_name(f"{self.path.name}.{token_hex(8)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:

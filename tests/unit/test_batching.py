@@ -135,6 +135,8 @@ class BatchingMachine(RuleBasedStateMachine):
         for each in plan.joining:
             self.settle(each, each.member.request_id in admitted)
         self.loading |= pulling
+        if self.former is not None and self.former[0] not in admitted:
+            self.cohort |= self.former[1] & self.batch
         self.give_turns(places - len(names) if len(admitted) == len(names) else 0)
 
     @precondition(lambda self: self.batch)
@@ -209,6 +211,7 @@ class BatchingMachine(RuleBasedStateMachine):
 
     def check_plan(self, plan: Plan, places: int) -> None:
         rest = list(self.queue)
+        self.former: tuple[str, set[str]] | None = None
         assert len(plan.joining) <= places
         if not self.batch and rest and places:
             assert plan.joining, "the batch is empty, somebody waits, and nobody joins"
@@ -218,19 +221,21 @@ class BatchingMachine(RuleBasedStateMachine):
             name, its = each.member.request_id, self.known[each.member.request_id]
             rest.remove(name)
             others = [self.known[other] for other in rest]
-            assert all(its.priority <= other.priority for other in others), f"{name} passes over who is more urgent"
+            passed = [other for other in others if other.priority < its.priority]
+            assert not passed or each.reason is Reason.OVERDUE, f"{name} passes over who is more urgent"
             overdue = [other for other in others if other.due_s <= self.now_s and other.priority == its.priority]
             if not self.by_arrival:
                 assert not overdue or its.due_s <= min(other.due_s for other in overdue), f"{name} passes the overdue"
-            if each.reason in (Reason.TURN, Reason.IDLE):
+            takes_lead = each.reason in (Reason.TURN, Reason.IDLE) and not each.guest
+            if takes_lead or (each.reason is Reason.OVERDUE and not self.cohort):
+                self.former = self.former or (name, set(self.cohort))
                 self.cohort.clear()
             if not each.guest:
                 self.cohort.add(name)
         assert (plan.stop is None) or plan.stop.action is Action.STOP
-        urgent = min((self.known[name].priority for name in rest), default=0)
         if len(plan.joining) < places:
             late = [name for name in rest if self.known[name].due_s <= self.now_s]
-            assert all(self.known[name].priority > urgent for name in late), f"{late} could have joined"
+            assert not late, f"{late} could have joined"
 
     @invariant()
     def everybody_is_in_one_place(self) -> None:
@@ -660,3 +665,74 @@ def test_without_the_bound_somebody_starves(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Batching, "_held_too_long", lambda self, priority, now_s: None)
     with pytest.raises(AssertionError):
         assert max(longest_hold_s("heuristic", seed) for seed in range(6)) <= BOUND_S
+
+
+def admit(batching: Batching, now_s: float, places: int) -> list[str]:
+    """Who joins: everybody who was planned."""
+    plan = batching.plan(now_s, places)
+    batching.settle(plan, plan.request_ids, (), now_s)
+    return plan.request_ids
+
+
+def test_an_overdue_request_takes_the_place_that_a_more_urgent_one_does_not_get() -> None:
+    batching = Batching(Threshold(0), BOUND_S)
+    for name in ("leads", "peer"):
+        batching.insert(name, (1, 2), 0.0)
+    assert admit(batching, 0.0, 4) == ["leads", "peer"]
+    batching.insert("stranger", (7, 8), 0.1, priority=1)
+    batching.insert("urgent", (5, 6), 0.1)
+    assert admit(batching, 0.1, 3) == []
+    batching.gone("urgent")
+    batching.insert("also urgent", (5, 6), 0.1 + BOUND_S)
+    assert admit(batching, 0.1 + BOUND_S, 3) == ["stranger"]
+
+
+def test_while_a_prefix_is_pulled_one_that_need_not_wait_runs() -> None:
+    resident = {4}
+    batching = Batching(Threshold(99), BOUND_S, lambda chunk: chunk in resident)
+    for name in ("pulls", "peer", "peer too"):
+        batching.insert(name, (1, 2, name.encode()), 0.0, pulls=True)
+    plan = batching.plan(0.0, 8)
+    assert plan.request_ids == ["pulls"], "its peers would pull the same"
+    batching.settle(plan, ["pulls"], ["pulls"], 0.0)
+    assert batching.plan(0.1, 8).request_ids == []
+    batching.settle(batching.plan(0.1, 8), (), (), 0.1)
+    batching.insert("resident", (4,), 0.2)
+    plan = batching.plan(0.2, 8)
+    assert [(each.member.request_id, each.guest) for each in plan.joining] == [("resident", True)]
+    batching.settle(plan, ["resident"], (), 0.2)
+    assert admit(batching, 0.3, 8) == [], "something runs"
+    resident |= {1, 2}
+    batching.loaded("pulls")
+    assert sorted(admit(batching, 0.4, 8)) == ["peer", "peer too"]
+
+
+def test_a_prefix_is_pulled_once_also_after_the_lead_has_changed() -> None:
+    batching = Batching(Threshold(99), BOUND_S, lambda chunk: False)
+    batching.insert("pulls", (1, 2), 0.0, pulls=True)
+    batching.settle(batching.plan(0.0, 1), ["pulls"], ["pulls"], 0.0)
+    batching.tree.finish_all()
+    batching.insert("peer", (1, 2, 3), 0.1, pulls=True)
+    assert admit(batching, 0.1, 8) == []
+    batching.loaded("pulls")
+    assert admit(batching, 0.2, 8) == ["peer"]
+
+
+def test_a_lead_that_finds_no_memory_changes_nothing() -> None:
+    batching = Batching(Threshold(0), BOUND_S)
+    for name in ("a1", "a2"):
+        batching.insert(name, (1, 2), 0.0)
+    plan = batching.plan(0.0, 2)
+    batching.settle(plan, plan.request_ids, (), 0.0)
+    cohort, tip = batching.tree.active_requests, batching.tree.tip_chunks
+    assert cohort
+    for name in ("b1", "b2"):
+        batching.insert(name, (5, 6), 0.1)
+    admit(batching, 0.1, 1)
+    plan = batching.plan(0.1 + BOUND_S * 0.9, 1)
+    assert plan.joining[0].reason is Reason.TURN
+    assert batching.tree.tip_chunks == 2
+    batching.settle(plan, (), (), 0.1 + BOUND_S * 0.9)
+    assert (batching.tree.active_requests, batching.tree.tip_chunks) == (cohort, tip)
+    assert batching.tree.candidate("b1").tip_after == 0
+    batching.tree.check_invariants()
