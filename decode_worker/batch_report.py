@@ -14,7 +14,8 @@ _HASH_DIGITS = 8
 
 @dataclass(slots=True)
 class StepCounters:
-    """Since the start, of steps that computed something. decision_s: planning, also of steps that did not."""
+    """Since the start, of steps that computed something. decision_s: what all of this costs, from a request's arrival
+    on, also in steps that computed nothing."""
 
     steps: int = 0
     batch_sum: int = 0
@@ -38,7 +39,8 @@ def decode_report(scheduler: Any) -> DecodeReport:
         waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
         return DecodeReport(
             policy="fcfs", mode="policy", running_requests=len(scheduler.running), loading_requests=0, tip_tokens=0,
-            working_set_tokens=0, waiting={Cause.CAPACITY.value: waiting}, steps=0, batch_sum=0, shared_tokens_sum=0,
+            working_set_tokens=0, waiting={Cause.CAPACITY.value: waiting}, steps=steps.steps, batch_sum=steps.batch_sum,
+            shared_tokens_sum=0,
             admissions={}, lost_tokens=0, wait_s={}, longest_held_s=0.0, decisions=0, decision_s=0.0, probes=0,
             fallbacks=0,
         )  # fmt: skip

@@ -9,7 +9,9 @@ Who knows a request: `requests` and the queues of vLLM, and the core, as waiting
 """
 
 import logging
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -67,14 +69,18 @@ class BatchScheduling(_Scheduler):
         self._last_output_s = 0.0
         # At most so many are planned: few after a step in which vLLM had no room for all.
         self._most_joining = self.max_num_active_reqs
+        self._passed_over = 0
         self.guard = ThroughputGuard(
             GuardSettings(settings.guard, settings.probe_interval_s, settings.probe_s, settings.fallback_s)
         )
         self._policy_file: PolicyFile | None = None
         self._saved_s = monotonic_s()
         self.batch_counters = batch_report.StepCounters()
-        if settings.policy == "fcfs" or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
-            self.batching = None
+        self.batching = None
+        if settings.policy == "fcfs":
+            return
+        if not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+            log.warning("this model's KV is not one list of blocks: requests are admitted in order of arrival")
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
         self.batching = Batching(policy, settings.wait_bound_s, lambda chunk: vllm_private.is_cached(self, chunk))
@@ -91,14 +97,16 @@ class BatchScheduling(_Scheduler):
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         if self.batching is not None and request.request_id not in self.batching:
+            began_s = monotonic_s()
             self.batching.insert(
                 request.request_id,
                 self._hashes(request),
-                monotonic_s(),
+                began_s,
                 request.priority,
                 _deadline_s(request),
                 pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
             )
+            self.batch_counters.planned(monotonic_s() - began_s)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         batching = self.batching
@@ -110,7 +118,8 @@ class BatchScheduling(_Scheduler):
         places = self.max_num_active_reqs - len(self.running) - len(self.kv_holding_waiting)
         mode = self.guard.mode(began_s)
         self.batch_mode = mode.value
-        plan = batching.plan(began_s, max(0, min(places, self._most_joining)), by_arrival=mode is not Mode.POLICY)
+        most = min(places, self._most_joining)
+        plan = batching.plan(began_s, most + self._passed_over if most > 0 else 0, by_arrival=mode is not Mode.POLICY)
         planned_s = monotonic_s()
         self.waiting.close(plan.request_ids)
         try:
@@ -122,12 +131,13 @@ class BatchScheduling(_Scheduler):
         admitted = [name for name, each in status.items() if each in _IN_BATCH]
         pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
         batching.settle(plan, admitted, pulling, scheduled_s)
-        # For lack of memory; not who cannot begin yet, whom vLLM has passed over.
-        skipped = sum(self.requests[name] in self.deferred_waiting for name in plan.request_ids if name not in admitted)
-        refused = len(admitted) + skipped < len(plan.joining)
-        self._most_joining = (
-            max(1, 2 * len(admitted)) if refused else min(self.max_num_active_reqs, 2 * self._most_joining)
+        # vLLM passes over who cannot begin yet: others are planned besides. Who finds no memory ends its step.
+        self._passed_over = sum(
+            self.requests[name] in self.deferred_waiting for name in plan.request_ids if name not in admitted
         )
+        refused = len(admitted) < min(places, len(plan.joining) - self._passed_over)
+        most = self.max_num_active_reqs
+        self._most_joining = max(1, 2 * len(admitted)) if refused else min(most, 2 * self._most_joining)
         batch = self._rewards.formed(plan.decisions(admitted), by_arrival=mode is not Mode.POLICY)
         self._steps[id(output)] = (began_s, batch, batching.waiting_requests > 0)
         self.batch_counters.planned(monotonic_s() - began_s - (scheduled_s - planned_s))
@@ -138,12 +148,14 @@ class BatchScheduling(_Scheduler):
     ) -> dict[int, Any]:
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         step = self._steps.pop(id(scheduler_output), None)
-        if self.batching is not None and step is not None:
+        size = len(scheduler_output.num_scheduled_tokens)
+        if self.batching is None and size:
+            self.batch_counters.executed(size, 0)
+        elif self.batching is not None and step is not None:
             began_s, batch, contended = step
             now_s = monotonic_s()
             step_s = now_s - max(began_s, self._last_output_s)
             self._last_output_s = now_s
-            size = len(scheduler_output.num_scheduled_tokens)
             decodes = 0 < size == scheduler_output.total_num_scheduled_tokens and not scheduler_output.has_sync_kv_loads
             self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None)
             if size:
@@ -152,6 +164,7 @@ class BatchScheduling(_Scheduler):
             if decodes:
                 self.guard.executed(now_s, size, step_s, contended)
             self._save_policy(now_s)
+            self.batch_counters.planned(monotonic_s() - now_s)
         return outputs
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
@@ -204,10 +217,12 @@ class BatchScheduling(_Scheduler):
             "model": str(config.model_config.model),
             "dtype": str(config.model_config.dtype),
             "device": f"{current_platform.device_type} {current_platform.get_device_name()}",
+            "host": f"{_processor()}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} threads",
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
             "block_size_tokens": str(self.block_size),
             "chunk_tokens": str(self.chunk_tokens),
             "max_running_requests": str(self.max_num_running_reqs),
+            "order_rows": str(self.batch_settings.order_rows),
         }
 
     def _save_policy(self, now_s: float | None = None) -> None:
@@ -221,6 +236,13 @@ class BatchScheduling(_Scheduler):
             self._policy_file.save(self.batching.policy.dump())
         except UnavailableError as error:
             log.warning("%s", error)
+
+
+def _processor() -> str:
+    """As the kernel names it; empty where it does not."""
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return ""
 
 
 def _deadline_s(request: Request) -> float | None:

@@ -14,6 +14,7 @@ class BatchSettings:
     policy: str = "heuristic"
     chunk_tokens: int = 64
     wait_bound_s: float = 2.0
+    order_rows: bool = True
     guard: bool = True
     probe_interval_s: float = 30.0
     probe_s: float = 1.0

@@ -83,7 +83,7 @@ def _print_batches(workers: _Told) -> None:
         )
         for worker, decode in workers
     ]
-    columns = ("worker", "policy", "in force", "running", "loading", "waiting", "shared by all", "working set")
+    columns = ("worker", "policy", "in force", "running", "loading", "waiting", "tip", "working set")
     print_table("\nthe batch of each decode worker; shared prefix and working set in tokens", columns, rows)
 
 
@@ -107,7 +107,7 @@ def _print_history(workers: _Told) -> None:
         "worker", "batch", "shared", "admitted", "overdue", "lost", "longest held", "decision", "probes", "fallbacks",
     )  # fmt: skip
     print_table(
-        "\nsince they started; means of a step: batch, tokens that all share; of an admission: tokens lost",
+        "\nsince they started; means of a step: batch, tip; of an admission: tokens lost",
         columns,
         rows,
     )

@@ -222,7 +222,8 @@ class BatchingMachine(RuleBasedStateMachine):
             rest.remove(name)
             others = [self.known[other] for other in rest]
             passed = [other for other in others if other.priority < its.priority]
-            assert not passed or each.reason is Reason.OVERDUE, f"{name} passes over who is more urgent"
+            may_pass = each.reason is Reason.OVERDUE and all(other.due_s > self.now_s for other in passed)
+            assert not passed or may_pass, f"{name} passes over who is more urgent"
             overdue = [other for other in others if other.due_s <= self.now_s and other.priority == its.priority]
             if not self.by_arrival:
                 assert not overdue or its.due_s <= min(other.due_s for other in overdue), f"{name} passes the overdue"

@@ -70,8 +70,16 @@ def test_room_for_prefixes_and_requests() -> None:
 
 def run(tokens_per_step: int, steps: int, took_s: float) -> Run:
     series = [((index + 1) * took_s / steps, tokens_per_step) for index in range(steps)]
-    return Run(series=series, gaps_s=[0.01, 0.02, 0.03], waits_s=[0.1, 0.3], held_s=[0.0, 0.2], took_s=took_s,
-               decision_s=0.01 * took_s, admissions={"policy": 3})  # fmt: skip
+    return Run(
+        series=series,
+        gaps_s=[0.01, 0.02, 0.03],
+        waits_s=[0.1, 0.3],
+        held_s=[0.0, 0.2],
+        admissions={"policy": 3},
+        decision_s=0.005 * took_s,
+        took_s=took_s,
+        busy_s=took_s / 2,
+    )
 
 
 def test_figures_are_medians_of_rounds() -> None:
