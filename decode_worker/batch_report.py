@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_core.engine import DecodeBatch, DecodeReport, PrefixGroup, WaitingRequest
-from decode_worker.batching import Batching, Cause, Member
+from decode_worker.batch_members import Cause, Member
+from decode_worker.batching import Batching
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.chunked_hash_tree import ChunkedHashTree
 

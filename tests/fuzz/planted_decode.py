@@ -12,8 +12,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from decode_worker import chunk_hashes
+from decode_worker.batch_members import Member, Plan
 from decode_worker.batch_scheduling import BatchScheduling
-from decode_worker.batching import Batching, Member, Plan
+from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
 from tests.fuzz.planted import Plant
 

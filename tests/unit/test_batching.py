@@ -17,7 +17,8 @@ from cluster_core.clock import cpu_s
 from cluster_core.engine import PolicyRow
 from decode_worker import batching as module
 from decode_worker import chunk_hashes
-from decode_worker.batching import Batching, Cause, Joining, Member, Plan, Reason
+from decode_worker.batch_members import Cause, Joining, Member, Plan, Reason
+from decode_worker.batching import Batching
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES, Action, BatchState, Decision, PolicySettings, StopPolicy
 from tests.state_machines import expect_noticed
