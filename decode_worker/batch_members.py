@@ -36,9 +36,10 @@ class Cause(Enum):
 class Member:
     """A request that waits or is in the batch. Times are seconds of one clock.
 
-    turn_s: when its turn came; due_s: when it is overdue; both inf until known. prefix_s: how long it has waited for a
-    prefix that is being pulled, up to prefix_since_s where it does so now. refused_s: since when it has been chosen and
-    waits for memory alone; inf: it does not. pulls: whether its KV has to be pulled.
+    turn_s: when its turn came, as far as there was a place since; due_s: when it is overdue; both inf until known.
+    prefix_s: how long it has waited for a prefix that is being pulled, up to prefix_since_s where it does so now.
+    refused_s: since when it has been chosen and waits for memory alone; inf: it does not. pulls: whether its KV has to
+    be pulled.
     """
 
     request_id: str

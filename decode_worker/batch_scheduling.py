@@ -24,6 +24,7 @@ from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.engine import DecodeBatch, DecodeReport
 from cluster_core.errors import UnavailableError
 from decode_worker import batch_report, chunk_hashes
+from decode_worker.batch_members import Plan
 from decode_worker.batch_settings import KEY, BatchSettings
 from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
@@ -41,6 +42,7 @@ else:
     _Scheduler = object
 
 _IN_BATCH = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
+_NOBODY = Plan(0)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class BatchScheduling(_Scheduler):
         self._chunk_blocks = -(-settings.chunk_tokens // self.block_size)
         self.chunk_tokens = self._chunk_blocks * self.block_size
         self.batch_mode = Mode.POLICY.value
-        self._steps: dict[int, tuple[float, FormedBatch, bool]] = {}
+        self._steps: dict[int, tuple[float, FormedBatch | None, bool]] = {}
+        # For policies that learn.
+        self._rewards: RewardLedger | None = None
         self._last_output_s = 0.0
         # At most so many are planned: few after a step in which vLLM had no room for all.
         self._most_joining = self.max_num_active_reqs
@@ -84,7 +88,7 @@ class BatchScheduling(_Scheduler):
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
         self.batching = Batching(policy, settings.wait_bound_s, lambda chunk: vllm_private.is_cached(self, chunk))
-        self._rewards = RewardLedger(policy)
+        self._rewards = RewardLedger(policy) if policy.dump() is not None else None
         if settings.policy_folder is not None and policy.dump() is not None:
             self._policy_file = PolicyFile(Path(settings.policy_folder), policy.name, self._made_for())
             restored = self._policy_file.restore(policy)
@@ -118,29 +122,19 @@ class BatchScheduling(_Scheduler):
         places = self.max_num_active_reqs - len(self.running) - len(self.kv_holding_waiting)
         mode = self.guard.mode(began_s)
         self.batch_mode = mode.value
-        most = min(places, self._most_joining)
-        plan = batching.plan(began_s, most + self._passed_over if most > 0 else 0, by_arrival=mode is not Mode.POLICY)
-        planned_s = monotonic_s()
+        by_arrival = mode is not Mode.POLICY
+        plan = self._plan(batching, places, began_s, by_arrival=by_arrival) if places > 0 else _NOBODY
         self.waiting.close(plan.request_ids)
+        planned_s = monotonic_s()
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.waiting.open()
         scheduled_s = monotonic_s()
-        status = {name: self.requests[name].status for name in plan.request_ids}
-        admitted = [name for name, each in status.items() if each in _IN_BATCH]
-        pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
-        batching.settle(plan, admitted, pulling, scheduled_s)
-        # vLLM passes over who cannot begin yet: others are planned besides. Who finds no memory ends its step.
-        self._passed_over = sum(
-            self.requests[name] in self.deferred_waiting for name in plan.request_ids if name not in admitted
-        )
-        refused = len(admitted) < min(places, len(plan.joining) - self._passed_over)
-        most = self.max_num_active_reqs
-        self._most_joining = max(1, 2 * len(admitted)) if refused else min(most, 2 * self._most_joining)
-        batch = self._rewards.formed(plan.decisions(admitted), by_arrival=mode is not Mode.POLICY)
+        admitted = self._settle(batching, plan, places, scheduled_s) if places > 0 else []
+        batch = self._rewards.formed(plan.decisions(admitted), by_arrival=by_arrival) if self._rewards else None
         self._steps[id(output)] = (began_s, batch, batching.waiting_requests > 0)
-        self.batch_counters.planned(monotonic_s() - began_s - (scheduled_s - planned_s))
+        self.batch_counters.planned(monotonic_s() - scheduled_s + planned_s - began_s)
         return output
 
     def update_from_output(
@@ -157,7 +151,8 @@ class BatchScheduling(_Scheduler):
             step_s = now_s - max(began_s, self._last_output_s)
             self._last_output_s = now_s
             decodes = 0 < size == scheduler_output.total_num_scheduled_tokens and not scheduler_output.has_sync_kv_loads
-            self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None)
+            if self._rewards is not None and batch is not None:
+                self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None)
             if size:
                 tip_tokens = self.batching.tree.tip_chunks * self.chunk_tokens
                 self.batch_counters.executed(size, tip_tokens)
@@ -190,6 +185,23 @@ class BatchScheduling(_Scheduler):
         return batch_report.decode_batch(self, at_most, monotonic_s())
 
     # Its own.
+
+    def _plan(self, batching: Batching, places: int, now_s: float, *, by_arrival: bool) -> Plan:
+        most = min(places, self._most_joining) + self._passed_over
+        return batching.plan(now_s, most, by_arrival=by_arrival)
+
+    def _settle(self, batching: Batching, plan: Plan, places: int, now_s: float) -> list[str]:
+        """Who was admitted of a plan, which the core is told."""
+        status = {name: self.requests[name].status for name in plan.request_ids}
+        admitted = [name for name, each in status.items() if each in _IN_BATCH]
+        pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
+        batching.settle(plan, admitted, pulling, now_s)
+        # vLLM passes over who cannot begin yet: others are planned besides. Who finds no memory ends its step.
+        self._passed_over = sum(self.requests[name] in self.deferred_waiting for name in status if name not in admitted)
+        refused = len(admitted) < min(places, len(plan.joining) - self._passed_over)
+        most = self.max_num_active_reqs
+        self._most_joining = max(1, 2 * len(admitted)) if refused else min(most, 2 * self._most_joining)
+        return admitted
 
     def _note_loads(self, batching: Batching, now_s: float) -> None:
         for name in batching.loading():

@@ -4,8 +4,8 @@ Source: FEATHER Algorithm 7, as corrected in the project's notes: the batch carr
 left empty while somebody waits. What is ours:
 
 Turns. A request's turn comes when as many have left the queue as arrived before it, or when a place stays free although
-it waits: from then on the policy holds it, not the load. After `wait_bound_s` of that, or half of the time to its
-deadline, it is overdue: it gets the next place that is free, before others, whatever it shares.
+it waits: from then on the policy holds it, not the load. After nine tenths of `wait_bound_s`, or half of the time to
+its deadline, it is overdue: it gets the next place that is free, before others, whatever it shares.
 
 Cohorts. The tree's working set is the cohort: requests admitted since one of them took the lead. When another prefix
 has been held for its share of the bound, the one whose turn came first takes the lead: the cohort before decodes on but
@@ -30,6 +30,8 @@ from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
 _LEADS = 16
 # Entries of due times that may be kept beyond twice those that wait.
 _SLACK = 64
+# Of the bound, after which a request is overdue: it still needs a place that is free.
+_DUE_SHARE = 0.9
 
 
 class Batching:
@@ -402,8 +404,8 @@ class Batching:
         member.turn_s = now_s
         if member.refused_s == inf:
             self._held.add(member.request_id)
-        if now_s + self._wait_bound_s < member.due_s:
-            self._set_due(member, now_s + self._wait_bound_s)
+        if now_s + _DUE_SHARE * self._wait_bound_s < member.due_s:
+            self._set_due(member, now_s + _DUE_SHARE * self._wait_bound_s)
 
     def _set_due(self, member: Member, due_s: float) -> None:
         member.due_s = due_s

@@ -208,7 +208,7 @@ class BatchingMachine(RuleBasedStateMachine):
             its = self.known[name]
             if its.turn_s == inf and self.departures + free_places > its.arrival:
                 its.turn_s = self.now_s
-                its.due_s = min(its.due_s, self.now_s + BOUND_S)
+                its.due_s = min(its.due_s, self.now_s + module._DUE_SHARE * BOUND_S)
 
     def check_plan(self, plan: Plan, places: int) -> None:
         rest = list(self.queue)
@@ -731,10 +731,10 @@ def test_a_lead_that_finds_no_memory_changes_nothing() -> None:
     for name in ("b1", "b2"):
         batching.insert(name, (5, 6), 0.1)
     admit(batching, 0.1, 1)
-    plan = batching.plan(0.1 + BOUND_S * 0.9, 1)
+    plan = batching.plan(0.1 + BOUND_S * 0.8, 1)
     assert plan.joining[0].reason is Reason.TURN
     assert batching.tree.tip_chunks == 2
-    batching.settle(plan, (), (), 0.1 + BOUND_S * 0.9)
+    batching.settle(plan, (), (), 0.1 + BOUND_S * 0.8)
     assert (batching.tree.active_requests, batching.tree.tip_chunks) == (cohort, tip)
     assert batching.tree.candidate("b1").tip_after == 0
     batching.tree.check_invariants()
