@@ -15,6 +15,7 @@ who is rewarded at once never learns that many in a row pay; a learner keeps wha
 exploring ADD mixes the batch for as long as that request decodes, so it has to be rare: once in thousands of batches.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from random import Random
 from typing import Any, Protocol
 
 from cluster_core.engine import PolicyRow
-from decode_worker.policy_store import Bins, LearnedValues, Value, bins_of, entries, is_number
+from decode_worker.learned_values import Bins, LearnedValues, Value, bins_of, entries, is_number
 
 
 class Action(StrEnum):
@@ -137,7 +138,7 @@ def _bins(state: BatchState) -> Bins:
     return bins_of(state.batch, state.loss_chunks, state.peers)
 
 
-class _Learner:
+class _Learner(ABC):
     """What the two policies share that keep a table. What was never tried in a state goes first, ADD before STOP."""
 
     name: str
@@ -160,9 +161,9 @@ class _Learner:
             self._chosen[bins] = action, self._batches + self._horizon_batches
         return action
 
+    @abstractmethod
     def _choose(self, known: Mapping[str, Value]) -> Action:
         """Between two that were both tried."""
-        raise NotImplementedError
 
     def table(self) -> Sequence[PolicyRow]:
         return self._learned.rows()

@@ -230,6 +230,42 @@ def test_what_a_failed_pull_leaves_out_is_computed(
     assert engine.runner.failed_loads == 1
 
 
+@pytest.mark.parametrize(("v2", "depth"), EVERY_PROTOCOL)
+def test_a_request_that_is_put_back_after_its_pull_failed_reserves_no_blocks(
+    make_engine: MakeEngine, v2: bool, depth: int
+) -> None:
+    engine = make_engine(v2=v2, depth=depth)
+    scheduler = engine.scheduler
+    add_group(engine, "a", 2)
+    engine.remote_tokens["r"] = 9 * BLOCK_SIZE
+    scheduler.connector.failing["r"] = 0
+    engine.add("r", text("r", 10), 4)
+    until(engine, lambda: status(engine, "r") is RequestStatus.WAITING_FOR_REMOTE_KVS)
+    # After the failure the connector cannot tell for a while what it could load.
+    scheduler.connector.undecided["r"] = 5
+    until(engine, lambda: scheduler.batching.waits("r"))
+    assert scheduler.requests["r"] not in scheduler._inflight_prefills
+    until(engine, lambda: len(engine.answers.get("r", ())) == 4)
+    assert engine.answers["r"] == expected_tokens(text("r", 10), 4)
+
+
+@pytest.mark.parametrize(("v2", "depth"), EVERY_PROTOCOL)
+def test_requests_that_come_together_pull_what_they_share_once(make_engine: MakeEngine, v2: bool, depth: int) -> None:
+    engine = make_engine(v2=v2, depth=depth, decode=GREEDY)
+    for name in ("first", "peer", "peer too"):
+        engine.remote_tokens[name] = 10 * BLOCK_SIZE
+        request = engine.request(name, prompt(("a", 10), (name, 1)), 2)
+        request.kv_transfer_params = {"do_remote_prefill": True, DEADLINE_PARAM: unix_ms() + 30_000}
+        engine.scheduler.add_request(request)
+    engine.turn()
+    pulled = [
+        name for name in engine.scheduler.requests if status(engine, name) is RequestStatus.WAITING_FOR_REMOTE_KVS
+    ]
+    assert pulled == ["first"]
+    engine.drain()
+    assert set(engine.remote_tokens) == {"peer", "peer too"}, "they found it on the device"
+
+
 def test_a_deadline_is_due_at_half_the_time_that_is_left(make_engine: MakeEngine, clock: SteppedClock) -> None:
     engine = make_engine(places=6)
     add_group(engine, "a", 5, max_tokens=400)
