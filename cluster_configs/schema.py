@@ -226,6 +226,61 @@ class DecodeSection(Section):
     save_interval_s: Seconds = Field(60.0, description="How often it is saved.")
 
 
+class IndexSection(Section):
+    """The global prefix-hotness index: which worker holds which prefix, and how hot it is."""
+
+    chunk_tokens: int = Field(
+        128, ge=1, le=65_536, description="Step in which prefixes are known; rounded up to whole blocks."
+    )
+    max_entries: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 31,
+        description="Chunks that a router remembers at most, 16 to 32 bytes each; the coldest are dropped first.",
+    )
+    half_life_s: Seconds = Field(600.0, description="Time in which the hotness of a prefix halves.")
+    write_interval_s: Seconds = Field(0.02, description="Least time between two batches that a worker writes.")
+    refresh_s: Seconds = Field(0.05, description="How often routers read what workers have written.")
+    snapshot_keys: int = Field(
+        100_000, ge=1, description="Keys in batches after which a worker writes a snapshot: the bound on recovery."
+    )
+    max_staleness_s: Seconds = Field(
+        10.0, description="When Redis has not answered for so long, placement uses load alone and an alarm is raised."
+    )
+    silent_after_s: Seconds = Field(
+        60.0, description="A worker that finishes requests for so long without telling of a block raises an alarm."
+    )
+
+
+class PlacementSection(Section):
+    """Which worker a request goes to."""
+
+    policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula"] = Field(
+        "hotness", description="See docs/placement.md; all but the first are there to be compared with."
+    )
+    prefill_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] = Field(
+        {}, description="Weights of the terms of `hotness` on the prefill pool, instead of the defaults."
+    )
+    decode_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] = Field(
+        {}, description="The same on the decode pool."
+    )
+    prediction_s: Seconds = Field(
+        5.0, description="How long a prefix counts as held by the worker it was sent to, before its blocks are told."
+    )
+    seed: int = Field(0, ge=0, description="Of the choice between equals.")
+    disaggregation: Literal["conditional", "always"] = Field(
+        "conditional", description="Whether a decode worker prefills what it is measured to do sooner by itself."
+    )
+    local_prefill_tokens: int = Field(
+        512, ge=0, le=1_000_000, description="Most tokens that a decode worker prefills while the prefill pool is up."
+    )
+    replication: bool = Field(True, description="Copy prefixes that are too hot for the workers that hold them.")
+    replication_load: float = Field(
+        0.5, gt=0, le=1, description="Share of a holder's time that one prefix may ask for before it is copied."
+    )
+    replicas: int = Field(4, ge=1, le=1024, description="Workers at most that a prefix is copied to.")
+
+
 class RedisSection(Section):
     url: str | None = Field(
         None, pattern=r"^(rediss?|unix)://", description="null starts the embedded server with the service."
@@ -259,6 +314,8 @@ class RachisConfig(Section):
     streaming: StreamingSection = StreamingSection()
     tiers: TiersSection = TiersSection()
     decode: DecodeSection = DecodeSection()
+    index: IndexSection = IndexSection()
+    placement: PlacementSection = PlacementSection()
     redis: RedisSection = RedisSection()
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()

@@ -1,18 +1,54 @@
-"""Where the registry keeps what: the Redis keys shared by the workers that write and the routers that read.
+"""Where the registry and the prefix index keep what: the Redis keys shared by the workers and the routers.
 
-rachis:<service>:generation           counter, at least the time in ms; each start takes the next
-rachis:<service>:workers              set of worker ids that ever registered
-rachis:<service>:worker:<worker id>   serialised WorkerRegistration; expires with the worker's lease
+What stands in braces is the hash tag: keys of one tag lie on one slot of a Redis Cluster, so that a script or a
+transaction may touch them together.
+
+rachis:{<service>}:generation             counter, at least the time in ms; each start takes the next
+rachis:{<service>}:workers                set of worker ids that ever registered
+rachis:{<service>}:worker:<worker id>     serialised WorkerRegistration; expires with the worker's lease
+rachis:{<service>}:replication            name of the router that copies hot prefixes; expires with its lease
+rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
+rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it
+rachis:{<service>:<worker id>}:resync     set by a router that needs a snapshot; expires
+rachis:{<service>:<family>}:accesses      stream of AccessBatch for the prefixes of this family
+rachis:{<service>:<family>}:hotness       snapshot of their hotness
 """
+
+# Prefixes that begin with the same chunk are one family; families share so many slots.
+FAMILIES = 16
 
 
 def generation_key(service_id: str) -> str:
-    return f"rachis:{service_id}:generation"
+    return f"rachis:{{{service_id}}}:generation"
 
 
 def workers_key(service_id: str) -> str:
-    return f"rachis:{service_id}:workers"
+    return f"rachis:{{{service_id}}}:workers"
 
 
 def worker_key(service_id: str, worker_id: str) -> str:
-    return f"rachis:{service_id}:worker:{worker_id}"
+    return f"rachis:{{{service_id}}}:worker:{worker_id}"
+
+
+def replication_key(service_id: str) -> str:
+    return f"rachis:{{{service_id}}}:replication"
+
+
+def claims_key(service_id: str, worker_id: str) -> str:
+    return f"rachis:{{{service_id}:{worker_id}}}:claims"
+
+
+def snapshot_key(service_id: str, worker_id: str) -> str:
+    return f"rachis:{{{service_id}:{worker_id}}}:snapshot"
+
+
+def resync_key(service_id: str, worker_id: str) -> str:
+    return f"rachis:{{{service_id}:{worker_id}}}:resync"
+
+
+def accesses_key(service_id: str, family: int) -> str:
+    return f"rachis:{{{service_id}:f{family}}}:accesses"
+
+
+def hotness_key(service_id: str, family: int) -> str:
+    return f"rachis:{{{service_id}:f{family}}}:hotness"

@@ -1304,6 +1304,11 @@ class WorkerRegistration(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    CLAIMS_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CACHEABLE_REQUESTS_FIELD_NUMBER: _builtins.int
+    STORED_BLOCKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     """Grows with every start of any worker of the service: a restarted worker never repeats one."""
@@ -1317,8 +1322,21 @@ class WorkerRegistration(_message.Message):
     node: _builtins.str
     phase: _builtins.str
     """What a starting worker is doing, for people."""
+    claims_sequence: _builtins.int
+    """Last batch of claims that the worker has written to its stream; see `ClaimBatch`."""
+    cacheable_requests: _builtins.int
+    """Requests that have ended on the worker with at least one full block, and blocks it has told the index of as stored,
+    since it started: the one growing without the other is a feed that is silent.
+    """
+    stored_blocks: _builtins.int
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
+    @_builtins.property
+    def load(self) -> Global___WorkerLoad:
+        """As of this renewal."""
+
+    @_builtins.property
+    def costs(self) -> Global___WorkerCosts: ...
     def __init__(
         self,
         *,
@@ -1333,11 +1351,199 @@ class WorkerRegistration(_message.Message):
         pid: _builtins.int = ...,
         node: _builtins.str = ...,
         phase: _builtins.str = ...,
+        load: Global___WorkerLoad | None = ...,
+        costs: Global___WorkerCosts | None = ...,
+        claims_sequence: _builtins.int = ...,
+        cacheable_requests: _builtins.int = ...,
+        stored_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size_tokens", b"block_size_tokens", "generation", b"generation", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size_tokens", b"block_size_tokens", "cacheable_requests", b"cacheable_requests", "claims_sequence", b"claims_sequence", "costs", b"costs", "generation", b"generation", "load", b"load", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "stored_blocks", b"stored_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerRegistration: _TypeAlias = WorkerRegistration  # noqa: Y015
+
+@_typing.final
+class WorkerCosts(_message.Message):
+    """What work costs on this worker, measured while it runs; 0: not measured yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    LOAD_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    PULL_S_FIELD_NUMBER: _builtins.int
+    PULL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    prefill_s_per_token: _builtins.float
+    """Seconds of engine time for each prompt token that has to be computed."""
+    load_s_per_token: _builtins.float
+    """Seconds for each token whose KV is loaded from host memory instead."""
+    decode_step_s: _builtins.float
+    """Seconds of a step that does nothing but decode, at the batch sizes of late."""
+    pull_s: _builtins.float
+    """Decode workers: seconds of a pull whatever its size, and for each token pulled."""
+    pull_s_per_token: _builtins.float
+    def __init__(
+        self,
+        *,
+        prefill_s_per_token: _builtins.float = ...,
+        load_s_per_token: _builtins.float = ...,
+        decode_step_s: _builtins.float = ...,
+        pull_s: _builtins.float = ...,
+        pull_s_per_token: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCosts: _TypeAlias = WorkerCosts  # noqa: Y015
+
+@_typing.final
+class ClaimBatch(_message.Message):
+    """Chunks of prefixes that have come to a tier of a worker or left it, as uint64 keys, little-endian. A state, not a
+    step: of one chunk and tier at most one is told.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DEVICE_STORED_FIELD_NUMBER: _builtins.int
+    DEVICE_REMOVED_FIELD_NUMBER: _builtins.int
+    HOST_STORED_FIELD_NUMBER: _builtins.int
+    HOST_REMOVED_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    sequence: _builtins.int
+    """1 for the first of a generation, then one more each."""
+    device_stored: _builtins.bytes
+    device_removed: _builtins.bytes
+    host_stored: _builtins.bytes
+    host_removed: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        device_stored: _builtins.bytes = ...,
+        device_removed: _builtins.bytes = ...,
+        host_stored: _builtins.bytes = ...,
+        host_removed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_removed", b"device_removed", "device_stored", b"device_stored", "generation", b"generation", "host_removed", b"host_removed", "host_stored", b"host_stored", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimBatch: _TypeAlias = ClaimBatch  # noqa: Y015
+
+@_typing.final
+class ClaimSnapshot(_message.Message):
+    """All claims of a worker after batch `sequence`. Sorted, as differences, all lowest bytes first, then all second ones..."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    sequence: _builtins.int
+    device: _builtins.bytes
+    host: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        device: _builtins.bytes = ...,
+        host: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "generation", b"generation", "host", b"host", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimSnapshot: _TypeAlias = ClaimSnapshot  # noqa: Y015
+
+@_typing.final
+class AccessBatch(_message.Message):
+    """Prefixes that requests have asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    """Which router counted them."""
+    keys: _builtins.bytes
+    """uint64 keys of the chunks, request after request, and how many each request has."""
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "lengths", b"lengths", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessBatch: _TypeAlias = AccessBatch  # noqa: Y015
+
+@_typing.final
+class GetPrefixClaimsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPrefixClaimsRequest: _TypeAlias = GetPrefixClaimsRequest  # noqa: Y015
+
+@_typing.final
+class GetPrefixClaimsResponse(_message.Message):
+    """What the engine's own block pools hold, looked up in them and not in what was told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Generation and sequence of the last batch before the look."""
+    sequence: _builtins.int
+    device: _builtins.bytes
+    """uint64 keys, little-endian."""
+    host: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        device: _builtins.bytes = ...,
+        host: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "generation", b"generation", "host", b"host", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPrefixClaimsResponse: _TypeAlias = GetPrefixClaimsResponse  # noqa: Y015

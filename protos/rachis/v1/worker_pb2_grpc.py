@@ -65,6 +65,11 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.SetDrainingRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.SetDrainingResponse.FromString,
                 _registered_method=True)
+        self.GetPrefixClaims = channel.unary_unary(
+                '/rachis.v1.WorkerService/GetPrefixClaims',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -113,6 +118,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPrefixClaims(self, request, context):
+        """What its engine's block pools hold, to be compared with what the index believes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +157,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.SetDraining,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.SetDrainingRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.SetDrainingResponse.SerializeToString,
+            ),
+            'GetPrefixClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPrefixClaims,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +327,33 @@ class WorkerService:
             '/rachis.v1.WorkerService/SetDraining',
             rachis_dot_v1_dot_worker__pb2.SetDrainingRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.SetDrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPrefixClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.WorkerService/GetPrefixClaims',
+            rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class WorkerServiceStub:
     """What the worker is doing now."""
     SetDraining: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetDrainingRequest, _worker_pb2.SetDrainingResponse]
     """A draining worker ends what it runs and takes nothing new."""
+    GetPrefixClaims: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]
+    """What its engine's block pools hold, to be compared with what the index believes."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -63,6 +65,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """What the worker is doing now."""
     SetDraining: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetDrainingRequest, _worker_pb2.SetDrainingResponse]  # type: ignore[assignment]
     """A draining worker ends what it runs and takes nothing new."""
+    GetPrefixClaims: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]  # type: ignore[assignment]
+    """What its engine's block pools hold, to be compared with what the index believes."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every prefill and decode worker itself; tokens never pass through Ray."""
@@ -114,5 +118,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SetDrainingResponse, _abc.Awaitable[_worker_pb2.SetDrainingResponse]]:
         """A draining worker ends what it runs and takes nothing new."""
+
+    @_abc_1.abstractmethod
+    def GetPrefixClaims(
+        self,
+        request: _worker_pb2.GetPrefixClaimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.GetPrefixClaimsResponse, _abc.Awaitable[_worker_pb2.GetPrefixClaimsResponse]]:
+        """What its engine's block pools hold, to be compared with what the index believes."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
