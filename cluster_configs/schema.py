@@ -283,7 +283,9 @@ class PlacementSection(Section):
 
 class RedisSection(Section):
     url: str | None = Field(
-        None, pattern=r"^(rediss?|unix)://", description="null starts the embedded server with the service."
+        None,
+        pattern=r"^(rediss?(\+cluster)?|unix)://",
+        description="null starts the embedded server with the service; `redis+cluster://`: a node of a Redis Cluster.",
     )
     worker_lease_s: Seconds = Field(
         5.0, description="A worker that does not renew its registration for so long is gone."
@@ -320,6 +322,11 @@ class RachisConfig(Section):
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of a chunk of the index: as many as its tokens fill."""
+        return -(-self.index.chunk_tokens // self.engine.block_size_tokens)
 
     @model_validator(mode="after")
     def _gpus_for_every_rank(self) -> "RachisConfig":

@@ -216,7 +216,10 @@ class EngineLoad:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counts since the engine started; written by the engine alone."""
+    """Counts since the engine started; written by the engine alone.
+
+    cacheable_requests, stored_blocks: the meaning is that of `rachis.v1.WorkerRegistration`.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -227,6 +230,41 @@ class EngineCounters:
     handoffs_expired: int = 0
     handoffs_released: int = 0
     kv_bytes_pulled: int = 0
+    cacheable_requests: int = 0
+    stored_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """What work costs in this engine, measured while it runs; the meaning is that of `rachis.v1.WorkerCosts`.
+
+    0: not measured yet.
+    """
+
+    prefill_s_per_token: float = 0.0
+    load_s_per_token: float = 0.0
+    decode_step_s: float = 0.0
+    pull_s: float = 0.0
+    pull_s_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixClaims:
+    """Chunks of prefixes that lie on the device and in host memory, by the keys of `kv_transfer.prefix_chunks`."""
+
+    device: frozenset[int] = frozenset()
+    host: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixClaimChange:
+    """Chunks that have come to a tier (true) or left it (false), by key; what is not named has not changed."""
+
+    device: Mapping[int, bool] = field(default_factory=dict)
+    host: Mapping[int, bool] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +394,7 @@ class EngineStatus:
     counters: EngineCounters = field(default_factory=EngineCounters)
     tiers: TierReport | None = None
     decode: DecodeReport | None = None
+    costs: EngineCosts = field(default_factory=EngineCosts)
 
 
 class EngineSession(Protocol):
@@ -426,6 +465,21 @@ class Engine(Protocol):
     async def decode_batch(self, at_most: int) -> DecodeBatch:
         """So many prefix groups and so many waiting requests at most. Waits for the engine to have a moment; empty
         where `status` has no decode report."""
+        ...
+
+    def follow_claims(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        """From now on `on_change` hears on the loop, in order, how the cached chunks change, and first which there are.
+
+        There is one follower: who follows later takes the place of who did before. May be called before `start`.
+        """
+        ...
+
+    async def prefix_claims(self, on_look: Callable[[], None] = lambda: None) -> PrefixClaims:
+        """The cached chunks as the engine's own block pools have them, looked up there and not in what was told.
+
+        Waits for the engine to have a moment. `on_look` is called on the loop at the place of the look among the
+        changes: behind all that came before it, ahead of all that came after it. Empty for a dead engine.
+        """
         ...
 
     async def stop(self) -> None: ...

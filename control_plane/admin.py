@@ -1,7 +1,9 @@
-"""AdminService: what runs, what is in force, and taking workers out of rotation."""
+"""AdminService: what runs, what is in force, taking workers out of rotation, and why requests go where they go."""
 
 import importlib.metadata
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from rachis import wire as conventions
 from rachis.v1 import admin_pb2 as admin
@@ -14,6 +16,7 @@ from cluster_core.clock import cpu_s, monotonic_s
 from cluster_core.errors import NotFoundError, RachisError
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
+from control_plane.index_queries import IndexQueries
 from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
 from control_plane.redis_membership import RegistryFollower
@@ -37,6 +40,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         dispatcher: Dispatcher,
         admission: Admission,
         metrics: RouterMetrics,
+        queries: IndexQueries,
     ) -> None:
         self._loaded = loaded
         self._service_id = service_id
@@ -48,6 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._dispatcher = dispatcher
         self._admission = admission
         self._metrics = metrics
+        self._queries = queries
         self._started_s = monotonic_s()
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
@@ -91,16 +96,46 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             metrics_address=self._metrics.address,
         )
 
+    async def GetHottestPrefixes(
+        self, request: admin.GetHottestPrefixesRequest, context: Context
+    ) -> admin.GetHottestPrefixesResponse:
+        return self._queries.hottest(request)
+
+    async def LookupPrefix(self, request: admin.LookupPrefixRequest, context: Context) -> admin.LookupPrefixResponse:
+        async with _answering(context):
+            return await self._queries.lookup(request)
+
+    async def ExplainPlacement(
+        self, request: admin.ExplainPlacementRequest, context: Context
+    ) -> admin.ExplainPlacementResponse:
+        async with _answering(context):
+            return await self._queries.explain(request)
+
+    async def CheckIndex(self, request: admin.CheckIndexRequest, context: Context) -> admin.CheckIndexResponse:
+        return await self._queries.check()
+
+    async def GetIndexStatus(
+        self, request: admin.GetIndexStatusRequest, context: Context
+    ) -> admin.GetIndexStatusResponse:
+        return self._queries.status()
+
     async def _set_draining(self, worker_id: str, draining: bool, context: Context) -> wire.WorkerState.ValueType:
-        try:
+        async with _answering(context):
             member = self._membership.get(worker_id)
             if member is None:
                 known = ", ".join(str(member.worker_id) for member in self._membership.members()) or "none"
                 raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
             return await self._client.set_draining(member.registration.address, draining, STATUS_TIMEOUT_S)
-        except RachisError as error:
-            await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
-            raise
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """Turns the errors of our tree into statuses."""
+    try:
+        yield
+    except RachisError as error:
+        await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+        raise
 
 
 def _quantile(ordered: list[float], share: float) -> float:

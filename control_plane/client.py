@@ -67,6 +67,7 @@ class RachisClient:
         prompt: generation.PromptInput,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        request_id: str = "",
         cache_salt: str = "",
         priority: int = 0,
         **sampling: Any,
@@ -75,6 +76,7 @@ class RachisClient:
         request = api.GenerateRequest(
             prompt=prompt,
             sampling=generation.SamplingParams(**sampling),
+            request_id=request_id,
             cache_salt=cache_salt,
             priority=priority,
         )
@@ -90,13 +92,15 @@ class RachisClient:
         prompt: generation.PromptInput,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        request_id: str = "",
         cache_salt: str = "",
         priority: int = 0,
         **sampling: Any,
     ) -> Generated:
         """The whole completion at once."""
         generated = Generated()
-        pieces = self.stream(prompt, timeout_s=timeout_s, cache_salt=cache_salt, priority=priority, **sampling)
+        names: dict[str, Any] = {"request_id": request_id, "cache_salt": cache_salt, "priority": priority}
+        pieces = self.stream(prompt, timeout_s=timeout_s, **names, **sampling)
         async for piece in pieces:
             if isinstance(piece, generation.Completion):
                 generated.completion = piece

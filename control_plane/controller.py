@@ -132,6 +132,8 @@ class Controller:
                 self._config.pools.host or self._host(),
                 self._config.tiers,
                 self._config.decode,
+                self._config.index,
+                self._service_id,
             ),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import Any
 
 from rachis.v1 import generation_pb2 as generation
@@ -25,14 +25,16 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError, UnavailableError
+from control_plane.disaggregation import LOCAL
 from control_plane.job import Job, Lease
-from control_plane.membership import Membership, Pool, WorkerSnapshot
-from control_plane.placement import PlacementPolicy, PlacementRequest
+from control_plane.membership import Membership
+from control_plane.placer import Placement, Placer
 from control_plane.prefilling import Prefilling, WholePrompt
 from control_plane.redis_membership import RegistryFollower
 from control_plane.request import Event
 from control_plane.validation import max_tokens_of
 from control_plane.worker_client import WorkerClient, WorkerLostError
+from control_plane.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Dispatcher:
         membership: Membership,
         follower: RegistryFollower,
         client: WorkerClient,
-        placement: PlacementPolicy,
+        placer: Placer,
         *,
         prefill_attempts: int,
         worker_wait_s: float,
@@ -61,7 +63,7 @@ class Dispatcher:
         self._membership = membership
         self._follower = follower
         self._client = client
-        self._placement = placement
+        self._placer = placer
         self._prefill_attempts = prefill_attempts
         self._worker_wait_s = worker_wait_s
         self._handoff_deadline_s = handoff_deadline_s
@@ -76,6 +78,7 @@ class Dispatcher:
         leases: list[Lease] = []
         try:
             response = await self._prefill(job, prefilling or WholePrompt(self._client, job), leases)
+            self._placer.keep(job)
             if response is not None:
                 job.first_token_s = monotonic_s()
                 yield response.first
@@ -104,19 +107,22 @@ class Dispatcher:
         """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
         excluded: set[tuple[str, int]] = set()
         hand_off = max_tokens_of(job.sampling) > 1
-        for _ in range(self._prefill_attempts):
+        for attempt in range(self._prefill_attempts):
             started_s = monotonic_s()
-            worker = self._choose(job, wire.POOL_PREFILL, excluded)
-            pull_is_near = hand_off and prefilling.is_whole
-            if worker is None or (pull_is_near and not self._membership.usable(wire.POOL_DECODE)):
+            if attempt == 0 and self._placer.weigh(job, is_whole=prefilling.is_whole) in LOCAL:
                 break
+            placement = self._placer.place(job, wire.POOL_PREFILL, frozenset(excluded))
+            pull_is_near = hand_off and prefilling.is_whole
+            if placement is None or (pull_is_near and not self._membership.usable(wire.POOL_DECODE)):
+                break
+            worker = placement.worker
             job.lifecycle.at(Event.PLACED)
             lease = Lease(worker, job.attempt_id())
             leases.append(lease)
             job.dispatched_s = monotonic_s()
             job.own_s += job.dispatched_s - started_s
             try:
-                with self._in_flight(worker, len(job.token_ids)):
+                with self._placer.in_flight(placement):
                     response = await prefilling.attempt(worker, lease.lease_id, hand_off=hand_off)
             except WorkerLostError as error:
                 self._lost(job, worker, error)
@@ -139,11 +145,12 @@ class Dispatcher:
         if prefilled is None:
             job.lifecycle.at(Event.PLACED_DECODE_ONLY)
         for attempt in range(1, DECODE_ATTEMPTS + 1):
-            worker = await self._wait_for_decode_worker(job, excluded)
+            placement = await self._wait_for_decode_worker(job, excluded)
+            worker = placement.worker
             request = self._decode_request(job, prefilled, worker, leases if attempt == 1 else [])
             started = False
             try:
-                with self._in_flight(worker, job.tokens):
+                with self._placer.in_flight(placement):
                     messages = self._client.decode(worker, request, job.remaining_s())
                     async with aclosing(messages) as stream:  # type: ignore[type-var]
                         message: wire.DecodeResponse
@@ -233,29 +240,17 @@ class Dispatcher:
             route=job.route,
         )
 
-    async def _wait_for_decode_worker(self, job: Job, excluded: set[tuple[str, int]]) -> WorkerSnapshot:
+    async def _wait_for_decode_worker(self, job: Job, excluded: set[tuple[str, int]]) -> Placement:
         """A decode worker, waiting a bounded time for one to come back. Raises UnavailableError."""
         wait_s = min(self._worker_wait_s, job.remaining_s())
         try:
             async with asyncio.timeout(wait_s), self._follower.changed:
-                while (worker := self._choose(job, wire.POOL_DECODE, excluded)) is None:
+                while (placement := self._placer.place(job, wire.POOL_DECODE, frozenset(excluded))) is None:
                     await self._follower.changed.wait()
-                return worker
+                return placement
         except TimeoutError:
             job.remaining_s()
             raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None
-
-    def _choose(self, job: Job, pool: Pool, excluded: set[tuple[str, int]]) -> WorkerSnapshot | None:
-        request = PlacementRequest(job.token_ids, max_tokens_of(job.sampling), frozenset(excluded))
-        return self._placement.choose(request, self._membership.usable(pool))
-
-    @contextmanager
-    def _in_flight(self, worker: WorkerSnapshot, tokens: int):  # type: ignore[no-untyped-def]
-        member = self._membership.acquire(worker, tokens)
-        try:
-            yield
-        finally:
-            self._membership.release(member, tokens)
 
     def _lost(self, job: Job, worker: WorkerSnapshot, error: RachisError) -> None:
         logger.warning("%s: %s", job.request_id, error)

@@ -8,17 +8,18 @@ from rachis.v1 import generation_pb2 as generation
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import DeadlineError
 from cluster_core.ids import RequestId
-from control_plane.membership import WorkerSnapshot
 from control_plane.request import RequestLifecycle
 from control_plane.validation import max_tokens_of
+from control_plane.worker_snapshot import WorkerSnapshot
+from kv_transfer.prefix_chunks import PackedPrompt
 
 
 @dataclass(slots=True)
 class Job:
     """One validated request on its way. Times are monotonic seconds; `own_s` is what the router itself took.
 
-    Of a session, `token_ids` is the prompt as it stands, which is the session's own list, and `own_s` leaves out what
-    the pieces of its prompt took.
+    Of a session, `token_ids` is the prompt as it stands, which is the session's own list, `prompt_changes` is true, and
+    `own_s` leaves out what the pieces of its prompt took. packed: the prompt as placement sees it, once it has looked.
     """
 
     request_id: RequestId
@@ -29,6 +30,8 @@ class Job:
     deadline_s: float
     cache_salt: str = ""
     priority: int = 0
+    prompt_changes: bool = False
+    packed: PackedPrompt | None = None
     own_s: float = 0.0
     dispatched_s: float = 0.0
     first_token_s: float = 0.0

@@ -7,41 +7,46 @@ fails, and is trusted again when it registers under a new generation, or when it
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
-
-Pool: TypeAlias = "wire.Pool.ValueType"
+from control_plane.candidates import Candidates, Fixed, candidates, fixed_columns
+from control_plane.loads import Load, Loads, Work
+from control_plane.worker_snapshot import Pool, WorkerSnapshot
 
 
 @dataclass(slots=True)
 class Member:
-    """One worker. The registration is the registry's, the rest is this router's own."""
+    """One worker. The registration is the registry's, the rest is this router's own. row: in `Membership.loads`."""
 
     registration: wire.WorkerRegistration
-    in_flight_requests: int = 0
-    in_flight_tokens: int = 0
+    loads: Loads
+    row: int
     suspect_since_s: float | None = None
 
     @property
     def worker_id(self) -> WorkerId:
         return WorkerId(self.registration.worker_id)
 
+    @property
+    def in_flight_requests(self) -> int:
+        return round(self.loads.value(self.row, Load.REQUESTS))
 
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
-    """What placement sees of a worker. Tokens count prompt and completion of what is in flight."""
+    @property
+    def in_flight_tokens(self) -> int:
+        return round(self.loads.value(self.row, Load.TOKENS))
 
-    worker_id: WorkerId
-    generation: int
-    pool: Pool
-    address: str
-    in_flight_requests: int
-    in_flight_tokens: int
-    max_running_requests: int
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UsablePool:
+    """What does not change between two readings of the registry."""
+
+    workers: list[WorkerSnapshot]
+    rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    fixed: Fixed
 
 
 @dataclass(slots=True)
@@ -49,18 +54,23 @@ class Membership:
     """The workers of one service. `now_s` is monotonic."""
 
     trust_after_s: float = 5.0
+    loads: Loads = field(default_factory=Loads)
     _members: dict[WorkerId, Member] = field(default_factory=dict)
+    _pools: dict[Pool, _UsablePool] = field(default_factory=dict)
 
     def replace(self, registrations: Iterable[wire.WorkerRegistration], now_s: float) -> bool:
         """Takes over what the registry holds now; True when anything that placement sees changed."""
         fresh = {WorkerId(record.worker_id): record for record in registrations}
         changed = fresh.keys() != self._members.keys()
+        self._pools.clear()
         for gone in self._members.keys() - fresh.keys():
-            del self._members[gone]
+            self._leave(self._members.pop(gone))
         for worker_id, record in fresh.items():
             member = self._members.get(worker_id)
             if member is None or member.registration.generation != record.generation:
-                self._members[worker_id] = Member(record)
+                if member is not None:
+                    self._leave(member)
+                self._members[worker_id] = Member(record, self.loads, self.loads.take_row())
                 changed = True
                 continue
             changed |= member.registration.state != record.state
@@ -72,14 +82,12 @@ class Membership:
 
     def usable(self, pool: Pool) -> list[WorkerSnapshot]:
         """Workers of a pool that may get requests, by name."""
-        members = sorted(self._members.values(), key=lambda member: member.worker_id)
-        return [
-            _snapshot(member)
-            for member in members
-            if member.registration.pool == pool
-            and member.registration.state == wire.WORKER_STATE_READY
-            and member.suspect_since_s is None
-        ]
+        return self._pool(pool).workers
+
+    def candidates(self, pool: Pool, now_s: float) -> Candidates:
+        """The same with all that placement weighs."""
+        usable = self._pool(pool)
+        return candidates(usable.fixed, self.loads.of(usable.rows), now_s)
 
     def served_model(self) -> wire.ModelInfo:
         """Raises UnavailableError before the first worker has registered with its model."""
@@ -94,28 +102,26 @@ class Membership:
     def get(self, worker_id: str) -> Member | None:
         return self._members.get(WorkerId(worker_id))
 
-    def acquire(self, worker: WorkerSnapshot, tokens: int) -> Member | None:
-        """A request of so many tokens is sent to the worker; None where the worker itself is gone."""
+    def acquire(self, worker: WorkerSnapshot, work: Work, now_s: float) -> Member | None:
+        """A request is sent to the worker; None where the worker itself is gone."""
         member = self._same_generation(worker)
         if member is not None:
-            member.in_flight_requests += 1
-            member.in_flight_tokens += tokens
+            self.loads.begin(member.row, work, now_s)
         return member
 
-    @staticmethod
-    def release(member: Member | None, tokens: int) -> None:
+    def release(self, member: Member | None, work: Work, now_s: float) -> None:
         """The request that `acquire` counted on this member has left it.
 
         A worker that left the registry meanwhile and came back is another member, which never had the request.
         """
-        if member is not None:
-            member.in_flight_requests -= 1
-            member.in_flight_tokens -= tokens
+        if member is not None and self._members.get(member.worker_id) is member:
+            self.loads.end(member.row, work, now_s)
 
     def suspect(self, worker: WorkerSnapshot, now_s: float) -> None:
         member = self._same_generation(worker)
         if member is not None:
             member.suspect_since_s = now_s
+            self._pools.clear()
 
     def check_invariants(self) -> None:
         for member in self._members.values():
@@ -127,15 +133,30 @@ class Membership:
         member = self._members.get(worker.worker_id)
         return member if member is not None and member.registration.generation == worker.generation else None
 
+    def _leave(self, member: Member) -> None:
+        self.loads.give_back(member.row)
+
+    def _pool(self, pool: Pool) -> _UsablePool:
+        known = self._pools.get(pool)
+        if known is None:
+            known = self._pools[pool] = self._usable(pool)
+        return known
+
+    def _usable(self, pool: Pool) -> _UsablePool:
+        usable = [
+            member
+            for member in self.members()
+            if member.registration.pool == pool
+            and member.registration.state == wire.WORKER_STATE_READY
+            and member.suspect_since_s is None
+        ]
+        workers = [_snapshot(member) for member in usable]
+        rows = np.array([member.row for member in usable], dtype=np.int64)
+        registrations = [member.registration for member in usable]
+        everybody = [member.registration for member in self.members()]
+        return _UsablePool(workers, rows, fixed_columns(workers, registrations, everybody))
+
 
 def _snapshot(member: Member) -> WorkerSnapshot:
     record = member.registration
-    return WorkerSnapshot(
-        worker_id=member.worker_id,
-        generation=record.generation,
-        pool=record.pool,
-        address=record.address,
-        in_flight_requests=member.in_flight_requests,
-        in_flight_tokens=member.in_flight_tokens,
-        max_running_requests=record.max_running_requests,
-    )
+    return WorkerSnapshot(member.worker_id, record.generation, record.pool, record.address)

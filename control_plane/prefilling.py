@@ -8,8 +8,8 @@ from typing import Protocol
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.job import Job
-from control_plane.membership import WorkerSnapshot
 from control_plane.worker_client import WorkerClient
+from control_plane.worker_snapshot import WorkerSnapshot
 
 
 class Prefilling(Protocol):

@@ -10,12 +10,15 @@ import logging
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 from rachis import registry
+from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from control_plane.membership import Membership
 
 logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
 
 
 class RegistryFollower:
@@ -24,7 +27,7 @@ class RegistryFollower:
     def __init__(
         self, url: str, service_id: str, membership: Membership, *, refresh_s: float, worker_lease_s: float
     ) -> None:
-        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._redis = connect(url, _TIMEOUT_S)
         self._service_id = service_id
         self._membership = membership
         self._refresh_s = refresh_s

@@ -10,14 +10,22 @@ from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
+from cluster_core.clock import unix_ms
 from cluster_core.errors import StartError
 from control_plane.admin import AdminService
 from control_plane.admission import Admission
+from control_plane.claim_following import FeedCounts
 from control_plane.dispatch import Dispatcher
+from control_plane.index_check import IndexCheck
+from control_plane.index_queries import IndexQueries
 from control_plane.malformed_input import MalformedInputInterceptor
 from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
-from control_plane.placement import LEAST_LOADED
+from control_plane.placement_counts import PlacementCounts
+from control_plane.placement_metrics import PlacementCollector
+from control_plane.placer import Placer
+from control_plane.prefix_index import PrefixIndex
+from control_plane.redis_index import IndexHealth
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.streaming import StreamingSessions
@@ -52,11 +60,19 @@ class RouterServer:
         )
         self._client = WorkerClient(max_message_bytes * _HARD_LIMIT_FACTOR)
         self._views = WorkerViews(self.membership, self._client)
+        self._index = PrefixIndex(config.index.max_entries, config.index.half_life_s)
+        self._placer = Placer(
+            self.membership,
+            self._index,
+            config.placement,
+            service_id=service_id,
+            chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
+        )
         self._dispatcher = Dispatcher(
             self.membership,
             self._follower,
             self._client,
-            LEAST_LOADED,
+            self._placer,
             prefill_attempts=config.router.prefill_attempts,
             worker_wait_s=config.router.queue_timeout_s,
             handoff_deadline_s=config.handoff.deadline_s,
@@ -85,6 +101,17 @@ class RouterServer:
             self.metrics,
             request_timeout_s=config.router.request_timeout_s,
         )
+        self._check = IndexCheck(self.membership, self._index, self._client.prefix_claims)
+        self._queries = IndexQueries(
+            self.membership,
+            self._index,
+            self._placer,
+            self._tokenizer,
+            self._check,
+            health=lambda: IndexHealth(True, 0.0, False, (), FeedCounts()),
+            now_s=lambda: unix_ms() / 1000,
+            policy=config.placement.policy,
+        )
         self._admin = AdminService(
             loaded,
             service_id,
@@ -96,6 +123,7 @@ class RouterServer:
             self._dispatcher,
             admission,
             self.metrics,
+            self._queries,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
@@ -121,7 +149,10 @@ class RouterServer:
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"
             ) from None
         self.address = f"{self._config.host}:{port}"
-        self.metrics.registry.register(WorkerCollector(self._views, asyncio.get_running_loop()))
+        loop = asyncio.get_running_loop()
+        self.metrics.registry.register(WorkerCollector(self._views, loop))
+        untrue = lambda: self._check.untrue  # noqa: E731
+        self.metrics.registry.register(PlacementCollector(self._queries.status, PlacementCounts(), untrue, loop))
         try:
             self.metrics.serve(self._config.host, self._config.metrics_port)
         except OSError as error:

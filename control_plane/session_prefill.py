@@ -16,9 +16,9 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
 from control_plane.backlog import Backlog
 from control_plane.job import Job
-from control_plane.membership import WorkerSnapshot
 from control_plane.session import Append, Command, Finish, Session, Update
 from control_plane.worker_client import SessionCall, WorkerClient
+from control_plane.worker_snapshot import WorkerSnapshot
 
 
 class PromptInPieces:

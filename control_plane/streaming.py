@@ -80,6 +80,7 @@ class StreamingSessions:
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=called_s + timeout_s,
+            prompt_changes=True,
         )
         job.own_s = monotonic_s() - arrived_s
         async with self._admission.slot():

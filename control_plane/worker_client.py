@@ -23,7 +23,7 @@ from cluster_core.errors import (
     RachisError,
     UnavailableError,
 )
-from control_plane.membership import WorkerSnapshot
+from control_plane.worker_snapshot import WorkerSnapshot
 
 # How long the calls on a channel may still run when its worker has left the registry.
 CLOSE_GRACE_S = 600.0
@@ -106,6 +106,14 @@ class WorkerClient:
             request = wire.SetDrainingRequest(draining=draining)
             response = await self._stub(address).SetDraining(request, timeout=timeout_s)
             return response.state
+
+    async def prefix_claims(self, address: str, timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        with _translated(None):
+            request = wire.GetPrefixClaimsRequest()
+            response: wire.GetPrefixClaimsResponse = await self._stub(address).GetPrefixClaims(
+                request, timeout=timeout_s
+            )
+            return response
 
     def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to workers that are no longer registered, once the calls on them have ended."""

@@ -9,13 +9,14 @@ blocks behind one that nobody holds; that one is taken when nothing else is left
 more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, make_block_hash_with_group_id
 
+from kv_transfer.block_events import EventfulBlockPool
 from kv_transfer.radix_tree import Tier
 from kv_transfer.tiers import PrefixTiers
 
@@ -104,7 +105,7 @@ class TieredFreeQueue:
         return not block.ref_cnt and not block.is_null
 
 
-class TieredBlockPool(BlockPool):
+class TieredBlockPool(EventfulBlockPool):
     """Mixed into a pool that vLLM has made. See the module."""
 
     tiers: PrefixTiers
@@ -127,9 +128,11 @@ class TieredBlockPool(BlockPool):
             each and not self._is_published(block_hash)
             for each, block_hash in zip(wanted, hashes[num_cached_blocks:num_full_blocks], strict=True)
         ]
-        super().cache_full_blocks(
-            request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, new
-        )
+        # Run by run: with a mask, vLLM's event would have the tokens of all blocks and the hashes of some.
+        for start, end in _runs(new):
+            super().cache_full_blocks(
+                request, blocks, num_cached_blocks + start, num_cached_blocks + end, block_size, kv_cache_group_id
+            )
         written_later = self._tell(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
         self.unwritten.update(written_later)
 
@@ -143,20 +146,19 @@ class TieredBlockPool(BlockPool):
             if is_new:
                 self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
         self._tell(hashes, first, blocks, new)
-        return [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
+        published = [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
+        self.tell(Tier.DEVICE, published, _GROUP, there=True)
+        return published
 
     def _tell(
         self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], new: Sequence[bool]
     ) -> list[int]:
         """The tiers hear of the new ones, run by run. Returns which they are."""
         told: list[int] = []
-        end = 0
-        for is_new, run in groupby(new):
-            start, end = end, end + len(list(run))
-            if is_new:
-                identities = [block.block_id for block in blocks[start:end]]
-                self.tiers.cached(hashes[: first + end], first + start, identities)
-                told += identities
+        for start, end in _runs(new):
+            identities = [block.block_id for block in blocks[start:end]]
+            self.tiers.cached(hashes[: first + end], first + start, identities)
+            told += identities
         return told
 
     def _is_published(self, block_hash: Any) -> bool:
@@ -186,12 +188,22 @@ class TieredBlockPool(BlockPool):
         assert in_tree == published, "the tree and the pool disagree"
 
 
+def _runs(new: Iterable[bool]) -> Iterator[tuple[int, int]]:
+    """Beginning and end of each run of new ones."""
+    end = 0
+    for is_new, run in groupby(new):
+        start, end = end, end + len(list(run))
+        if is_new:
+            yield start, end
+
+
 def take_over(pool: BlockPool, tiers: PrefixTiers) -> TieredBlockPool:
     """Has a fresh pool evict in the order of these tiers."""
     pool.__class__ = TieredBlockPool
     assert isinstance(pool, TieredBlockPool)
     pool.tiers = tiers
     pool.unwritten = set()
+    tiers.on_host_change = lambda hashes, there: pool.tell(Tier.HOST, hashes, _GROUP, there=there)
     free = pool.free_block_queue.get_all_free_blocks()
     queue = TieredFreeQueue(pool.blocks, tiers)
     for block in free:

@@ -186,6 +186,7 @@ class HostTier:
 
     def _end(self, running: _Running) -> None:
         plan = running.plan
+        self.tiers.counters.timed += len(plan.slots) * (not running.failed)
         if isinstance(plan, CopyOut):
             (self.tiers.copy_failed if running.failed else self.tiers.copied_out)(plan)
         elif running.failed:

@@ -10,6 +10,7 @@ Sources: XXH3 (github Cyan4973/xxHash, doc/xxhash_spec.md), BLAKE2 (RFC 7693).
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -23,6 +24,14 @@ NO_KEY = 0
 _TOKEN_BYTES = 4
 _TOKEN = np.dtype("<u4")
 _hash = xxhash.xxh3_64_intdigest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedPrompt:
+    """A prompt's tokens as uint32, and the keys of its full chunks."""
+
+    token_ids: NDArray[np.uint32]
+    keys: Keys
 
 
 def root_key(service_id: str, cache_salt: str, adapter: str = "") -> int:

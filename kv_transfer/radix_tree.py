@@ -69,19 +69,22 @@ class RadixTree:
     """See the module.
 
     `became_leaf(node, tier)` is told of every run that may have become a leaf of a tier or has changed as one,
-    `gone(hashes)` of blocks that lie in no tier any more.
+    `gone(hashes)` of blocks that lie in no tier any more, `host_changed(hashes, there)` of blocks that have come to
+    host memory or left it.
     """
 
     def __init__(
         self,
         became_leaf: Callable[[Node, Tier], None] = lambda node, tier: None,
         gone: Callable[[Sequence[BlockHash]], None] = lambda hashes: None,
+        host_changed: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None,
     ) -> None:
         self.root = Node(None, [], 0)
         self.blocks = [0, 0]
         self.nodes = 0
         self._became_leaf = became_leaf
         self._gone = gone
+        self._host_changed = host_changed
         self._hashes: set[BlockHash] = set()
         self._node_of: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
         self._spares: dict[BlockHash, list[int]] = {}
@@ -312,7 +315,7 @@ class RadixTree:
             self.nodes += 1
             node = child
         self._hashes.update(hashes)
-        self._take(node, tier, ids)
+        self._take(node, tier, ids, hashes)
         self._became_leaf(node, tier)
 
     def _adopt(self, node: Node, offset: int, length: int, tier: Tier, ids: Sequence[int]) -> Node:
@@ -324,12 +327,14 @@ class RadixTree:
         node.ids[tier] = list(ids)
         assert node.parent is not None
         node.parent.resident_children[tier] += 1
-        self._take(node, tier, ids)
+        self._take(node, tier, ids, node.hashes)
         self._became_leaf(node, tier)
         return self._merge(node)
 
-    def _take(self, node: Node, tier: Tier, ids: Sequence[int]) -> None:
-        if tier is Tier.DEVICE and self._strays:
+    def _take(self, node: Node, tier: Tier, ids: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        if tier is Tier.HOST:
+            self._host_changed(hashes, True)
+        elif self._strays:
             for each in ids:
                 self._forget_stray(each)
         self._node_of[tier].update(dict.fromkeys(ids, node))
@@ -374,7 +379,10 @@ class RadixTree:
         """The last block of a run that lies in one tier, with nothing behind it, is gone."""
         del self._node_of[tier][ids.pop()]
         self.blocks[tier] -= 1
-        self._lose((node.hashes.pop(),))
+        lost = (node.hashes.pop(),)
+        if tier is Tier.HOST:
+            self._host_changed(lost, False)
+        self._lose(lost)
         self._became_leaf(node, tier)
 
     def _join(self, node: Node) -> None:
@@ -441,6 +449,8 @@ class RadixTree:
             del self._node_of[tier][each]
         self.blocks[tier] -= len(ids)
         node.ids[tier] = None
+        if tier is Tier.HOST:
+            self._host_changed(node.hashes, False)
         assert node.parent is not None
         node.parent.resident_children[tier] -= 1
         return ids
@@ -463,6 +473,7 @@ class RadixTree:
             for slot in slots:
                 del self._node_of[Tier.HOST][slot]
             self.blocks[Tier.HOST] -= len(slots)
+            self._host_changed(each.hashes, False)
             given_up += slots
             each.ids = [None, None]
             each.children = {}

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
+from kv_transfer.block_events import tell_exactly
 from kv_transfer.device_pool import take_over
 from kv_transfer.host_tier import HostTier, HostTiering
 from kv_transfer.tier_settings import TierSettings, make_tiers
@@ -27,11 +28,12 @@ KEY = "rachis_tiers"
 
 
 class TieredScheduling(_Scheduler):
-    """See the module. `tiers` is None where vLLM's own order is kept."""
+    """See the module. `tiers` is None where vLLM's own order is kept. `stepped`: the step that has ended last."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tiers: PrefixTiers | None = None
+        self.stepped: SchedulerOutput | None = None
         self._host_tier: HostTier | None = None
         self._counted_blocks: dict[str, int] = {}
         # Requests whose prompts are still to be counted.
@@ -40,10 +42,11 @@ class TieredScheduling(_Scheduler):
         self._begun: dict[str, int] = {}
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
         caches = self.cache_config.enable_prefix_caching
+        pool = vllm_private.pool_of(self)
         if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+            tell_exactly(pool)
             return
         settings = TierSettings.of(given)
-        pool = vllm_private.pool_of(self)
         connector = self.connector if isinstance(self.connector, HostTiering) else None
         slots = connector.swaps.slots if connector is not None and connector.swaps is not None else 0
         self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
@@ -63,6 +66,10 @@ class TieredScheduling(_Scheduler):
         for name in [name for name in self._uncounted if name in self._begun]:
             self._count(name)
         return super().schedule(throttle_prefills)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        self.stepped = scheduler_output
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self.tiers is not None:

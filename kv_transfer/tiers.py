@@ -83,7 +83,8 @@ class TierCounters:
 
     prompt_tokens: of requests that have begun; device_hit_tokens, host_hit_tokens: what of them was not computed.
     copied_back: promotions among it. used, wasted: promoted blocks that were asked for before they left the device, and
-    that were not. copy_out_s, copy_back_s: what the copies in the background took, all workers of the engine together.
+    that were not. copy_out_s, copy_back_s: what the copies in the background took, all workers of the engine together;
+    timed: blocks of those copies.
     refused: offers of a prefix to host memory that ended at a block which was refused.
     """
 
@@ -95,6 +96,7 @@ class TierCounters:
     copies_failed: int = 0
     copy_out_s: float = 0.0
     copy_back_s: float = 0.0
+    timed: int = 0
     promoted: int = 0
     promotions_used: int = 0
     promotions_wasted: int = 0
@@ -130,7 +132,10 @@ class _Pace:
 
 
 class PrefixTiers:
-    """See the module. `is_referenced(block)`: whether a request or a copy holds this device block."""
+    """See the module. `is_referenced(block)`: whether a request or a copy holds this device block.
+
+    `on_host_change(hashes, there)` is told of blocks that have come to host memory (`there`) or left it.
+    """
 
     def __init__(
         self,
@@ -140,7 +145,8 @@ class PrefixTiers:
         host_slots: int,
         is_referenced: Callable[[int], bool],
     ) -> None:
-        self.tree = RadixTree(self._became_leaf, self._forget)
+        self.tree = RadixTree(self._became_leaf, self._forget, lambda hashes, there: self.on_host_change(hashes, there))
+        self.on_host_change: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None
         self.counters = TierCounters()
         self.slots = BlockReferences(host_slots)
         self.policy = policy

@@ -72,6 +72,34 @@ def blocks_held_by_copies(scheduler: Any) -> int:
     return sum(blocks[each].ref_cnt == count for each, count in references.items())
 
 
+def hand_over_block_events(engine: Any, publisher: Any) -> None:
+    """vLLM's scheduler publishes the block events of every step to this one of ours from now on."""
+    scheduler_of(engine).kv_event_publisher = publisher
+
+
+def take_block_events(engine: Any) -> list[Any]:
+    """Block events that came after those of the last step."""
+    events: list[Any] = scheduler_of(engine).kv_cache_manager.take_events()
+    return events
+
+
+def claims_group(engine: Any) -> int:
+    """The group of layers whose blocks tell of whole prefixes: the first with full attention; -1: there is none."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = scheduler_of(engine).kv_cache_config.kv_cache_groups
+    kinds = [isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups]
+    return kinds.index(True) if True in kinds else -1
+
+
+def published_hashes(engine: Any, group: int) -> list[Any]:
+    """Of the blocks of a group that a prompt can find in the device's pool. O(blocks)."""
+    from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
+
+    keys = pool_of(scheduler_of(engine)).cached_block_hash_to_block._cache
+    return [get_block_hash(key) for key in keys if get_group_id(key) == group]
+
+
 def leased_request_ids(engine: Any) -> set[str]:
     """Finished requests that the scheduler keeps because their blocks are leased or still being received."""
     return {name for name, request in scheduler_of(engine).requests.items() if request.is_finished()}

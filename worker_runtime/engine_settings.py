@@ -7,6 +7,7 @@ from cluster_configs.schema import (
     DecodeSection,
     EngineSection,
     HandoffSection,
+    IndexSection,
     ModelSection,
     StreamingSection,
     TiersSection,
@@ -24,7 +25,7 @@ class EngineRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """host: where the worker listens; empty takes the node's own address."""
+    """host: where the worker listens; empty takes the node's own address. service_id: names of prefixes are its own."""
 
     model: ModelSection
     engine: EngineSection
@@ -34,6 +35,8 @@ class EngineSettings:
     host: str = "127.0.0.1"
     tiers: TiersSection = field(default_factory=TiersSection)
     decode: DecodeSection = field(default_factory=DecodeSection)
+    index: IndexSection = field(default_factory=IndexSection)
+    service_id: str = ""
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
@@ -41,6 +44,8 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # Block events name blocks as its block pool does.
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "NIXL_LOG_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",

@@ -21,6 +21,7 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
 from worker_runtime import wire_conversion
+from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
@@ -63,6 +64,7 @@ class WorkerHost:
             node=socket.gethostname(),
             phase="starting",
         )
+        self._feed: ClaimFeed | None = None
         self._ready = threading.Event()
         self._failure: str | None = None
         self._loop = asyncio.new_event_loop()
@@ -106,13 +108,31 @@ class WorkerHost:
 
         os.environ.update(engine_environment(self._settings.engine))
         settings = self._settings
-        registration = Registration(settings.redis_url, settings.service_id, self._record, settings.redis_lease_s)
-        await registration.open()
-        keeper = asyncio.create_task(registration.keep())
         engine = VllmEngine(settings.engine)
+        registration = Registration(
+            settings.redis_url,
+            settings.service_id,
+            self._record,
+            settings.redis_lease_s,
+            lambda: self._bring_up_to_date(engine),
+        )
+        self._feed = feed = ClaimFeed(
+            settings.redis_url,
+            settings.service_id,
+            settings.worker_id,
+            await registration.open(),
+            settings.engine.index,
+            timeout_s=settings.redis_lease_s,
+            on_superseded=registration.superseded,
+        )
+        tasks = [asyncio.create_task(registration.keep())]
+        engine.follow_claims(feed.changed)
         try:
             await self._start_engine_in_time(engine, registration)
             server = await self._start_server(engine, registration)
+            # Whoever sees that this generation is ready finds that what the one before has claimed is void.
+            await feed.open()
+            tasks.append(asyncio.create_task(feed.keep()))
             self._record.phase = "serving"
             self._record.state = wire.WORKER_STATE_READY
             await registration.publish()
@@ -120,9 +140,21 @@ class WorkerHost:
             await self._stop_asked.wait()
             await server.stop(grace=0.5)
         finally:
-            keeper.cancel()
+            for task in tasks:
+                task.cancel()
             await registration.close()
+            await feed.close()
             await engine.stop()
+
+    def _bring_up_to_date(self, engine: Engine) -> None:
+        """What changes all the time and is as good as the last renewal."""
+        status = engine.status()
+        self._record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
+        self._record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
+        self._record.cacheable_requests = status.counters.cacheable_requests
+        self._record.stored_blocks = status.counters.stored_blocks
+        if self._feed is not None:
+            self._record.claims_sequence = self._feed.sequence
 
     async def _start_engine_in_time(self, engine: Engine, registration: Registration) -> None:
         timeout_s = self._settings.start_timeout_s
@@ -147,6 +179,7 @@ class WorkerHost:
     async def _start_server(self, engine: Engine, registration: Registration) -> grpc.aio.Server:
         server = grpc.aio.server(options=conventions.channel_options(self._settings.max_message_bytes))
         servicer = self._service(engine, self._record, registration.changed)
+        servicer.claim_feed = self._feed
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
         host = self._settings.engine.host
         port = server.add_insecure_port(f"{host}:0")

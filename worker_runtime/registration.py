@@ -1,14 +1,17 @@
 """A worker's registration in Redis: written under a lease, renewed while the worker lives, gone with it.
 
 The record is a `WorkerRegistration`; the lease is the key's own expiry, so a worker that dies without a word leaves
-the registry by itself. Redis that does not answer is waited for, never fatal: the engine goes on serving.
+the registry by itself. Redis that does not answer is waited for, never fatal: the engine goes on serving. A worker
+whose id another one has taken over leaves the record to that one.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import redis.asyncio as redis
 from rachis import registry
+from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import unix_ms
@@ -26,14 +29,26 @@ return generation
 
 
 class Registration:
-    """One worker's record. `open` takes a generation, `publish` writes now, `keep` renews until cancelled."""
+    """One worker's record. `open` takes a generation, `publish` writes now, `keep` renews until cancelled.
 
-    def __init__(self, url: str, service_id: str, record: wire.WorkerRegistration, lease_s: float) -> None:
-        self._redis = redis.Redis.from_url(url, socket_timeout=lease_s, socket_connect_timeout=lease_s)
+    refresh: brings the record up to date; called before each renewal.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        service_id: str,
+        record: wire.WorkerRegistration,
+        lease_s: float,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._redis = connect(url, lease_s)
         self._service_id = service_id
         self._record = record
         self._lease_s = lease_s
+        self._refresh = refresh
         self._changed = asyncio.Event()
+        self._is_superseded = False
 
     async def open(self) -> int:
         """Takes the next generation of the service. Raises redis.RedisError when Redis does not answer."""
@@ -46,7 +61,14 @@ class Registration:
         """The record was changed: `keep` writes it at once instead of at the next renewal."""
         self._changed.set()
 
+    def superseded(self) -> None:
+        """Another worker goes by this one's id: the record is its own from now on."""
+        self._is_superseded = True
+
     async def publish(self) -> None:
+        if self._is_superseded:
+            return
+        self._refresh()
         key = registry.worker_key(self._service_id, self._record.worker_id)
         async with self._redis.pipeline(transaction=True) as batch:
             batch.set(key, self._record.SerializeToString(), px=round(self._lease_s * 1000))
@@ -76,7 +98,8 @@ class Registration:
     async def close(self) -> None:
         """Takes the record out, where Redis still answers."""
         try:
-            await self._redis.delete(registry.worker_key(self._service_id, self._record.worker_id))
+            if not self._is_superseded:
+                await self._redis.delete(registry.worker_key(self._service_id, self._record.worker_id))
         except (redis.RedisError, OSError) as error:
             logger.warning("the registration could not be removed, it ends with its lease: %s", error)
         await self._redis.aclose()

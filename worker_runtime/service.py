@@ -20,6 +20,7 @@ from rachis.wire import Context
 from cluster_core.engine import Engine
 from cluster_core.errors import NotSupportedError, RachisError, StaleGenerationError, UnavailableError
 from worker_runtime import wire_conversion
+from worker_runtime.claim_feed import ClaimFeed
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,12 @@ _Found = TypeVar("_Found")
 
 
 class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one engine. `registration` is the worker's own record, changed here when it drains."""
+    """Serves one engine. `registration` is the worker's own record, changed here when it drains.
+
+    claim_feed: set before it serves, where the worker tells an index what it has cached.
+    """
+
+    claim_feed: ClaimFeed | None = None
 
     def __init__(self, engine: Engine, registration: wire.WorkerRegistration, on_state: Callable[[], None]) -> None:
         self._engine = engine
@@ -82,6 +88,19 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
         self._on_state()
         return wire.SetDrainingResponse(state=self._registration.state)
+
+    async def GetPrefixClaims(
+        self, request: wire.GetPrefixClaimsRequest, context: Context
+    ) -> wire.GetPrefixClaimsResponse:
+        async with answering(context):
+            if self.claim_feed is None:
+                raise NotSupportedError(f"{self._registration.worker_id} tells no index what it has cached")
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    sequence, claims = await self.claim_feed.audit(self._engine)
+            except TimeoutError:
+                raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
+            return wire_conversion.claims_to_wire(self._registration.generation, sequence, claims)
 
     def _admit(self, generation: int) -> None:
         """Raises StaleGenerationError or UnavailableError when this worker must not take the request."""

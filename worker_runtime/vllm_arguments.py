@@ -3,7 +3,7 @@
 from typing import Any
 
 from vllm import EngineArgs
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 
 from cluster_core.engine import EngineInfo
 from kv_transfer import vllm_private
@@ -38,6 +38,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     if settings.role is not EngineRole.ALONE:
         arguments |= _scheduler(settings)
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
+        # They are taken within the process: `kv_transfer.block_events`.
+        arguments["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if engine.device == "cpu":
             arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
         arguments["logits_processors"] = ["kv_transfer.first_token_replay:FirstTokenReplay"]

@@ -23,9 +23,12 @@ from cluster_core.engine import (
     EngineSession,
     EngineStatus,
     FinishReason,
+    HandoffOutcome,
     HandoffReport,
     HotPrefix,
     KvLease,
+    PrefixClaimChange,
+    PrefixClaims,
     SamplingSpec,
     SessionMode,
     SessionProgress,
@@ -33,10 +36,14 @@ from cluster_core.engine import (
 )
 from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError
 from kv_transfer import tier_report, vllm_private
+from kv_transfer.chunk_claims import ChunkClaims
 from kv_transfer.handoff import stamp_deadline
 from kv_transfer.lease_params import encode_params
+from kv_transfer.prefix_chunks import root_key
+from kv_transfer.radix_tree import Tier
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.step_costs import StepCosts
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
 _NAP_S = 0.001
@@ -63,6 +70,10 @@ class _Stream:
     ended: bool = False
     session: SessionHandle | None = None
     prompt: SessionPrompt | None = None
+    # Tokens that were found, pulled among them, and tokens that were generated.
+    found_tokens: int = 0
+    pulled_tokens: int = 0
+    generated_tokens: int = 0
 
 
 class VllmEngine:
@@ -80,6 +91,10 @@ class VllmEngine:
         self._max_prompt_tokens = 0
         self._block_size = 0
         self._block_bytes = 0
+        self._costs = StepCosts()
+        self._claims: ChunkClaims | None = None
+        self._claims_group = 0
+        self._follower: Callable[[PrefixClaimChange], None] | None = None
         self._thread: threading.Thread | None = None
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop
@@ -138,6 +153,17 @@ class VllmEngine:
 
     async def decode_batch(self, at_most: int) -> DecodeBatch:
         return await self._looked_up(lambda: self._decode_batch(at_most))
+
+    def follow_claims(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        self._commands.put(lambda: self._follow(on_change))
+
+    async def prefix_claims(self, on_look: Callable[[], None] = lambda: None) -> PrefixClaims:
+        def look() -> PrefixClaims:
+            claims = self._audited_claims()
+            self._loop.call_soon_threadsafe(on_look)
+            return claims
+
+        return await self._looked_up(look)
 
     async def _looked_up(self, look: Callable[[], _Found]) -> _Found:
         """What `look` finds on the engine thread."""
@@ -202,7 +228,23 @@ class VllmEngine:
         self._max_prompt_tokens = info.max_model_len - 1
         self._block_size = info.block_size_tokens
         self._block_bytes = vllm_private.block_bytes(self._engine)
+        if self._settings.role is not EngineRole.ALONE:
+            self._begin_claims()
         return info
+
+    def _begin_claims(self) -> None:
+        from kv_transfer import block_events
+
+        service_id, size = self._settings.service_id, self._block_size
+        claims = ChunkClaims(
+            lambda salt, adapter: root_key(service_id, salt, adapter),
+            size,
+            -(-self._settings.index.chunk_tokens // size),
+        )
+        group = self._claims_group = vllm_private.claims_group(self._engine)
+        sink = block_events.EventSink(lambda events: block_events.apply(events, claims, group))
+        vllm_private.hand_over_block_events(self._engine, sink)
+        self._claims = claims
 
     def _warm_up(self) -> None:
         """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
@@ -223,7 +265,10 @@ class VllmEngine:
         if not scheduler.has_requests():
             self._publish_status()
             return
+        began_s = monotonic_s()
         batch = self._step()
+        self._count_step(monotonic_s() - began_s)
+        self._tell_claims()
         self._tell_sessions()
         # Before the outputs: who has heard of a lease finds it in the status.
         self._publish_status()
@@ -248,6 +293,37 @@ class VllmEngine:
             if stream is not None:
                 batch.append((stream, self._convert(stream, output)))
         return batch
+
+    def _count_step(self, seconds: float) -> None:
+        stepped = getattr(vllm_private.scheduler_of(self._engine), "stepped", None)
+        if stepped is not None:
+            self._costs.stepped(seconds, stepped.num_scheduled_tokens, stepped.total_num_scheduled_tokens)
+
+    def _tell_claims(self) -> None:
+        claims = self._claims
+        if claims is not None and claims.has_changed:
+            change = claims.take()
+            if self._follower is not None and change:
+                self._loop.call_soon_threadsafe(self._follower, change)
+
+    def _follow(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        self._tell_claims()
+        self._follower = on_change
+        claims = self._claims.claims() if self._claims is not None else PrefixClaims()
+        change = PrefixClaimChange(dict.fromkeys(claims.device, True), dict.fromkeys(claims.host, True))
+        self._loop.call_soon_threadsafe(on_change, change)
+
+    def _audited_claims(self) -> PrefixClaims:
+        """From what the pools hold. What has happened before the look is told before the answer."""
+        from kv_transfer import block_events
+
+        if self._claims is None or self._dead is not None:
+            return PrefixClaims()
+        block_events.apply(vllm_private.take_block_events(self._engine), self._claims, self._claims_group)
+        self._tell_claims()
+        tiers = vllm_private.tiers_of(self._engine)
+        in_host = [block_hash for _, block_hash in tiers.tree.items(Tier.HOST)] if tiers is not None else []
+        return self._claims.audit(vllm_private.published_hashes(self._engine, self._claims_group), in_host)
 
     def _add(self, stream: _Stream) -> None:
         from worker_runtime.vllm_conversion import prompt_of
@@ -357,6 +433,7 @@ class VllmEngine:
             self._end(stream)
             return UnavailableError(f"the engine ended the request with `{completion.finish_reason}`")
         first_output = not stream.started
+        stream.generated_tokens += len(tokens)
         if first_output and job.first is not None:
             if tokens[:1] != [job.first.token_id]:
                 raise AssertionError(f"replayed token {job.first.token_id}, sampled {tokens[:1]}")
@@ -368,6 +445,9 @@ class VllmEngine:
         top = job.sampling.logprobs
         # Before the books are closed, which forgets the pull.
         first = self._first_output(stream, output) if first_output else {}
+        stream.found_tokens = first.get("cached_tokens", stream.found_tokens)
+        if reason is not None:
+            self._counters.cacheable_requests += self._has_filled_a_block(stream)
         return EngineOutput(
             token_ids=tuple(tokens),
             text=text[skipped:],
@@ -398,7 +478,18 @@ class VllmEngine:
         if stream.job.pull is None:
             return None
         report: HandoffReport = vllm_private.connector_of(self._engine).take_report(stream.internal_id)
+        if report.outcome is HandoffOutcome.PULLED and report.pulled_tokens:
+            stream.pulled_tokens = report.pulled_tokens
+            self._costs.pulled(report.transfer_ms / 1000, report.pulled_tokens)
         return report
+
+    def _has_filled_a_block(self, stream: _Stream) -> bool:
+        """Whether a job has brought at least one full block that was not cached."""
+        prompt_tokens = stream.prompt.length if stream.prompt is not None else len(stream.job.token_ids)
+        # The last token's KV is computed by nobody.
+        full_blocks = (prompt_tokens + stream.generated_tokens - 1) // self._block_size
+        found_blocks = stream.found_tokens // self._block_size
+        return full_blocks > found_blocks or stream.pulled_tokens >= self._block_size
 
     def _end(self, stream: _Stream, output: Any = None, reason: FinishReason | None = None) -> KvLease | None:
         """Closes the books of a job; returns its lease when it has one that is of use."""
@@ -446,9 +537,15 @@ class VllmEngine:
             self._counters.handoffs_pulled = connector.handoffs_pulled
             self._counters.handoffs_recomputed = connector.handoffs_recomputed
         sessions, free_host, total_host = vllm_private.session_counts(self._engine)
+        if self._claims is not None:
+            self._counters.stored_blocks = self._claims.stored_blocks
+        tiers = vllm_private.tiers_of(self._engine)
+        if tiers is not None:
+            counters, ranks = tiers.counters, self._settings.engine.tensor_parallel_size
+            self._costs.loaded((counters.copy_out_s + counters.copy_back_s) / ranks, counters.timed * self._block_size)
         load = EngineLoad(running, waiting, len(leased), free, total, sessions, free_host, total_host)
         decode = vllm_private.decode_report_of(self._engine)
-        self._status = EngineStatus(load, self._counters, self._tiers(total), decode)
+        self._status = EngineStatus(load, self._counters, self._tiers(total), decode, self._costs.costs())
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if stream.session is not None:

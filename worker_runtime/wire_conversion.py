@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
+import numpy as np
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -10,6 +11,7 @@ from cluster_core.clock import UnixMs
 from cluster_core.engine import (
     DecodeBatch,
     DecodeReport,
+    EngineCosts,
     EngineCounters,
     EngineInfo,
     EngineLoad,
@@ -19,6 +21,7 @@ from cluster_core.engine import (
     HotPrefix,
     KvLease,
     PositionLogprobs,
+    PrefixClaims,
     SamplingSpec,
     SessionEventKind,
     SessionMode,
@@ -158,6 +161,19 @@ def counters_to_wire(counters: EngineCounters, resident_bytes: int) -> wire.Work
         handoffs_released=counters.handoffs_released,
         kv_bytes_pulled=counters.kv_bytes_pulled,
         resident_bytes=resident_bytes,
+    )
+
+
+def costs_to_wire(costs: EngineCosts) -> wire.WorkerCosts:
+    return wire.WorkerCosts(**asdict(costs))
+
+
+def claims_to_wire(generation_number: int, sequence: int, claims: PrefixClaims) -> wire.GetPrefixClaimsResponse:
+    return wire.GetPrefixClaimsResponse(
+        generation=generation_number,
+        sequence=sequence,
+        device=np.fromiter(claims.device, dtype="<u8").tobytes(),
+        host=np.fromiter(claims.host, dtype="<u8").tobytes(),
     )
 
 

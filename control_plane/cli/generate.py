@@ -3,18 +3,25 @@
 from typing import Any
 
 from rachis.v1 import generation_pb2 as generation
+from rich.markup import escape
 
 from control_plane.cli.output import err, out, print_json
 from control_plane.client import Generated, RachisClient
 
 
 async def generate(
-    address: str, prompt: generation.PromptInput, sampling: dict[str, Any], *, timeout_s: float, as_json: bool
+    address: str,
+    prompt: generation.PromptInput,
+    sampling: dict[str, Any],
+    *,
+    request_id: str,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Streams the completion; with `as_json` prints it whole."""
     generated = Generated()
     async with RachisClient(address) as client:
-        async for piece in client.stream(prompt, timeout_s=timeout_s, **sampling):
+        async for piece in client.stream(prompt, request_id=request_id, timeout_s=timeout_s, **sampling):
             if isinstance(piece, generation.Completion):
                 generated.completion = piece
                 continue
@@ -22,10 +29,11 @@ async def generate(
             if not as_json:
                 out.print(piece.text, end="", markup=False)
     if as_json:
-        print_json(as_table(generated))
+        print_json({"request_id": request_id, **as_table(generated)})
         return
     out.print()
     err.print(summary(generated.completion))
+    err.print(f"[dim]request {escape(request_id)}[/dim]")
 
 
 def summary(completion: generation.Completion) -> str:

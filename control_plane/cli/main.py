@@ -8,15 +8,17 @@ from typing import Annotated, Any
 
 import grpc
 import typer
+from rachis.v1 import admin_pb2 as admin
 from rich.markup import escape
 
 from cluster_configs import loading
 from cluster_core.engine import SessionMode
 from cluster_core.errors import ClientFault, ConfigError, RachisError
+from cluster_core.ids import new_request_id
 from control_plane.cli import options
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.client import chat_prompt, text_prompt, token_prompt
-from control_plane.validation import MAX_PRIORITY
+from control_plane.validation import DEFAULT_MAX_TOKENS, MAX_PRIORITY
 from prefill_worker.policies import POLICIES
 
 app = typer.Typer(
@@ -30,6 +32,10 @@ config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measured comparisons.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
+index_app = typer.Typer(help="Which prefixes are hot, and who holds them.", no_args_is_help=True)
+placement_app = typer.Typer(help="Why requests go where they go.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
+app.add_typer(placement_app, name="placement")
 
 UINT32 = 2**32 - 1
 UINT64 = 2**64 - 1
@@ -92,9 +98,9 @@ def serve(
 
 @app.command()
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
-    tokens: Annotated[str | None, typer.Option(help="Token ids instead of a text, for example 1,2,3.")] = None,
+    prompt: options.Prompt = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -106,11 +112,14 @@ def generate(
     frequency_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
     logprobs: int | None = None,
-    cache_salt: Annotated[str, typer.Option(help="Share cached KV only with prompts of the same salt.")] = "",
+    cache_salt: options.CacheSalt = "",
     priority: Annotated[
         int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Decode workers admit the lowest first.")
     ] = 0,
     timeout_s: float = 600.0,
+    request_id: Annotated[
+        str, typer.Option(help="Your name for it, for `rachis placement explain`; one is made by default.")
+    ] = "",
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -135,7 +144,9 @@ def generate(
     if logprobs is not None:
         sampling["logprobs"] = _whole(logprobs, "--logprobs")
     given = _prompt(prompt, chat, tokens)
-    asyncio.run(generate_now(_running_address(address), given, sampling, timeout_s=timeout_s, as_json=as_json))
+    name = request_id or new_request_id()
+    where = _running_address(address)
+    asyncio.run(generate_now(where, given, sampling, request_id=name, timeout_s=timeout_s, as_json=as_json))
 
 
 @app.command()
@@ -226,6 +237,74 @@ def profile(
 
     loaded = options.load_config(profile, config, assignments, model)
     asyncio.run(profile_now(loaded, output, plot, repetitions, as_json=as_json))
+
+
+@index_app.command("top")
+def index_top(
+    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="So many prefixes.")] = 20,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """The prefixes that requests share most, and who holds them."""
+    from control_plane.cli.index import top
+
+    asyncio.run(top(_running_address(address), number, as_json=as_json))
+
+
+@index_app.command("lookup")
+def index_lookup(
+    prompt: options.Prompt = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
+    cache_salt: options.CacheSalt = "",
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """What of a prompt lies where, how hot it is, and who would get it now."""
+    from control_plane.cli.index import lookup
+
+    given = _prompt(prompt, chat, tokens)
+    asyncio.run(lookup(_running_address(address), given, cache_salt, as_json=as_json))
+
+
+@index_app.command("check")
+def index_check(address: options.Address = None, as_json: options.AsJson = False) -> None:
+    """Compare the index with the workers' own block pools; exit code 1 when it claims what is not there."""
+    from control_plane.cli.index import check
+
+    raise typer.Exit(asyncio.run(check(_running_address(address), as_json=as_json)))
+
+
+@index_app.command("status")
+def index_status(address: options.Address = None, as_json: options.AsJson = False) -> None:
+    """How large the index is, and how far it follows each worker."""
+    from control_plane.cli.index import index_status as status_now
+
+    asyncio.run(status_now(_running_address(address), as_json=as_json))
+
+
+@placement_app.command("explain")
+def placement_explain(
+    request_id: Annotated[str | None, typer.Argument(help="Of a request of late; see `rachis generate`.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Instead: a prompt that is not sent; - reads it.")] = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
+    max_tokens: Annotated[int, typer.Option(help="Of the completion that is not asked for.")] = DEFAULT_MAX_TOKENS,
+    cache_salt: options.CacheSalt = "",
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Why a request went where it went: every candidate, every term. Or where one would go now."""
+    from control_plane.cli.placement import explain, supposed
+
+    is_supposed = prompt is not None or tokens is not None
+    if (request_id is not None) == is_supposed:
+        raise ConfigError("give either the id of a request, or --prompt or --tokens", field="REQUEST_ID")
+    if request_id is not None:
+        asked = admin.ExplainPlacementRequest(request_id=request_id)
+    else:
+        asked = supposed(_prompt(prompt, chat, tokens), cache_salt, _whole(max_tokens, "--max-tokens"))
+    asyncio.run(explain(_running_address(address), asked, as_json=as_json))
 
 
 @config_app.command("show")
@@ -453,6 +532,54 @@ def bench_cht(
     from control_plane.cli.bench_cht import bench_cht as bench_now
 
     bench_now(ChtWorkload(requests, tokens, groups, chunk_tokens, finds, seed), plot, as_json=as_json)
+
+
+@bench_app.command("index")
+def bench_index(
+    blocks: Annotated[int, typer.Option(min=200_000, max=100_000_000, help="Entries of the index.")] = 1_000_000,
+    workers: Annotated[int, typer.Option(min=1, max=10_000, help="That hold them.")] = 64,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Also with fewer entries and with more workers.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other prompts.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time of a placement decision for 32k tokens, block events a second, and memory, of a router with a full index."""
+    from control_plane.cli.bench_index import bench_index as bench_now
+
+    bench_now(blocks, workers, seed, sweep=sweep, as_json=as_json)
+
+
+@bench_app.command("placement")
+def bench_placement(
+    trace: Annotated[Path, typer.Option(help="A file of requests: Mooncake's, or sessions; see docs/placement.md.")],
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Simulated prefill workers.")] = 16,
+    load: Annotated[
+        float, typer.Option(min=0.01, max=1.5, help="Share of the workers' time that `cost_formula` needs.")
+    ] = 0.9,
+    speed: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e6, help="So many times the trace's own, instead of a load.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
+    device_tokens: Annotated[str, typer.Option(help="What fits one worker's device, such as 400k.")] = "400k",
+    host_tokens: Annotated[str, typer.Option(help="And its host memory, such as 1M; 0: none.")] = "1M",
+    costs: Annotated[Path | None, typer.Option(help="Of prefill: a file by `rachis profile`, or JSON.")] = None,
+    event_delay_ms: Annotated[float, typer.Option(min=0, max=1e6, help="Until the index hears of blocks.")] = 100,
+    prediction_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="How long placements are predictions, of every policy; 0: never.")
+    ] = 5,
+    requests: Annotated[int | None, typer.Option(min=1, help="The first so many of the trace.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG, SVG or PDF of the share of requests over TTFT.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals within a tick, and of ties.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """TTFT, hit ratio and balance of every placement policy on a trace, over simulated prefill workers."""
+    from control_plane.cli.bench_placement import Options
+    from control_plane.cli.bench_placement import bench_placement as bench_now
+
+    given = Options(
+        trace, workers, load, speed, policy or (), device_tokens, host_tokens, costs, event_delay_ms, prediction_s,
+        requests, plot, seed,
+    )  # fmt: skip
+    bench_now(given, as_json=as_json)
 
 
 @bench_app.command("decode-locality")

@@ -18,6 +18,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the las
 Address = Annotated[
     str | None, typer.Option("--address", help="host:port of a router; default is the service that runs here.")
 ]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's chat message.")]
+Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a text, for example 1,2,3.")]
+CacheSalt = Annotated[
+    str, typer.Option("--cache-salt", "--salt", help="Share cached KV only with prompts of the same salt.")
+]
 
 
 def load_config(

@@ -8,6 +8,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import NotFoundError
+from control_plane.cli.index import alarms, index_line, status_of
 from control_plane.cli.output import out, print_json, print_table
 from control_plane.cli.status_decode import BATCH_ENTRIES, decode_of, print_decode
 from control_plane.cli.status_tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
@@ -69,6 +70,7 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
 async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -> dict[str, Any]:
     async with RachisClient(address) as client:
         router = await client.router_status()
+        index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=10)
         views = await client.workers(
             hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
         )
@@ -85,6 +87,7 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
         "outcomes": dict(router.outcomes),
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
+        "index": status_of(index),
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
         "workers": [
             {
@@ -138,6 +141,9 @@ def _print(result: dict[str, Any]) -> None:
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
+    out.print(index_line(result["index"]))
+    for alarm in alarms(result["index"]):
+        out.print(f"[bold]{alarm}[/bold]")
     rows = [
         (
             worker["worker_id"],

@@ -1,12 +1,25 @@
 """What every engine promises, asked of the fake and of vLLM alike. The engines are shared, so each test cleans up."""
 
 import asyncio
+import random
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from cluster_core.engine import DecodeBatch, Engine, EngineInfo, EngineLoad, FinishReason, FirstToken, HandoffOutcome
+from cluster_configs.schema import RachisConfig
+from cluster_core.engine import (
+    DecodeBatch,
+    Engine,
+    EngineInfo,
+    EngineLoad,
+    FinishReason,
+    FirstToken,
+    HandoffOutcome,
+    PrefixClaimChange,
+)
 from cluster_core.errors import InvalidInputError, UnavailableError
+from kv_transfer.prefix_chunks import chunk_keys, root_key
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 
 
@@ -237,6 +250,79 @@ async def test_a_repeated_prompt_is_found_in_the_tiers_and_listed_as_hot(
     [ours] = [each for each in hottest if each.tokens == len(prompt) // block_size * block_size]
     assert (ours.frequency, ours.device_blocks) == (2, len(prompt) // block_size)
     assert len(await engine.hottest_prefixes(1)) == 1
+
+
+async def test_cached_chunks_are_told_by_the_keys_that_everybody_finds(
+    started: tuple[Engine, EngineInfo], engine: Engine
+) -> None:
+    chunk_tokens = RachisConfig().index.chunk_tokens
+    assert chunk_tokens % started[1].block_size_tokens == 0
+    prompt = tuple(token % 241 for token in range(11, 11 + 2 * chunk_tokens + 40))
+    believed: tuple[set[int], set[int]] = (set(), set())
+
+    engine.follow_claims(lambda change: believe(believed, change))
+    for job in (make_job(1, prompt=prompt), replace(make_job(1, prompt=prompt), cache_salt="tenant")):
+        await outputs_of(engine, job)
+
+    expected = {key for salt in ("", "tenant") for key in chunk_keys(prompt, root_key("", salt), chunk_tokens).tolist()}
+    assert len(expected) == 4
+    claims = await engine.prefix_claims()
+    assert expected <= claims.device
+    assert (believed[0], believed[1]) == (claims.device, claims.host)
+
+
+async def test_a_follower_hears_first_what_is_there_already(engine: Engine) -> None:
+    prompt = tuple(token % 239 for token in range(5, 305))
+    await outputs_of(engine, make_job(1, prompt=prompt))
+    believed: tuple[set[int], set[int]] = (set(), set())
+
+    engine.follow_claims(lambda change: believe(believed, change))
+
+    assert (
+        set(chunk_keys(prompt, root_key("", ""), RachisConfig().index.chunk_tokens).tolist())
+        <= (await engine.prefix_claims()).device
+    )
+    assert believed[0]
+
+
+async def test_a_look_at_the_pools_has_its_place_among_the_changes(engine: Engine) -> None:
+    """What was believed at that place is what the pools held, whatever runs meanwhile."""
+    believed: tuple[set[int], set[int]] = (set(), set())
+    engine.follow_claims(lambda change: believe(believed, change))
+    at_look: list[tuple[set[int], set[int]]] = []
+    rng = random.Random(1)
+    prompts = [tuple(rng.randrange(250) for _ in range(300)) for _ in range(6)]
+
+    running = [asyncio.create_task(outputs_of(engine, make_job(3, prompt=prompt))) for prompt in prompts]
+    for _ in range(5):
+        claims = await engine.prefix_claims(lambda: at_look.append((set(believed[0]), set(believed[1]))))
+        assert at_look[-1] == (claims.device, claims.host)
+    await asyncio.gather(*running)
+
+
+async def test_costs_and_stored_blocks_are_known_once_there_was_work(
+    started: tuple[Engine, EngineInfo], engine: Engine
+) -> None:
+    before = engine.status().counters
+    requests, blocks = before.cacheable_requests, before.stored_blocks
+    prompt = tuple(token % 233 for token in range(3, 303))
+    await outputs_of(engine, make_job(5, prompt=prompt))
+    # The same once more brings nothing that was not there.
+    await outputs_of(engine, make_job(1, prompt=prompt))
+    await engine.release("nothing")
+    await engine.release("nothing")
+
+    status = engine.status()
+    assert 0 < status.costs.prefill_s_per_token < 1
+    assert 0 < status.costs.decode_step_s < 10
+    assert status.counters.cacheable_requests - requests == 1
+    assert status.counters.stored_blocks - blocks >= 300 // started[1].block_size_tokens
+
+
+def believe(believed: tuple[set[int], set[int]], change: PrefixClaimChange) -> None:
+    for claims, states in zip(believed, (change.device, change.host), strict=True):
+        claims -= {key for key, comes in states.items() if not comes}
+        claims |= {key for key, comes in states.items() if comes}
 
 
 async def test_an_engine_that_does_not_form_its_batch_by_prefixes_tells_nothing_of_it(engine: Engine) -> None:

@@ -5,6 +5,7 @@ reads, which is a list that tests change.
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -86,6 +87,13 @@ class BytesTokenizer:
         if piece.text == "defect":
             raise ZeroDivisionError("a defect")
         return list((document_text(piece.document) if piece.HasField("document") else piece.text).encode())
+
+
+class FirstOfEquals(random.Random):
+    """Tests know who is chosen among equals: the first by name."""
+
+    def randrange(self, *_args: Any) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -299,10 +307,12 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
         "router.queue_timeout_s": 5,
         "redis.refresh_s": 0.001,
         "redis.worker_lease_s": 60,
+        "placement.disaggregation": "always",
         "streaming.progress_interval_ms": 0,
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
     router = RouterServer(load(flags=settings), "svc-test", "redis://127.0.0.1:1")
+    router._placer._choice = FirstOfEquals()
     await router.start()
     cluster = Cluster(router, registry)
     try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from cluster_core.clock import unix_ms
 from cluster_core.engine import (
     DecodeBatch,
+    EngineCosts,
     EngineCounters,
     EngineInfo,
     EngineJob,
@@ -30,6 +31,8 @@ from cluster_core.engine import (
     HotPrefix,
     KvLease,
     PositionLogprobs,
+    PrefixClaimChange,
+    PrefixClaims,
     SamplingSpec,
     SessionMode,
     TokenLogprob,
@@ -37,6 +40,7 @@ from cluster_core.engine import (
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
 from kv_transfer.handoff import is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
+from tests.fakes.claims import FakeClaims
 from tests.fakes.decode import FakeDecode
 from tests.fakes.session import FakeSession
 from tests.fakes.tiers import FakeTiers
@@ -82,6 +86,8 @@ class FakeEngine:
         deadline_s: float = 15.0,
         has_tiers: bool = True,
         forms_batches: bool = False,
+        chunk_tokens: int = 128,
+        service_id: str = "",
     ) -> None:
         self.name = name
         self.jobs: list[EngineJob] = []
@@ -89,6 +95,8 @@ class FakeEngine:
         self.held = asyncio.Event()
         self.inputs_held = False
         self.max_model_len = max_model_len
+        self.claims = FakeClaims(block_size_tokens, chunk_tokens, service_id)
+        self.costs = EngineCosts()
         self._fabric = fabric if fabric is not None else {}
         self._fabric[name] = self
         self._blocks = blocks
@@ -141,8 +149,8 @@ class FakeEngine:
                 text += chr(token)
                 text, reason = _ending(text, token, position, job.sampling)
                 shown = max(sent, len(text) if reason else len(text) - _held_back(job.sampling))
-                if reason is not None and self._tiers is not None:
-                    self._tiers.prefilled(job.token_ids)
+                if reason is not None:
+                    self._finished(job)
                 tokens = () if replayed else (token,)
                 self._counters.generated_tokens += len(tokens)
                 yield EngineOutput(
@@ -175,7 +183,7 @@ class FakeEngine:
         load = EngineLoad(len(self._running), 0, len(self._leases), self._blocks - used, self._blocks)
         tiers = self._tiers.report() if self._tiers is not None else None
         decode = self._decode.report() if self._decode is not None else None
-        return EngineStatus(load, replace(self._counters), tiers, decode)
+        return EngineStatus(load, replace(self._counters), tiers, decode, self.costs)
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         await asyncio.sleep(0)
@@ -184,6 +192,14 @@ class FakeEngine:
     async def decode_batch(self, at_most: int) -> DecodeBatch:
         await asyncio.sleep(0)
         return self._decode.batch(at_most) if self._decode is not None else DecodeBatch()
+
+    def follow_claims(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        self.claims.follow(on_change)
+
+    async def prefix_claims(self, on_look: Callable[[], None] = lambda: None) -> PrefixClaims:
+        await asyncio.sleep(0)
+        on_look()
+        return self.claims.audit() if self._dead is None else PrefixClaims()
 
     async def stop(self) -> None:
         self.die("stopped")
@@ -261,6 +277,17 @@ class FakeEngine:
         self._counters.handoffs_pulled += 1
         self._counters.kv_bytes_pulled += kv_bytes
         return HandoffReport(HandoffOutcome.PULLED, kv_bytes, params["tokens"], 0.5)
+
+    def _finished(self, job: EngineJob) -> None:
+        """Its prompt is cached from now on. What it cost is made up, as everything here."""
+        if self._tiers is not None:
+            self._tiers.prefilled(job.token_ids)
+        stored = self.claims.cache(job.token_ids, job.cache_salt)
+        self._counters.stored_blocks += stored
+        self._counters.cacheable_requests += stored > 0
+        self.costs = replace(self.costs, prefill_s_per_token=self.costs.prefill_s_per_token or 1e-4)
+        if job.sampling.max_tokens > 1:
+            self.costs = replace(self.costs, decode_step_s=self.costs.decode_step_s or 1e-3)
 
     async def _step(self, run: FakeRun, position: int) -> None:
         await asyncio.sleep(0)

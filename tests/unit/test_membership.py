@@ -1,7 +1,6 @@
 """Membership against a plain model: whatever happens in whatever order, counts fit and only the trusted are usable."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -9,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.membership import Member, Membership, WorkerSnapshot
+from control_plane.loads import Work
+from control_plane.membership import Member, Membership
+from control_plane.worker_snapshot import WorkerSnapshot
 
 READY, DRAINING, STARTING = wire.WORKER_STATE_READY, wire.WORKER_STATE_DRAINING, wire.WORKER_STATE_STARTING
 
@@ -97,22 +98,22 @@ def test_suspicion_of_an_earlier_generation_is_ignored(membership: Membership) -
 
 
 def test_a_release_for_an_earlier_generation_is_ignored(membership: Membership) -> None:
-    stale = membership.acquire(only(membership), 7)
+    stale = membership.acquire(only(membership), Work(7), 0.0)
     membership.replace([record("decode-0", generation=2)], 1.0)
     assert in_flight(membership) == (0, 0)
-    membership.acquire(only(membership), 5)
+    membership.acquire(only(membership), Work(5), 0.0)
 
-    membership.release(stale, 7)
+    membership.release(stale, Work(7), 0.0)
 
     assert in_flight(membership) == (1, 5)
     membership.check_invariants()
 
 
 def test_a_release_after_the_worker_is_gone_is_ignored(membership: Membership) -> None:
-    worker = membership.acquire(only(membership), 7)
+    worker = membership.acquire(only(membership), Work(7), 0.0)
     membership.replace([], 1.0)
 
-    membership.release(worker, 7)
+    membership.release(worker, Work(7), 0.0)
 
     assert membership.members() == []
 
@@ -120,21 +121,21 @@ def test_a_release_after_the_worker_is_gone_is_ignored(membership: Membership) -
 def test_a_worker_that_left_and_came_back_under_its_generation_does_not_count_below_zero(
     membership: Membership,
 ) -> None:
-    before = membership.acquire(only(membership), 101)
+    before = membership.acquire(only(membership), Work(101), 0.0)
     membership.replace([], 1.0)
     membership.replace([record("decode-0")], 2.0)
-    after = membership.acquire(only(membership), 100)
+    after = membership.acquire(only(membership), Work(100), 0.0)
 
-    membership.release(before, 101)
+    membership.release(before, Work(101), 0.0)
 
     assert in_flight(membership) == (1, 100)
     membership.check_invariants()
-    membership.release(after, 100)
+    membership.release(after, Work(100), 0.0)
     assert in_flight(membership) == (0, 0)
 
 
 def test_in_flight_counts_outlive_a_renewal(membership: Membership) -> None:
-    membership.acquire(only(membership), 7)
+    membership.acquire(only(membership), Work(7), 0.0)
 
     membership.replace([record("decode-0", state=DRAINING)], 1.0)
 
@@ -142,7 +143,7 @@ def test_in_flight_counts_outlive_a_renewal(membership: Membership) -> None:
 
 
 def test_check_invariants_finds_a_release_too_many(membership: Membership) -> None:
-    membership.release(membership.members()[0], 1)
+    membership.release(membership.members()[0], Work(1), 0.0)
 
     with pytest.raises(AssertionError, match="decode-0"):
         membership.check_invariants()
@@ -186,13 +187,13 @@ class MembershipMachine(RuleBasedStateMachine):
         usable = self.membership.usable(wire.POOL_DECODE) + self.membership.usable(wire.POOL_PREFILL)
         if usable:
             worker = data.draw(st.sampled_from(usable))
-            self.held.append((worker, self.membership.acquire(worker, tokens), tokens))
+            self.held.append((worker, self.membership.acquire(worker, Work(tokens), self.now_s), tokens))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
             _, member, tokens = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-            self.membership.release(member, tokens)
+            self.membership.release(member, Work(tokens), self.now_s)
 
     @rule(data=st.data())
     def suspect(self, data: st.DataObject) -> None:
@@ -229,8 +230,50 @@ TestMembershipMachine = MembershipMachine.TestCase
 TestMembershipMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_snapshot_is_frozen(membership: Membership) -> None:
-    worker = only(membership)
-    membership.acquire(worker, 9)
+def test_candidates_are_frozen(membership: Membership) -> None:
+    before = membership.candidates(wire.POOL_DECODE, 0.0)
+    membership.acquire(only(membership), Work(9, 4, 2.0), 0.0)
+    after = membership.candidates(wire.POOL_DECODE, 0.5)
 
-    assert worker == replace(worker, in_flight_tokens=0, in_flight_requests=0)
+    assert (before.in_flight_requests[0], before.in_flight_tokens[0], before.queue_s[0]) == (0, 0, 0)
+    assert (after.in_flight_requests[0], after.in_flight_tokens[0], after.uncomputed_tokens[0]) == (1, 9, 4)
+    assert after.queue_s[0] == 1.5
+
+
+def test_a_queue_is_as_long_as_what_is_left_of_it(membership: Membership) -> None:
+    def queue_s(now_s: float) -> float:
+        return float(membership.candidates(wire.POOL_DECODE, now_s).queue_s[0])
+
+    works = [Work(1, 1, 2.0), Work(1, 1, 3.0)]
+    members = [membership.acquire(only(membership), work, 10.0) for work in works]
+    assert queue_s(11.0) == 4.0
+    membership.release(members[0], works[0], 11.0)
+    assert queue_s(11.0) == 3.0, "the second one begins when the first has ended, sooner than it was expected to"
+    assert queue_s(20.0) == 0.0, "what should have ended long ago is expected any moment"
+    membership.release(members[1], works[1], 20.0)
+    assert queue_s(20.0) == 0.0
+
+
+def test_a_row_is_another_worker_s_once_its_own_is_gone(membership: Membership) -> None:
+    member = membership.acquire(only(membership), Work(7), 0.0)
+    membership.replace([record("decode-7")], 1.0)
+    assert in_flight(membership) == (0, 0)
+
+    membership.release(member, Work(7), 2.0)
+
+    membership.check_invariants()
+    assert in_flight(membership) == (0, 0)
+
+
+def test_more_workers_than_rows_keep_their_loads() -> None:
+    membership = Membership()
+    names = [f"decode-{index}" for index in range(40)]
+    membership.replace([record(name) for name in names[:5]], 0.0)
+    for index, worker in enumerate(membership.usable(wire.POOL_DECODE)):
+        membership.acquire(worker, Work(index + 1), 0.0)
+    membership.replace([record(name) for name in names], 1.0)
+
+    found = membership.candidates(wire.POOL_DECODE, 1.0)
+
+    tokens = dict(zip([each.worker_id for each in found.workers], found.in_flight_tokens, strict=True))
+    assert {name: count for name, count in tokens.items() if count} == {names[index]: index + 1 for index in range(5)}

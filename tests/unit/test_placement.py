@@ -1,88 +1,285 @@
-"""Which worker a request goes to."""
+"""Which worker a request goes to: terms, policies, ties; and whether it is disaggregated at all."""
 
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.errors import InvalidInputError
 from cluster_core.ids import WorkerId
-from control_plane.membership import WorkerSnapshot
-from control_plane.placement import LEAST_LOADED, PlacementPolicy, PlacementRequest, load_score
+from control_plane import disaggregation, placement_terms
+from control_plane.candidates import Candidates, candidates, fixed_columns
+from control_plane.disaggregation import Prices, Reason
+from control_plane.loads import Load
+from control_plane.placement import Decision, PlacementPolicy, Question, asked
+from control_plane.placement_terms import POLICIES, make_policy
+from control_plane.running_prefixes import RunningPrefixes, Shared
+from control_plane.worker_snapshot import Pool, WorkerSnapshot
+from kv_transfer.prefix_chunks import chunk_keys
 
-REQUEST = PlacementRequest([1, 2, 3], 8)
 GENERATION = 2
+PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+POOLS = (PREFILL, DECODE)
 
 
-def worker(name: str, *, requests: int = 0, tokens: int = 0) -> WorkerSnapshot:
-    return WorkerSnapshot(WorkerId(name), GENERATION, wire.POOL_DECODE, "", requests, tokens, 64)
+def test_a_long_prompt_costs_more_than_its_tokens() -> None:
+    """1000 tokens after 9000 that are cached attend to 9.5 million pairs, 1000 alone to half a million."""
+    among = pool({"a": {}}, prefill_s=0.5, prefill_s_per_token=1e-3, prefill_s_per_pair=1e-6)
+    long = having(asked(10_000, 1, 1), device=[9000])
+    assert placement_terms.prefill_s(long, among)[0] == pytest.approx(0.5 + 1.0 + 9.5)
+    assert placement_terms.prefill_s(asked(1000, 1, 1), among)[0] == pytest.approx(0.5 + 1.0 + 0.5)
 
 
-snapshots = st.lists(
-    st.builds(
-        lambda index, requests, tokens: worker(f"w{index}", requests=requests, tokens=tokens if requests else 0),
-        st.integers(0, 20),
-        st.integers(0, 64),
-        st.integers(0, 100_000),
+def test_what_nobody_has_measured_yet_is_taken_from_who_has() -> None:
+    workers = [WorkerSnapshot(WorkerId(name), GENERATION, PREFILL, "") for name in "ab"]
+    records = [wire.WorkerRegistration(costs=wire.WorkerCosts(prefill_s_per_token=cost)) for cost in (0.0, 2.0)]
+    elsewhere = [wire.WorkerRegistration(costs=wire.WorkerCosts(prefill_s_per_token=8.0, pull_s=3.0))]
+    fixed = fixed_columns(workers, records, [*records, *elsewhere])
+    assert fixed.prefill_s_per_token.tolist() == [2.0, 2.0]
+    assert fixed.pull_s.tolist() == [3.0, 3.0]
+    assert (fixed.decode_step_s > 0).all()
+
+
+def pool(loads: Mapping[str, Mapping[Load, float]], *, now_s: float = 0.0, **costs: float) -> Candidates:
+    """Workers by name with what the router has on each; room for 10,000 tokens."""
+    workers = [WorkerSnapshot(WorkerId(name), GENERATION, PREFILL, "") for name in loads]
+    record = wire.WorkerRegistration(
+        block_size_tokens=10,
+        max_running_requests=64,
+        load=wire.WorkerLoad(free_blocks=1000, total_blocks=1000),
+        costs=wire.WorkerCosts(**costs),
+    )
+    columns = np.zeros((len(Load), len(loads)))
+    for row, load in enumerate(loads.values()):
+        for column, value in load.items():
+            columns[column, row] = value
+    return candidates(fixed_columns(workers, [record] * len(loads), []), columns, now_s)
+
+
+def chosen(policy: PlacementPolicy, among: Candidates, question: Question | None = None, seed: int = 0) -> str | None:
+    question = question or asked(100, 10, len(among))
+    worker = policy.choose(question, among, random.Random(seed)).worker
+    return worker.worker_id if worker else None
+
+
+def having(question: Question, **columns: Any) -> Question:
+    given: dict[str, Any] = {name: np.array(value, dtype=float) for name, value in columns.items()}
+    return replace(question, **given)
+
+
+# Policies.
+
+
+def test_the_least_loaded_has_fewest_tokens_in_flight_and_requests_count_as_some() -> None:
+    policy = make_policy("least_loaded", DECODE)
+    few, many = {Load.REQUESTS: 1, Load.TOKENS: 20}, {Load.REQUESTS: 1, Load.TOKENS: 500}
+    assert chosen(policy, pool({"a": many, "b": few})) == "b"
+    assert (
+        chosen(policy, pool({"a": {Load.REQUESTS: 10, Load.TOKENS: 10}, "b": {Load.REQUESTS: 1, Load.TOKENS: 100}}))
+        == "b"
+    )
+
+
+def test_round_robin_takes_who_waited_longest_for_a_turn() -> None:
+    policy = make_policy("round_robin", PREFILL)
+    assert chosen(policy, pool({"a": {Load.TURN: 7}, "b": {Load.TURN: 5}, "c": {Load.TURN: 6}})) == "b"
+
+
+def test_prefix_only_follows_the_cache_into_overload() -> None:
+    among = pool({"a": {Load.PENDING_S: 9, Load.FREE_AT_S: 9}, "b": {}})
+    question = having(asked(100, 1, 2), device=[30, 0], host=[20, 40])
+    assert chosen(make_policy("prefix_only", PREFILL), among, question) == "a"
+
+
+def test_the_published_formula_by_hand() -> None:
+    """max(active + prompt - device - 0.75 host, 0): a: 500 + 1000 - 800 = 700; b: 1000 - 0.75 * 200 = 850; c: 1000."""
+    among = pool({"a": {Load.UNCOMPUTED: 500}, "b": {}, "c": {}})
+    question = having(asked(1000, 1, 3), device=[800, 0, 0], host=[0, 200, 0])
+    decision = make_policy("cost_formula", PREFILL).choose(question, among, random.Random(0))
+    assert decision.worker is not None and decision.worker.worker_id == "a"
+    assert decision.terms["cost"].tolist() == pytest.approx([1, 701 / 851, 701 / 1001])
+
+
+def test_hotness_goes_where_the_first_token_is_expected_first() -> None:
+    """a holds half of it and is busy for 40 ms; what b lacks takes 50 ms, then 10 ms, and counts three times."""
+    policy = make_policy("hotness", PREFILL)
+    question = having(asked(1000, 1, 2), device=[500, 0])
+    busy = {Load.PENDING_S: 0.04, Load.FREE_AT_S: 0.04}
+    assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=1e-4), question) == "a"
+    assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=0.2e-4), question) == "b"
+    assert chosen(policy, pool({"a": busy, "b": {}}, now_s=0.02, prefill_s_per_token=0.2e-4), question) == "a"
+
+
+def test_hotness_weighs_loading_from_host_memory_at_its_price() -> None:
+    policy = make_policy("hotness", PREFILL)
+    question = having(asked(1000, 1, 2), device=[400, 0], host=[0, 900])
+    assert chosen(policy, pool({"a": {}, "b": {}}, prefill_s_per_token=1e-4, load_s_per_token=1e-5), question) == "b"
+    assert chosen(policy, pool({"a": {}, "b": {}}, prefill_s_per_token=1e-4, load_s_per_token=9e-5), question) == "a"
+
+
+def test_decodes_go_where_their_prefix_is_decoded() -> None:
+    policy = make_policy("hotness", DECODE)
+    question = having(asked(1000, 10, 3), shared=[0, 900, 900], sharers=[0, 1, 6])
+    same = {Load.REQUESTS: 6, Load.TOKENS: 6000}
+    assert chosen(policy, pool({"a": same, "b": same, "c": same}), question) == "c"
+    full = {Load.REQUESTS: 64, Load.TOKENS: 9500}
+    assert chosen(policy, pool({"a": {}, "b": same, "c": full}), question) == "b", "a full worker helps nobody"
+
+
+def test_decodes_avoid_a_worker_whose_memory_is_used_up() -> None:
+    policy = make_policy("hotness", DECODE)
+    assert (
+        chosen(policy, pool({"a": {Load.REQUESTS: 1, Load.TOKENS: 9_950}, "b": {Load.REQUESTS: 2, Load.TOKENS: 50}}))
+        == "b"
+    )
+
+
+def test_weights_can_be_given_and_a_weight_of_nothing_leaves_a_term_out() -> None:
+    policy = make_policy("hotness", DECODE, {"affinity": 0, "pull": 7})
+    assert policy.weights == {"pull": 7, "room": 2, "memory": 1}
+    with pytest.raises(InvalidInputError, match="policy `hotness` has no term `colour`; it has: affinity, pull"):
+        make_policy("hotness", DECODE, {"colour": 1})
+
+
+# Filters and ties.
+
+
+def test_an_excluded_worker_is_not_chosen_even_when_idle_but_its_next_start_is() -> None:
+    among = pool({"a": {}, "b": {Load.REQUESTS: 9, Load.TOKENS: 9000}})
+    policy = make_policy("least_loaded", DECODE)
+    assert chosen(policy, among, replace(asked(1, 1, 2), excluded=frozenset({("a", GENERATION)}))) == "b"
+    assert chosen(policy, among, replace(asked(1, 1, 2), excluded=frozenset({("a", GENERATION - 1)}))) == "a"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nothing_is_chosen_when_all_are_excluded_or_there_are_none(name: str) -> None:
+    for each in POOLS:
+        policy = make_policy(name, each)
+        assert chosen(policy, pool({})) is None
+        assert chosen(policy, pool({"a": {}}), replace(asked(1, 1, 1), excluded=frozenset({("a", GENERATION)}))) is None
+
+
+def test_a_tie_is_broken_by_the_seed() -> None:
+    among = pool({"a": {}, "b": {}, "c": {}})
+    for name in POLICIES:
+        policy = make_policy(name, PREFILL)
+        assert {chosen(policy, among, seed=seed) for seed in range(30)} == {"a", "b", "c"}
+        assert chosen(policy, among, seed=5) == chosen(policy, among, seed=5)
+
+
+def test_weights_decide_between_terms() -> None:
+    among = pool({"a": {}, "b": {Load.REQUESTS: 1}})
+
+    def likes_b(_question: Question, _candidates: Candidates) -> Any:
+        return np.array([0.0, 1.0])
+
+    for weight, winner in ((10.0, "a"), (0.1, "b")):
+        policy = PlacementPolicy((("load", placement_terms.load, weight), ("b", likes_b, 1.0)))
+        assert chosen(policy, among) == winner
+
+
+columns = st.lists(
+    st.fixed_dictionaries(
+        {
+            Load.REQUESTS: st.integers(0, 100),
+            Load.TOKENS: st.integers(0, 100_000),
+            Load.UNCOMPUTED: st.integers(0, 100_000),
+            Load.FREE_AT_S: st.floats(0, 1000),
+            Load.TURN: st.integers(0, 10_000),
+        }
     ),
-    unique_by=lambda snapshot: snapshot.worker_id,
+    min_size=1,
     max_size=8,
 )
 
 
-def chosen(candidates: list[WorkerSnapshot], *excluded: str) -> str | None:
-    choice = LEAST_LOADED.choose(
-        PlacementRequest([1], 1, frozenset((name, GENERATION) for name in excluded)), candidates
+@given(columns, st.data(), st.integers(1, 50_000), st.integers(1, 1000))
+def test_every_term_lies_between_zero_and_one(
+    loads: list[dict[Load, float]], data: st.DataObject, prompt: int, most: int
+) -> None:
+    among = pool({f"w{row}": load for row, load in enumerate(loads)})
+    part = st.lists(st.integers(0, prompt), min_size=len(loads), max_size=len(loads))
+    question = having(
+        asked(prompt, most, len(loads)),
+        **{name: data.draw(part) for name in ("device", "host", "shared", "sharers")},
     )
-    return choice.worker_id if choice else None
+    for name in POLICIES:
+        for each in POOLS:
+            decision = make_policy(name, each).choose(question, among, random.Random(0))
+            assert decision.worker is not None
+            for term in decision.terms.values():
+                assert np.isfinite(term).all() and (term >= 0).all() and (term <= 1 + 1e-12).all()
 
 
-def test_the_worker_with_fewer_tokens_in_flight_is_chosen() -> None:
-    assert chosen([worker("a", requests=1, tokens=500), worker("b", requests=1, tokens=20)]) == "b"
+# Prefixes that run somewhere.
 
 
-def test_many_small_requests_weigh_more_than_one_of_some_tokens() -> None:
-    assert chosen([worker("a", requests=10, tokens=10), worker("b", requests=1, tokens=100)]) == "b"
+def test_running_prefixes_are_found_to_the_depth_below_what_is_shared() -> None:
+    running = RunningPrefixes()
+    root = 7
+    prompt = list(range(128 * 40))
+    first, second = chunk_keys(prompt, root, 128), chunk_keys([*prompt[: 128 * 20], *prompt[: 128 * 20]], root, 128)
+    running.add("a", first)
+    running.add("a", first)
+    running.add("b", second)
+    assert running.shared(first) == {"a": Shared(32, 2), "b": Shared(16, 1)}
+    assert running.shared(chunk_keys(prompt[5:], root, 128)) == {}
+    running.remove("a", first)
+    assert running.shared(first)["a"] == Shared(32, 1)
+    running.remove("a", first)
+    running.remove("b", second)
+    assert len(running) == 0, "nothing is left behind"
 
 
-def test_a_tie_goes_to_the_first_by_name_in_any_order() -> None:
-    assert chosen([worker("b"), worker("a"), worker("c")]) == "a"
+# Disaggregation.
 
 
-def test_an_excluded_worker_is_not_chosen_even_when_idle() -> None:
-    assert chosen([worker("a"), worker("b", requests=9, tokens=9000)], "a") == "b"
+def decided(policy: str, each: Pool, among: Candidates, question: Question) -> Decision:
+    return make_policy(policy, each).choose(question, among, random.Random(0))
 
 
-def test_a_worker_that_came_back_under_a_new_generation_is_not_excluded() -> None:
-    request = PlacementRequest([1], 1, frozenset({("a", GENERATION - 1)}))
-    choice = LEAST_LOADED.choose(request, [worker("a")])
-    assert choice is not None and choice.worker_id == "a"
+def priced(prefill: Candidates, decode: Candidates, question: Question, local: Question) -> Prices:
+    return disaggregation.prices(
+        decided("hotness", PREFILL, prefill, question), question, decided("hotness", DECODE, decode, local), local
+    )
 
 
-def test_nothing_is_chosen_when_all_are_excluded_or_there_are_none() -> None:
-    assert chosen([worker("a")], "a") is None
-    assert chosen([]) is None
+COSTS = {"prefill_s_per_token": 1e-4, "decode_step_s": 0.01, "pull_s": 0.02, "pull_s_per_token": 1e-6}
 
 
-def test_weights_decide_between_scorers() -> None:
-    def likes_b(_request: PlacementRequest, candidate: WorkerSnapshot) -> float:
-        return float(candidate.worker_id == "b")
-
-    candidates = [worker("a"), worker("b", requests=1, tokens=0)]
-
-    assert PlacementPolicy((), ((load_score, 10.0), (likes_b, 1.0))).choose(REQUEST, candidates) == candidates[0]
-    assert PlacementPolicy((), ((load_score, 0.1), (likes_b, 1.0))).choose(REQUEST, candidates) == candidates[1]
+def test_the_two_ways_are_priced_by_what_was_measured() -> None:
+    question, local = asked(1000, 10, 1), having(asked(1000, 10, 1), device=[900])
+    price = priced(pool({"p": {}}, **COSTS), pool({"d": {Load.REQUESTS: 3}}, **COSTS), question, local)
+    assert price.remainder_tokens == 100
+    assert price.local_s == pytest.approx(100e-4 * (1 + 3) + 0.01)
+    assert price.remote_s == pytest.approx(0.1 + 1e-3 + 0.02 + 100e-6)
 
 
-@given(snapshots)
-def test_the_choice_is_never_more_loaded_than_another_candidate(candidates: list[WorkerSnapshot]) -> None:
-    def load(candidate: WorkerSnapshot) -> int:
-        return candidate.in_flight_tokens + 16 * candidate.in_flight_requests
-
-    choice = LEAST_LOADED.choose(REQUEST, candidates)
-
-    assert (choice is None) == (not candidates)
-    assert choice is None or load(choice) == min(map(load, candidates))
+def test_a_busy_batch_is_not_made_to_wait_for_one_prompt() -> None:
+    question, local = asked(1000, 10, 1), having(asked(1000, 10, 1), device=[900])
+    prefill = pool({"p": {}}, **COSTS)
+    alone = priced(prefill, pool({"d": {}}, **COSTS), question, local)
+    crowd = priced(prefill, pool({"d": {Load.REQUESTS: 40}}, **COSTS), question, local)
+    assert disaggregation.decide(alone, 512) is Reason.SHORT_REMAINDER
+    assert disaggregation.decide(crowd, 512) is Reason.REMOTE_SOONER
 
 
-@given(snapshots)
-def test_scores_lie_between_zero_and_one(candidates: list[WorkerSnapshot]) -> None:
-    assert all(0.0 <= load_score(REQUEST, candidate) <= 1.0 for candidate in candidates)
+@pytest.mark.parametrize(
+    ("local_s", "remote_s", "remainder", "reason"),
+    [
+        (0.01, 0.02, 100, Reason.SHORT_REMAINDER),
+        (0.02, 0.01, 100, Reason.REMOTE_SOONER),
+        (0.01, 0.015, 5000, Reason.LONG_REMAINDER),
+        (0.01, 0.03, 5000, Reason.PREFILL_SLOW),
+        (0.01, 0.02, 512, Reason.SHORT_REMAINDER),
+        (0.01, 0.02, 513, Reason.LONG_REMAINDER),
+    ],
+)
+def test_reasons(local_s: float, remote_s: float, remainder: int, reason: Reason) -> None:
+    assert disaggregation.decide(Prices(local_s, remote_s, remainder), 512) is reason

@@ -11,7 +11,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError, InvalidInputError, NotSupportedError
 from cluster_core.ids import WorkerId
-from control_plane.membership import WorkerSnapshot
+from control_plane.worker_snapshot import WorkerSnapshot
 from control_plane.worker_client import WorkerClient, WorkerLostError
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
@@ -26,7 +26,7 @@ class Called:
         self.client = WorkerClient(1 << 20)
         self.engine = engine
         self.server = server
-        self.worker = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, address, 0, 0, 64)
+        self.worker = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, address)
 
     def decode(self, name: str = "r#1", timeout_s: float = 5.0) -> AsyncIterator[wire.DecodeResponse]:
         request = wire.DecodeRequest(

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from rachis.v1 import generation_pb2 as rachis_dot_v1_dot_generation__pb2
 from rachis.v1 import worker_pb2 as rachis_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rachis/v1/admin.proto\x12\trachis.v1\x1a\x16rachis/v1/worker.proto\"E\n\x12ListWorkersRequest\x12\x18\n\x10hottest_prefixes\x18\x01 \x01(\r\x12\x15\n\rbatch_entries\x18\x02 \x01(\r\"\xe3\x02\n\nWorkerView\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x0f\n\x07suspect\x18\x05 \x01(\x08\x12$\n\x05tiers\x18\x06 \x01(\x0b\x32\x15.rachis.v1.TierReport\x12+\n\x07hottest\x18\x07 \x01(\x0b\x32\x1a.rachis.v1.HottestPrefixes\x12\'\n\x06\x64\x65\x63ode\x18\x08 \x01(\x0b\x32\x17.rachis.v1.DecodeReport\x12%\n\x05\x62\x61tch\x18\t \x01(\x0b\x32\x16.rachis.v1.DecodeBatch\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.rachis.v1.WorkerView\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"<\n\x13\x44rainWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"=\n\x14ResumeWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"\x1b\n\x19GetEffectiveConfigRequest\"9\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"E\n\x1aGetEffectiveConfigResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ConfigEntry\"\x18\n\x16GetRouterStatusRequest\"\xf0\x02\n\x17GetRouterStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nservice_id\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x42\n\x08outcomes\x18\x06 \x03(\x0b\x32\x30.rachis.v1.GetRouterStatusResponse.OutcomesEntry\x12\x1a\n\x12registry_connected\x18\x07 \x01(\x08\x12\x17\n\x0foverhead_p50_ms\x18\x08 \x01(\x01\x12\x17\n\x0foverhead_p99_ms\x18\t \x01(\x01\x12\r\n\x05\x63pu_s\x18\n \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x0b \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xb8\x03\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.rachis.v1.ListWorkersRequest\x1a\x1e.rachis.v1.ListWorkersResponse\x12L\n\x0b\x44rainWorker\x12\x1d.rachis.v1.DrainWorkerRequest\x1a\x1e.rachis.v1.DrainWorkerResponse\x12O\n\x0cResumeWorker\x12\x1e.rachis.v1.ResumeWorkerRequest\x1a\x1f.rachis.v1.ResumeWorkerResponse\x12\x61\n\x12GetEffectiveConfig\x12$.rachis.v1.GetEffectiveConfigRequest\x1a%.rachis.v1.GetEffectiveConfigResponse\x12X\n\x0fGetRouterStatus\x12!.rachis.v1.GetRouterStatusRequest\x1a\".rachis.v1.GetRouterStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rachis/v1/admin.proto\x12\trachis.v1\x1a\x1arachis/v1/generation.proto\x1a\x16rachis/v1/worker.proto\"E\n\x12ListWorkersRequest\x12\x18\n\x10hottest_prefixes\x18\x01 \x01(\r\x12\x15\n\rbatch_entries\x18\x02 \x01(\r\"\xe3\x02\n\nWorkerView\x12\x33\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1d.rachis.v1.WorkerRegistration\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.rachis.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.rachis.v1.WorkerCounters\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x0f\n\x07suspect\x18\x05 \x01(\x08\x12$\n\x05tiers\x18\x06 \x01(\x0b\x32\x15.rachis.v1.TierReport\x12+\n\x07hottest\x18\x07 \x01(\x0b\x32\x1a.rachis.v1.HottestPrefixes\x12\'\n\x06\x64\x65\x63ode\x18\x08 \x01(\x0b\x32\x17.rachis.v1.DecodeReport\x12%\n\x05\x62\x61tch\x18\t \x01(\x0b\x32\x16.rachis.v1.DecodeBatch\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.rachis.v1.WorkerView\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"<\n\x13\x44rainWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"=\n\x14ResumeWorkerResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.rachis.v1.WorkerState\"\x1b\n\x19GetEffectiveConfigRequest\"9\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"E\n\x1aGetEffectiveConfigResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ConfigEntry\"\x18\n\x16GetRouterStatusRequest\"\xf0\x02\n\x17GetRouterStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nservice_id\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1a\n\x12in_flight_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x42\n\x08outcomes\x18\x06 \x03(\x0b\x32\x30.rachis.v1.GetRouterStatusResponse.OutcomesEntry\x12\x1a\n\x12registry_connected\x18\x07 \x01(\x08\x12\x17\n\x0foverhead_p50_ms\x18\x08 \x01(\x01\x12\x17\n\x0foverhead_p99_ms\x18\t \x01(\x01\x12\r\n\x05\x63pu_s\x18\n \x01(\x01\x12\x17\n\x0fmetrics_address\x18\x0b \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\",\n\x19GetHottestPrefixesRequest\x12\x0f\n\x07\x61t_most\x18\x01 \x01(\r\"s\n\rIndexedPrefix\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x16\n\x0erequests_per_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x64\x65vice_workers\x18\x04 \x03(\t\x12\x14\n\x0chost_workers\x18\x05 \x03(\t\"H\n\x1aGetHottestPrefixesResponse\x12*\n\x08prefixes\x18\x01 \x03(\x0b\x32\x18.rachis.v1.IndexedPrefix\"Q\n\x13LookupPrefixRequest\x12&\n\x06prompt\x18\x01 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\xac\x01\n\x0cPrefixHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1d\n\x04pool\x18\x02 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x15\n\rdevice_tokens\x18\x04 \x01(\x04\x12\x18\n\x10predicted_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bhost_tokens\x18\x06 \x01(\x04\x12\x10\n\x08in_index\x18\x07 \x01(\x08\"^\n\nPoolChoice\x12\x1d\n\x04pool\x18\x01 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0e\n\x06\x65quals\x18\x04 \x01(\r\"\xe1\x01\n\x14LookupPrefixResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x04\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14\x66irst_requests_per_s\x18\x04 \x01(\x01\x12\x1c\n\x14whole_requests_per_s\x18\x05 \x01(\x01\x12(\n\x07workers\x18\x06 \x03(\x0b\x32\x17.rachis.v1.PrefixHolder\x12&\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x15.rachis.v1.PoolChoice\"u\n\x0fSupposedRequest\x12&\n\x06prompt\x18\x01 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_max_tokens\"h\n\x17\x45xplainPlacementRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12.\n\x08supposed\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.SupposedRequestH\x00\x42\x07\n\x05\x61sked\"-\n\rPlacementTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"\xdc\x02\n\x12PlacementCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06passed\x18\x03 \x01(\x08\x12\x37\n\x05terms\x18\x04 \x03(\x0b\x32(.rachis.v1.PlacementCandidate.TermsEntry\x12\r\n\x05score\x18\x05 \x01(\x01\x12\x15\n\rdevice_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bhost_tokens\x18\x07 \x01(\x04\x12\x15\n\rshared_tokens\x18\x08 \x01(\x04\x12\x0f\n\x07sharers\x18\t \x01(\r\x12\x1a\n\x12in_flight_requests\x18\n \x01(\r\x12\x18\n\x10in_flight_tokens\x18\x0b \x01(\x04\x12\x0f\n\x07queue_s\x18\x0c \x01(\x01\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xff\x01\n\x11PlacementDecision\x12\x1d\n\x04pool\x18\x01 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x11\n\tload_only\x18\x03 \x01(\x08\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\'\n\x05terms\x18\x06 \x03(\x0b\x32\x18.rachis.v1.PlacementTerm\x12\x31\n\ncandidates\x18\x07 \x03(\x0b\x32\x1d.rachis.v1.PlacementCandidate\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x0e\n\x06\x65quals\x18\t \x01(\r\"S\n\x14\x44isaggregationPrices\x12\x0f\n\x07local_s\x18\x01 \x01(\x01\x12\x10\n\x08remote_s\x18\x02 \x01(\x01\x12\x18\n\x10remainder_tokens\x18\x03 \x01(\x04\"\xa8\x01\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\tdecisions\x18\x02 \x03(\x0b\x32\x1c.rachis.v1.PlacementDecision\x12\x16\n\x0e\x64isaggregation\x18\x03 \x01(\t\x12/\n\x06prices\x18\x04 \x01(\x0b\x32\x1f.rachis.v1.DisaggregationPrices\"\x13\n\x11\x43heckIndexRequest\"R\n\tTierCheck\x12\x0e\n\x06\x61greed\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\x12\x0e\n\x06untrue\x18\x03 \x01(\x04\x12\x14\n\x0cuntrue_names\x18\x04 \x03(\t\"\xd7\x01\n\x0bWorkerCheck\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1d\n\x04pool\x18\x02 \x01(\x0e\x32\x0f.rachis.v1.Pool\x12\x18\n\x10index_generation\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12$\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x14.rachis.v1.TierCheck\x12\"\n\x04host\x18\x07 \x01(\x0b\x32\x14.rachis.v1.TierCheck\x12\x0f\n\x07\x61\x66ter_s\x18\x08 \x01(\x01\"M\n\x12\x43heckIndexResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.rachis.v1.WorkerCheck\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"\x17\n\x15GetIndexStatusRequest\"\x81\x01\n\x10WorkerFeedStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0blag_batches\x18\x04 \x01(\x04\x12\x0f\n\x07in_sync\x18\x05 \x01(\x08\x12\x0e\n\x06silent\x18\x06 \x01(\x08\"\xe4\x03\n\x16GetIndexStatusResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x18\n\x10\x63\x61pacity_entries\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x14\n\x0c\x63hunk_tokens\x18\x05 \x01(\x04\x12\x11\n\tconnected\x18\x06 \x01(\x08\x12\x13\n\x0bstaleness_s\x18\x07 \x01(\x01\x12\r\n\x05stale\x18\x08 \x01(\x08\x12,\n\x07workers\x18\t \x03(\x0b\x32\x1b.rachis.v1.WorkerFeedStatus\x12\x0f\n\x07\x62\x61tches\x18\n \x01(\x04\x12\x0c\n\x04keys\x18\x0b \x01(\x04\x12\x12\n\nduplicates\x18\x0c \x01(\x04\x12\x0c\n\x04gaps\x18\r \x01(\x04\x12\x0f\n\x07resyncs\x18\x0e \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x0f \x01(\x04\x12\x1b\n\x13load_only_decisions\x18\x10 \x01(\x04\x12M\n\x0e\x64isaggregation\x18\x11 \x03(\x0b\x32\x35.rachis.v1.GetIndexStatusResponse.DisaggregationEntry\x1a\x35\n\x13\x44isaggregationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xeb\x06\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.rachis.v1.ListWorkersRequest\x1a\x1e.rachis.v1.ListWorkersResponse\x12L\n\x0b\x44rainWorker\x12\x1d.rachis.v1.DrainWorkerRequest\x1a\x1e.rachis.v1.DrainWorkerResponse\x12O\n\x0cResumeWorker\x12\x1e.rachis.v1.ResumeWorkerRequest\x1a\x1f.rachis.v1.ResumeWorkerResponse\x12\x61\n\x12GetEffectiveConfig\x12$.rachis.v1.GetEffectiveConfigRequest\x1a%.rachis.v1.GetEffectiveConfigResponse\x12X\n\x0fGetRouterStatus\x12!.rachis.v1.GetRouterStatusRequest\x1a\".rachis.v1.GetRouterStatusResponse\x12\x61\n\x12GetHottestPrefixes\x12$.rachis.v1.GetHottestPrefixesRequest\x1a%.rachis.v1.GetHottestPrefixesResponse\x12O\n\x0cLookupPrefix\x12\x1e.rachis.v1.LookupPrefixRequest\x1a\x1f.rachis.v1.LookupPrefixResponse\x12[\n\x10\x45xplainPlacement\x12\".rachis.v1.ExplainPlacementRequest\x1a#.rachis.v1.ExplainPlacementResponse\x12I\n\nCheckIndex\x12\x1c.rachis.v1.CheckIndexRequest\x1a\x1d.rachis.v1.CheckIndexResponse\x12U\n\x0eGetIndexStatus\x12 .rachis.v1.GetIndexStatusRequest\x1a!.rachis.v1.GetIndexStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +35,82 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._loaded_options = None
   _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_options = b'8\001'
-  _globals['_LISTWORKERSREQUEST']._serialized_start=60
-  _globals['_LISTWORKERSREQUEST']._serialized_end=129
-  _globals['_WORKERVIEW']._serialized_start=132
-  _globals['_WORKERVIEW']._serialized_end=487
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=489
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=550
-  _globals['_DRAINWORKERREQUEST']._serialized_start=552
-  _globals['_DRAINWORKERREQUEST']._serialized_end=591
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=593
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=653
-  _globals['_RESUMEWORKERREQUEST']._serialized_start=655
-  _globals['_RESUMEWORKERREQUEST']._serialized_end=695
-  _globals['_RESUMEWORKERRESPONSE']._serialized_start=697
-  _globals['_RESUMEWORKERRESPONSE']._serialized_end=758
-  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_start=760
-  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_end=787
-  _globals['_CONFIGENTRY']._serialized_start=789
-  _globals['_CONFIGENTRY']._serialized_end=846
-  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_start=848
-  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_end=917
-  _globals['_GETROUTERSTATUSREQUEST']._serialized_start=919
-  _globals['_GETROUTERSTATUSREQUEST']._serialized_end=943
-  _globals['_GETROUTERSTATUSRESPONSE']._serialized_start=946
-  _globals['_GETROUTERSTATUSRESPONSE']._serialized_end=1314
-  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_start=1267
-  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_end=1314
-  _globals['_ADMINSERVICE']._serialized_start=1317
-  _globals['_ADMINSERVICE']._serialized_end=1757
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._loaded_options = None
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_options = b'8\001'
+  _globals['_GETINDEXSTATUSRESPONSE_DISAGGREGATIONENTRY']._loaded_options = None
+  _globals['_GETINDEXSTATUSRESPONSE_DISAGGREGATIONENTRY']._serialized_options = b'8\001'
+  _globals['_LISTWORKERSREQUEST']._serialized_start=88
+  _globals['_LISTWORKERSREQUEST']._serialized_end=157
+  _globals['_WORKERVIEW']._serialized_start=160
+  _globals['_WORKERVIEW']._serialized_end=515
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=517
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=578
+  _globals['_DRAINWORKERREQUEST']._serialized_start=580
+  _globals['_DRAINWORKERREQUEST']._serialized_end=619
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=621
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=681
+  _globals['_RESUMEWORKERREQUEST']._serialized_start=683
+  _globals['_RESUMEWORKERREQUEST']._serialized_end=723
+  _globals['_RESUMEWORKERRESPONSE']._serialized_start=725
+  _globals['_RESUMEWORKERRESPONSE']._serialized_end=786
+  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_start=788
+  _globals['_GETEFFECTIVECONFIGREQUEST']._serialized_end=815
+  _globals['_CONFIGENTRY']._serialized_start=817
+  _globals['_CONFIGENTRY']._serialized_end=874
+  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_start=876
+  _globals['_GETEFFECTIVECONFIGRESPONSE']._serialized_end=945
+  _globals['_GETROUTERSTATUSREQUEST']._serialized_start=947
+  _globals['_GETROUTERSTATUSREQUEST']._serialized_end=971
+  _globals['_GETROUTERSTATUSRESPONSE']._serialized_start=974
+  _globals['_GETROUTERSTATUSRESPONSE']._serialized_end=1342
+  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_start=1295
+  _globals['_GETROUTERSTATUSRESPONSE_OUTCOMESENTRY']._serialized_end=1342
+  _globals['_GETHOTTESTPREFIXESREQUEST']._serialized_start=1344
+  _globals['_GETHOTTESTPREFIXESREQUEST']._serialized_end=1388
+  _globals['_INDEXEDPREFIX']._serialized_start=1390
+  _globals['_INDEXEDPREFIX']._serialized_end=1505
+  _globals['_GETHOTTESTPREFIXESRESPONSE']._serialized_start=1507
+  _globals['_GETHOTTESTPREFIXESRESPONSE']._serialized_end=1579
+  _globals['_LOOKUPPREFIXREQUEST']._serialized_start=1581
+  _globals['_LOOKUPPREFIXREQUEST']._serialized_end=1662
+  _globals['_PREFIXHOLDER']._serialized_start=1665
+  _globals['_PREFIXHOLDER']._serialized_end=1837
+  _globals['_POOLCHOICE']._serialized_start=1839
+  _globals['_POOLCHOICE']._serialized_end=1933
+  _globals['_LOOKUPPREFIXRESPONSE']._serialized_start=1936
+  _globals['_LOOKUPPREFIXRESPONSE']._serialized_end=2161
+  _globals['_SUPPOSEDREQUEST']._serialized_start=2163
+  _globals['_SUPPOSEDREQUEST']._serialized_end=2280
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=2282
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=2386
+  _globals['_PLACEMENTTERM']._serialized_start=2388
+  _globals['_PLACEMENTTERM']._serialized_end=2433
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=2436
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=2784
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_start=2740
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_end=2784
+  _globals['_PLACEMENTDECISION']._serialized_start=2787
+  _globals['_PLACEMENTDECISION']._serialized_end=3042
+  _globals['_DISAGGREGATIONPRICES']._serialized_start=3044
+  _globals['_DISAGGREGATIONPRICES']._serialized_end=3127
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=3130
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=3298
+  _globals['_CHECKINDEXREQUEST']._serialized_start=3300
+  _globals['_CHECKINDEXREQUEST']._serialized_end=3319
+  _globals['_TIERCHECK']._serialized_start=3321
+  _globals['_TIERCHECK']._serialized_end=3403
+  _globals['_WORKERCHECK']._serialized_start=3406
+  _globals['_WORKERCHECK']._serialized_end=3621
+  _globals['_CHECKINDEXRESPONSE']._serialized_start=3623
+  _globals['_CHECKINDEXRESPONSE']._serialized_end=3700
+  _globals['_GETINDEXSTATUSREQUEST']._serialized_start=3702
+  _globals['_GETINDEXSTATUSREQUEST']._serialized_end=3725
+  _globals['_WORKERFEEDSTATUS']._serialized_start=3728
+  _globals['_WORKERFEEDSTATUS']._serialized_end=3857
+  _globals['_GETINDEXSTATUSRESPONSE']._serialized_start=3860
+  _globals['_GETINDEXSTATUSRESPONSE']._serialized_end=4344
+  _globals['_GETINDEXSTATUSRESPONSE_DISAGGREGATIONENTRY']._serialized_start=4291
+  _globals['_GETINDEXSTATUSRESPONSE_DISAGGREGATIONENTRY']._serialized_end=4344
+  _globals['_ADMINSERVICE']._serialized_start=4347
+  _globals['_ADMINSERVICE']._serialized_end=5222
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,31 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusResponse.FromString,
                 _registered_method=True)
+        self.GetHottestPrefixes = channel.unary_unary(
+                '/rachis.v1.AdminService/GetHottestPrefixes',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesResponse.FromString,
+                _registered_method=True)
+        self.LookupPrefix = channel.unary_unary(
+                '/rachis.v1.AdminService/LookupPrefix',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.LookupPrefixRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.LookupPrefixResponse.FromString,
+                _registered_method=True)
+        self.ExplainPlacement = channel.unary_unary(
+                '/rachis.v1.AdminService/ExplainPlacement',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+                _registered_method=True)
+        self.CheckIndex = channel.unary_unary(
+                '/rachis.v1.AdminService/CheckIndex',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.CheckIndexRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.CheckIndexResponse.FromString,
+                _registered_method=True)
+        self.GetIndexStatus = channel.unary_unary(
+                '/rachis.v1.AdminService/GetIndexStatus',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -96,6 +121,41 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHottestPrefixes(self, request, context):
+        """The prefixes that requests share most, and who holds them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookupPrefix(self, request, context):
+        """What the index knows of one prompt. The prompt is checked as `Generate` checks it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainPlacement(self, request, context):
+        """Why a request of late went where it went, or where one would go now, which changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckIndex(self, request, context):
+        """Compares the index with what lies in the block pools of the workers' engines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetIndexStatus(self, request, context):
+        """How large the index is, and how far it can be believed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -123,6 +183,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetRouterStatus,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusResponse.SerializeToString,
+            ),
+            'GetHottestPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHottestPrefixes,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesResponse.SerializeToString,
+            ),
+            'LookupPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookupPrefix,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.LookupPrefixRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.LookupPrefixResponse.SerializeToString,
+            ),
+            'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPlacement,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'CheckIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckIndex,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.CheckIndexRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.CheckIndexResponse.SerializeToString,
+            ),
+            'GetIndexStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIndexStatus,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -260,6 +345,141 @@ class AdminService:
             '/rachis.v1.AdminService/GetRouterStatus',
             rachis_dot_v1_dot_admin__pb2.GetRouterStatusRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.GetRouterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHottestPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetHottestPrefixes',
+            rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/LookupPrefix',
+            rachis_dot_v1_dot_admin__pb2.LookupPrefixRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.LookupPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/ExplainPlacement',
+            rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/CheckIndex',
+            rachis_dot_v1_dot_admin__pb2.CheckIndexRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.CheckIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIndexStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetIndexStatus',
+            rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1376,8 +1376,10 @@ class WorkerCosts(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     PULL_S_FIELD_NUMBER: _builtins.int
     PULL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_PER_PAIR_FIELD_NUMBER: _builtins.int
     prefill_s_per_token: _builtins.float
-    """Seconds of engine time for each prompt token that has to be computed."""
+    """Seconds of engine time for each prompt token that has to be computed, beside `prefill_s` and `prefill_s_per_pair`."""
     load_s_per_token: _builtins.float
     """Seconds for each token whose KV is loaded from host memory instead."""
     decode_step_s: _builtins.float
@@ -1385,6 +1387,11 @@ class WorkerCosts(_message.Message):
     pull_s: _builtins.float
     """Decode workers: seconds of a pull whatever its size, and for each token pulled."""
     pull_s_per_token: _builtins.float
+    prefill_s: _builtins.float
+    """Of any prefill, and for each pair of a computed token and one that it attends to: a prompt of n tokens of which c are
+    cached has (n * n - c * c) / 2 of them.
+    """
+    prefill_s_per_pair: _builtins.float
     def __init__(
         self,
         *,
@@ -1393,10 +1400,12 @@ class WorkerCosts(_message.Message):
         decode_step_s: _builtins.float = ...,
         pull_s: _builtins.float = ...,
         pull_s_per_token: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
+        prefill_s_per_pair: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,238 @@
+"""What a placement decision and a block event cost a router whose index is full: `rachis bench index`.
+
+An index of so many entries over so many workers, built by the batches that workers would send. Then decisions for
+prompts of 32k tokens, given as packed arrays: hashing, lookup, scoring of all workers, and the choice; each prompt
+another one, so that nothing is found in the processor's caches that would not be there in service. Events: batches that
+store and remove claims in the full index, decoded from what travels. No Redis and no network is in it.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from benchmarks.measuring_process import Reports, foreign_cpu_s
+from cluster_configs.schema import PlacementSection
+from cluster_core.clock import monotonic_s
+from cluster_core.ids import RequestId
+from control_plane.job import Job
+from control_plane.membership import Membership
+from control_plane.placer import Placer
+from control_plane.prefix_index import PrefixIndex
+from control_plane.request import RequestLifecycle
+from kv_transfer.claims import ClaimBatch, ClaimChange, decode_batch, encode_batch
+
+PROMPT_TOKENS = 32_768
+# Below, the prompts alone would not fit.
+LEAST_ENTRIES = 200_000
+CHUNK_TOKENS = 128
+_HALF_LIFE_S = 600.0
+_VOCABULARY = 128_000
+_BLOCK_TOKENS = 16
+_PROMPTS = 500
+_DECISIONS = 4_000
+_BATCHES = 500
+_BATCH_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFigures:
+    """Times in microseconds. placement: the decision, with hashing and lookup. accounting: what follows it, until the
+    request has ended. bytes_per_entry: by which the process has grown for the full index."""
+
+    entries: int
+    workers: int
+    placement_p50_us: float
+    placement_p99_us: float
+    accounting_p50_us: float
+    hashing_p50_us: float
+    lookup_p50_us: float
+    events_per_s: float
+    bytes_per_entry: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBench:
+    """figures: of what was asked for. by_entries, by_workers: the same with fewer entries, and with other pools."""
+
+    figures: IndexFigures
+    by_entries: tuple[IndexFigures, ...]
+    by_workers: tuple[IndexFigures, ...]
+    foreign_cores: float
+
+
+class IndexWorld:
+    """A router's index with `entries` chunks, each held by one or two of the workers."""
+
+    def __init__(self, entries: int, workers: int, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._names = [f"prefill-{number}" for number in range(workers)]
+        self._membership = Membership()
+        self._membership.replace([_registration(name) for name in self._names], 0.0)
+        self.index = PrefixIndex(entries, _HALF_LIFE_S)
+        for name in self._names:
+            self.index.join(name, 1)
+        self._placer = Placer(
+            self._membership, self.index, PlacementSection(seed=seed), service_id="bench", chunk_tokens=CHUNK_TOKENS
+        )
+        self._prompts = [
+            self._random.integers(0, _VOCABULARY, PROMPT_TOKENS).astype(np.uint32) for _ in range(_PROMPTS)
+        ]
+        self._decisions = 0
+
+    def fill(self, entries: int, progress: Callable[[int], None]) -> None:
+        """Prompts first: each lies on one worker in full and on another in part. Then prefixes that nobody asks for."""
+        for prompt in self._prompts:
+            keys = self._placer.packed(prompt, "").keys
+            whole, part = self._random.choice(len(self._names), 2, replace=len(self._names) < 2)
+            self.index.apply(self._names[whole], ClaimChange(device_stored=keys))
+            begun = keys[: int(self._random.integers(1, len(keys)))]
+            self.index.apply(self._names[part], ClaimChange(host_stored=begun))
+        while (missing := entries - self.index.entries) > 0:
+            keys = self._keys(min(missing, 8 * _BATCH_KEYS))
+            holders = min(int(self._random.integers(1, 3)), len(self._names))
+            for name in self._random.choice(self._names, holders, replace=False):
+                self.index.apply(str(name), ClaimChange(device_stored=keys))
+            progress(len(keys))
+
+    def ask(self) -> None:
+        """The next request arrives."""
+        self._decisions += 1
+        name = RequestId(f"r{self._decisions}")
+        # A packed array, which a job's list of tokens is turned into otherwise.
+        prompt: Any = self._prompts[self._decisions % len(self._prompts)]
+        sampling = generation.SamplingParams(max_tokens=8)
+        self._job = Job(name, prompt, sampling, RequestLifecycle(name), 0.0, math.inf)
+
+    def decide(self) -> None:
+        """Its placement on the prefill pool."""
+        self._placement = self._placer.place(self._job, wire.POOL_PREFILL)
+
+    def account(self) -> None:
+        """It is sent out, and ends: what is in flight, and what is predicted to be where."""
+        assert self._placement is not None
+        with self._placer.in_flight(self._placement):
+            pass
+
+    def hash(self) -> None:
+        self._decisions += 1
+        self._placer.packed(self._prompts[self._decisions % len(self._prompts)], "")
+
+    def look_up(self) -> None:
+        self._decisions += 1
+        self.index.lookup(self._hashed[self._decisions % len(self._hashed)])
+
+    def prepare_lookups(self) -> None:
+        self._hashed = [self._placer.packed(prompt, "").keys for prompt in self._prompts]
+
+    def batches(self) -> list[tuple[str, bytes]]:
+        """Encoded batches of workers, in pairs: chunks come, and leave again."""
+        found = []
+        for sequence in range(1, _BATCHES, 2):
+            name = str(self._random.choice(self._names))
+            keys = self._keys(_BATCH_KEYS)
+            stored, removed = ClaimChange(device_stored=keys), ClaimChange(device_removed=keys, host_stored=keys)
+            found.append((name, encode_batch(ClaimBatch(1, sequence, stored))))
+            found.append((name, encode_batch(ClaimBatch(1, sequence + 1, removed))))
+        return found
+
+    def _keys(self, number: int) -> NDArray[np.uint64]:
+        return self._random.integers(1, 2**64, number, dtype=np.uint64)
+
+
+def measure_all(entries: int, workers: int, seed: int, reports: Reports, *, sweep: bool) -> IndexBench:
+    """With `sweep`, also a tenth and a hundredth of the entries, and a tenth on pools up to 4 times as large."""
+    began_s, foreign_s = monotonic_s(), foreign_cpu_s()
+    by_entries, by_workers = [], []
+    if sweep:
+        sizes = [size for size in (entries // 100, entries // 10) if size >= LEAST_ENTRIES]
+        by_entries = [_reported(size, workers, seed, reports) for size in sizes]
+        pools = (workers, 2 * workers, 4 * workers) if sizes else ()
+        by_workers = [_reported(sizes[-1], pool, seed, reports) for pool in pools]
+    figures = _reported(entries, workers, seed, reports)
+    foreign = (foreign_cpu_s() - foreign_s) / (monotonic_s() - began_s)
+    if by_entries:
+        by_entries.append(figures)
+    return IndexBench(figures, tuple(by_entries), tuple(by_workers), round(foreign, 2))
+
+
+def _reported(entries: int, workers: int, seed: int, reports: Reports) -> IndexFigures:
+    reports.phase(f"{entries:,} on {workers}")
+    reports.total(entries)
+    return measure(entries, workers, seed, reports.done)
+
+
+def measure(
+    entries: int, workers: int, seed: int = 0, progress: Callable[[int], None] = lambda more: None
+) -> IndexFigures:
+    """progress: hears of so many more entries."""
+    world = IndexWorld(entries, workers, seed)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    world.fill(entries, progress)
+    grown = process.memory_info().rss - before
+    filled = world.index.entries
+    decisions, accounts = _timed((world.ask, world.decide, world.account), _DECISIONS)[1:]
+    (hashing,) = _timed((world.hash,), _DECISIONS // 4)
+    world.prepare_lookups()
+    (lookups,) = _timed((world.look_up,), _DECISIONS // 4)
+    return IndexFigures(
+        entries=filled,
+        workers=workers,
+        placement_p50_us=_quantile(decisions, 0.5),
+        placement_p99_us=_quantile(decisions, 0.99),
+        accounting_p50_us=_quantile(accounts, 0.5),
+        hashing_p50_us=_quantile(hashing, 0.5),
+        lookup_p50_us=_quantile(lookups, 0.5),
+        events_per_s=_events_per_s(world),
+        bytes_per_entry=grown / filled,
+    )
+
+
+def _events_per_s(world: IndexWorld) -> float:
+    """Claims of batches a second, from the bytes that travel to the index."""
+    batches = world.batches()
+    random.Random(0).shuffle(batches)
+    events = 0
+    began = time.perf_counter()
+    for name, data in batches:
+        change = decode_batch(data).change
+        world.index.apply(name, change)
+        events += len(change)
+    return events / (time.perf_counter() - began)
+
+
+def _timed(steps: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
+    """By step, microseconds of each call, in order of size; the first tenth is warm-up and not counted."""
+    taken: list[list[float]] = [[] for _ in steps]
+    for number in range(times + times // 10):
+        for step, work in enumerate(steps):
+            began = time.perf_counter()
+            work()
+            if number >= times // 10:
+                taken[step].append((time.perf_counter() - began) * 1e6)
+    return [sorted(each) for each in taken]
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _registration(name: str) -> wire.WorkerRegistration:
+    return wire.WorkerRegistration(
+        worker_id=name,
+        generation=1,
+        pool=wire.POOL_PREFILL,
+        state=wire.WORKER_STATE_READY,
+        block_size_tokens=_BLOCK_TOKENS,
+        max_running_requests=256,
+        load=wire.WorkerLoad(free_blocks=60_000, total_blocks=60_000),
+    )

@@ -1,0 +1,30 @@
+"""What placement decided so far, in counts. A decision is counted for each attempt of a request that got a worker."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from control_plane.placement import Decision, Question
+from control_plane.worker_snapshot import Pool
+
+
+@dataclass(slots=True)
+class PlacementCounts:
+    """decisions: by pool and the policy in force. prompt_tokens: of those requests, by pool.
+
+    device_hit_tokens, host_hit_tokens: what the chosen workers had of them as far as was known, by pool.
+    """
+
+    decisions: Counter[tuple[Pool, str]] = field(default_factory=Counter)
+    prompt_tokens: Counter[Pool] = field(default_factory=Counter)
+    device_hit_tokens: Counter[Pool] = field(default_factory=Counter)
+    host_hit_tokens: Counter[Pool] = field(default_factory=Counter)
+
+    def placed(self, pool: Pool, policy: str, question: Question, decision: Decision) -> None:
+        """Without a winner nothing is counted: somebody waits for a worker."""
+        row = decision.winner
+        if row < 0:
+            return
+        self.decisions[pool, policy] += 1
+        self.prompt_tokens[pool] += question.prompt_tokens
+        self.device_hit_tokens[pool] += round(question.device[row])
+        self.host_hit_tokens[pool] += round(question.host[row])

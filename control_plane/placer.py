@@ -1,0 +1,261 @@
+"""Where a router sends its requests: membership, index and policy brought together, and what was decided, for people.
+
+Nothing here waits: a decision is made from memory. While the index is stale, placement knows load alone.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import PlacementSection
+from cluster_core.clock import monotonic_s, unix_ms
+from control_plane import disaggregation
+from control_plane.candidates import Candidates
+from control_plane.disaggregation import Prices, Reason
+from control_plane.job import Job
+from control_plane.loads import Work
+from control_plane.membership import Membership
+from control_plane.placement import Decision, PlacementPolicy, Question
+from control_plane.placement_terms import make_policy, prefill_s
+from control_plane.prefix_index import PrefixIndex
+from control_plane.recent_prompts import RecentPrompt, RecentPrompts
+from control_plane.replication import Copy, Demand
+from control_plane.running_prefixes import RunningPrefixes
+from control_plane.validation import max_tokens_of
+from control_plane.worker_snapshot import Pool, WorkerSnapshot
+from kv_transfer.prefix_chunks import Keys, PackedPrompt, chunk_keys, root_key
+
+# Requests whose decisions are kept, for `rachis placement explain`.
+_MOST_EXPLAINED = 1000
+_LOAD_ONLY = "least_loaded"
+# Prefixes that are looked at for copies, and requests of one that its cost is the mean of.
+_MOST_DEMANDS = 32
+_MEAN_OF = 16
+_POOLS = (wire.POOL_PREFILL, wire.POOL_DECODE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """A worker for one attempt of a request. work: what it will be to that worker."""
+
+    worker: WorkerSnapshot
+    work: Work
+    prompt: PackedPrompt
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One decision as it was made. policy: by name; `least_loaded` while the index is stale."""
+
+    pool: Pool
+    policy: PlacementPolicy
+    question: Question
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Explanation:
+    """What was decided for one request, in order."""
+
+    request_id: str
+    choices: list[Choice] = field(default_factory=list)
+    reason: Reason | None = None
+    prices: Prices | None = None
+
+
+class Placer:
+    """See the module.
+
+    is_stale: whether the index is too old to be believed. index_time_s: now, on the clock of hotness.
+    asked_for(keys): told of each request's prompt, once.
+    reasons: decisions on disaggregation so far. load_only_decisions: placements while the index was stale.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        index: PrefixIndex,
+        settings: PlacementSection,
+        *,
+        service_id: str,
+        chunk_tokens: int,
+        is_stale: Callable[[], bool] = lambda: False,
+        index_time_s: Callable[[], float] = lambda: unix_ms() / 1000,
+        asked_for: Callable[[Keys], None] = lambda keys: None,
+    ) -> None:
+        self._membership = membership
+        self._index = index
+        self._settings = settings
+        self._service_id = service_id
+        self.chunk_tokens = chunk_tokens
+        self._is_stale = is_stale
+        self._asked_for = asked_for
+        self._now_of_index = index_time_s
+        weights = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
+        self._policies = {pool: make_policy(settings.policy, pool, weights[pool]) for pool in _POOLS}
+        self._load_only = {pool: make_policy(_LOAD_ONLY, pool) for pool in _POOLS}
+        self._choice = random.Random(settings.seed)
+        self._running = RunningPrefixes()
+        self._recent = RecentPrompts()
+        self._explanations: OrderedDict[str, Explanation] = OrderedDict()
+        self.reasons: Counter[Reason] = Counter()
+        self.load_only_decisions = 0
+
+    def packed(self, token_ids: Sequence[int] | NDArray[np.uint32], cache_salt: str) -> PackedPrompt:
+        """A tenant's prompt with the names of its chunks."""
+        tokens = np.asarray(token_ids, dtype=np.uint32)
+        return PackedPrompt(tokens, chunk_keys(tokens, root_key(self._service_id, cache_salt), self.chunk_tokens))
+
+    def keep(self, job: Job) -> None:
+        """The request has begun: its prompt counts as asked for."""
+        keys = self._prompt(job).keys
+        if len(keys):
+            self._asked_for(keys)
+
+    def place(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset()) -> Placement | None:
+        """None when no worker of the pool may get the request."""
+        choice = self._decided(job, pool, excluded)
+        self.load_only_decisions += choice.policy is self._load_only[pool]
+        self._explanation(job).choices.append(choice)
+        return self._placement(job, choice)
+
+    def weigh(self, job: Job, *, is_whole: bool) -> Reason:
+        """Whether a decode worker had better prefill the request by itself, as things are.
+
+        is_whole: nothing more comes to the prompt; what still arrives is prefilled where that is waited for.
+        """
+        explanation = self._explanation(job)
+        explanation.reason = Reason.ALWAYS if is_whole else Reason.SESSION
+        if is_whole and self._settings.disaggregation != "always":
+            prefill, decode = (self._decided(job, pool, frozenset()) for pool in _POOLS)
+            if prefill.decision.winner < 0:
+                explanation.reason = Reason.PREFILL_DOWN
+            elif decode.decision.winner < 0:
+                explanation.reason = Reason.DECODE_DOWN
+            else:
+                explanation.prices = disaggregation.prices(
+                    prefill.decision, prefill.question, decode.decision, decode.question
+                )
+                explanation.reason = disaggregation.decide(explanation.prices, self._settings.local_prefill_tokens)
+        self.reasons[explanation.reason] += 1
+        return explanation.reason
+
+    def explanation(self, request_id: str) -> Explanation | None:
+        """What was decided for a request of late."""
+        return self._explanations.get(request_id)
+
+    @property
+    def explained(self) -> list[str]:
+        """Requests of late, the last one last."""
+        return list(self._explanations)
+
+    def demands(self) -> list[Demand]:
+        """What the hottest prefixes ask of the prefill workers that hold them."""
+        found = []
+        for prefix in self._index.hottest(_MOST_DEMANDS, self._now_of_index()):
+            prompts = self._recent.with_prefix(prefix.key, prefix.chunks)[:_MEAN_OF]
+            if prompts:
+                found.append(Demand(prefix, sum(each.expected_s for each in prompts) / len(prompts)))
+        return found
+
+    def prefill_queues(self) -> dict[str, float]:
+        """Seconds that each usable prefill worker has before it."""
+        candidates = self._membership.candidates(wire.POOL_PREFILL, monotonic_s())
+        return {each.worker_id: float(s) for each, s in zip(candidates.workers, candidates.queue_s, strict=True)}
+
+    def copy_placement(self, copy: Copy) -> Placement | None:
+        """A prefix for a worker that shall hold it too; None where its tokens or the worker are not known any more."""
+        prompts = self._recent.with_prefix(copy.key, copy.chunks)
+        candidates = self._membership.candidates(wire.POOL_PREFILL, monotonic_s())
+        rows = [row for row, each in enumerate(candidates.workers) if each.worker_id == copy.worker_id]
+        if not prompts or not rows:
+            return None
+        tokens = prompts[0].token_ids[: copy.chunks * self.chunk_tokens]
+        prompt = PackedPrompt(tokens, prompts[0].keys[: copy.chunks])
+        expected_s = len(tokens) * float(candidates.fixed.prefill_s_per_token[rows[0]])
+        work = Work(len(tokens), len(tokens), expected_s)
+        return Placement(candidates.workers[rows[0]], work, prompt, prompts[0].cache_salt)
+
+    @contextmanager
+    def in_flight(self, placement: Placement) -> Iterator[None]:
+        """The request is on the worker: counted there, and its prefix is predicted to be there from now on."""
+        now_s = monotonic_s()
+        worker_id = placement.worker.worker_id
+        member = self._membership.acquire(placement.worker, placement.work, now_s)
+        keys = placement.prompt.keys
+        self._index.predict(worker_id, keys, now_s + self._settings.prediction_s)
+        self._running.add(worker_id, keys)
+        try:
+            yield
+        finally:
+            self._running.remove(worker_id, keys)
+            self._membership.release(member, placement.work, monotonic_s())
+
+    def _decided(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]]) -> Choice:
+        now_s = monotonic_s()
+        self._index.expire(now_s)
+        candidates = self._membership.candidates(pool, now_s)
+        stale = self._is_stale()
+        question = self._question(job, candidates, excluded, knows_prefixes=not stale)
+        policy = (self._load_only if stale else self._policies)[pool]
+        return Choice(pool, policy, question, policy.choose(question, candidates, self._choice))
+
+    def _question(
+        self, job: Job, candidates: Candidates, excluded: frozenset[tuple[str, int]], *, knows_prefixes: bool
+    ) -> Question:
+        rows = len(candidates)
+        device, host, shared, sharers = np.zeros((4, rows))
+        keys = self._prompt(job).keys
+        if knows_prefixes and rows and len(keys):
+            matches = self._index.lookup(keys)
+            slots = np.array([self._slot(worker) for worker in candidates.workers], dtype=np.int64)
+            known = slots >= 0
+            device[known] = matches.warm[slots[known]] * self.chunk_tokens
+            host[known] = matches.held[slots[known]] * self.chunk_tokens - device[known]
+            running = self._running.shared(keys)
+            if running:
+                for row, worker in enumerate(candidates.workers):
+                    found = running.get(worker.worker_id)
+                    if found is not None:
+                        shared[row], sharers[row] = found.chunks * self.chunk_tokens, found.requests
+        return Question(len(job.token_ids), max_tokens_of(job.sampling), device, host, shared, sharers, excluded)
+
+    def _slot(self, worker: WorkerSnapshot) -> int:
+        """Claims of another generation say nothing of this one."""
+        return self._index.slot(worker.worker_id, worker.generation)
+
+    def _placement(self, job: Job, choice: Choice) -> Placement | None:
+        worker, row, question = choice.decision.worker, choice.decision.winner, choice.question
+        if worker is None:
+            return None
+        candidates = choice.decision.candidates
+        if choice.pool == wire.POOL_PREFILL:
+            uncomputed = round(float(question.uncached[row]))
+            expected_s = float(prefill_s(question, candidates)[row])
+            work = Work(len(job.token_ids), uncomputed, expected_s)
+            prompt = self._prompt(job)
+            self._recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.cache_salt, expected_s))
+        else:
+            work = Work(job.tokens)
+        return Placement(worker, work, self._prompt(job), job.cache_salt)
+
+    def _prompt(self, job: Job) -> PackedPrompt:
+        """As it stands."""
+        if job.packed is None or job.prompt_changes:
+            job.packed = self.packed(job.token_ids, job.cache_salt)
+        return job.packed
+
+    def _explanation(self, job: Job) -> Explanation:
+        known = self._explanations.get(job.request_id)
+        if known is None:
+            known = self._explanations[job.request_id] = Explanation(job.request_id)
+            while len(self._explanations) > _MOST_EXPLAINED:
+                self._explanations.popitem(last=False)
+        return known

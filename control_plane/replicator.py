@@ -1,0 +1,92 @@
+"""Copies hot prefixes to further workers: the shell around `control_plane.replication`.
+
+A copy is a prefill of the prefix on the worker that shall hold it, with one token that nobody reads: through the same
+admission, fencing and accounting as any request. One at a time. Of all routers of a service the one that holds the
+lease in Redis does it; while Redis does not answer nobody does.
+"""
+
+import asyncio
+import logging
+import secrets
+
+import redis.asyncio as redis
+from rachis import registry
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import RachisError
+from control_plane.placer import Placer
+from control_plane.replication import Copy, Replication
+from control_plane.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_LEASE_MS = 5000
+_COPY_TIMEOUT_S = 60.0
+
+# Taken when it is free, renewed when it is ours.
+_HOLD = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+
+class Replicator:
+    """`run` until cancelled. copies: made so far; failed: that came to nothing."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        service_id: str,
+        router_id: str,
+        placer: Placer,
+        workers: WorkerClient,
+        plan: Replication,
+    ) -> None:
+        self._redis = client
+        self._key = registry.replication_key(service_id)
+        self._router_id = router_id
+        self._placer = placer
+        self._workers = workers
+        self.plan = plan
+        self.copies = 0
+        self.failed = 0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            try:
+                if await self._redis.eval(_HOLD, 1, self._key, self._router_id, _LEASE_MS):
+                    await self.step()
+            except (redis.RedisError, OSError) as error:
+                logger.info("hot prefixes are not copied while Redis does not answer: %s", error)
+
+    async def step(self) -> Copy | None:
+        """Makes the copy that is needed most, if one is."""
+        copy = self.plan.next_copy(self._placer.demands(), self._placer.prefill_queues())
+        if copy is None:
+            return None
+        placement = self._placer.copy_placement(copy)
+        if placement is None:
+            return None
+        request = wire.PrefillRequest(
+            request_id=f"copy-{secrets.token_hex(8)}",
+            generation=placement.worker.generation,
+            token_ids=placement.prompt.token_ids.tolist(),
+            sampling=generation.SamplingParams(max_tokens=1, temperature=0.0),
+            hand_off=False,
+            cache_salt=placement.cache_salt,
+        )
+        try:
+            with self._placer.in_flight(placement):
+                await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
+        except RachisError as error:
+            self.failed += 1
+            logger.info("a hot prefix was not copied to %s: %s", copy.worker_id, error)
+            return None
+        self.plan.made(copy)
+        self.copies += 1
+        return copy

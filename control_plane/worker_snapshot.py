@@ -1,0 +1,20 @@
+"""Which worker a request is sent to."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.ids import WorkerId
+
+Pool: TypeAlias = "wire.Pool.ValueType"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A worker as it was when it was chosen: one start of it, and where it answers."""
+
+    worker_id: WorkerId
+    generation: int
+    pool: Pool
+    address: str

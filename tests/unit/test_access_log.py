@@ -1,0 +1,324 @@
+"""All routers count the same requests, each once, whatever their clocks say and whenever Redis is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from rachis import registry
+from rachis.redis_client import connect
+
+from cluster_core.clock import unix_ms
+from control_plane import access_log
+from control_plane.access_log import MOST_BUFFERED_KEYS, AccessLog
+from control_plane.hotness_snapshot import summed_up
+from control_plane.prefix_index import PrefixIndex
+from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
+from tests.fakes.cluster import until
+from tests.fakes.redis_server import running_redis
+
+pytestmark = pytest.mark.integration
+
+SERVICE = "svc-test"
+HALF_LIFE_S = 600.0
+# The index counts what it has just got to know as a little more than nothing.
+NEARLY = 0.05
+
+MakeRouter = Callable[..., "Router"]
+
+
+def prompt(seed: int, chunks: int = 4) -> Keys:
+    tokens = np.random.default_rng(seed).integers(0, 50_000, 128 * chunks).astype(np.uint32)
+    return chunk_keys(tokens, root_key(SERVICE, f"tenant-{seed}"), 128)
+
+
+class Weak:
+    """A client whose server does not answer, before or after it did what it was asked to."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.fails_before = self.fails_after = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def pipeline(self, *, transaction: bool) -> Any:
+        pipeline = self._client.pipeline(transaction=transaction)
+        execute, xadd = pipeline.execute, pipeline.xadd
+        writes = []
+
+        def noted_xadd(*arguments: Any, **options: Any) -> Any:
+            writes.append(arguments)
+            return xadd(*arguments, **options)
+
+        async def weak_execute(**options: Any) -> Any:
+            if self.fails_before:
+                raise redis.ConnectionError("down")
+            answers = await execute(**options)
+            if self.fails_after and writes:
+                raise redis.TimeoutError("no answer")
+            return answers
+
+        pipeline.execute, pipeline.xadd = weak_execute, noted_xadd
+        return pipeline
+
+
+class Router:
+    """The access log of one router, and the index that it counts in."""
+
+    def __init__(self, url: str, router_id: str, entries: int = 1 << 14) -> None:
+        self.index = PrefixIndex(entries, HALF_LIFE_S)
+        self.log = AccessLog(url, SERVICE, self.index, router_id=router_id, refresh_s=0.001, half_life_s=HALF_LIFE_S)
+        self.client = Weak(self.log._redis)
+        self.log._redis = self.client  # type: ignore[assignment]
+
+    def requests(self, keys: Keys) -> float:
+        """How many requests have asked for this prompt, of late."""
+        rates = self.index.hotness(keys, self.log.now_s())
+        assert np.allclose(rates, rates[0])
+        return float(rates[0] * HALF_LIFE_S / np.log(2))
+
+    async def polls(self, times: int = 2) -> None:
+        for _ in range(times):
+            await self.log.poll()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["single", "cluster"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_redis(tmp_path_factory.mktemp("redis"), is_cluster=request.param) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(server: str) -> AsyncIterator[Any]:
+    client = connect(server, timeout_s=5.0)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def make_router(server: str, client: Any) -> AsyncIterator[MakeRouter]:
+    routers: list[Router] = []
+
+    def make(**options: Any) -> Router:
+        routers.append(Router(server, f"router-{len(routers)}", **options))
+        return routers[-1]
+
+    yield make
+    for router in routers:
+        await router.log.close()
+
+
+async def test_every_router_counts_every_request_once(make_router: MakeRouter) -> None:
+    one, other = make_router(), make_router()
+    shared, own = prompt(1), prompt(2, chunks=300)
+    for router in (one, other):
+        await router.polls()
+    for _ in range(3):
+        one.log.record(shared)
+    one.log.record(own)
+    other.log.record(shared)
+    for router in (one, other, one, other):
+        await router.polls()
+
+    for router in (one, other):
+        assert router.requests(shared) == pytest.approx(4.0, abs=NEARLY)
+        assert router.requests(own) == pytest.approx(1.0, abs=NEARLY)
+        assert router.requests(prompt(3)) == 0.0
+
+
+async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router an hour ahead and one an hour behind: an access is as old as its entry, by Redis's clock."""
+    monkeypatch.setattr(access_log, "unix_ms", lambda: unix_ms() + 3_600_000)
+    ahead = make_router()
+    monkeypatch.setattr(access_log, "unix_ms", lambda: unix_ms() - 3_600_000)
+    behind = make_router()
+    for router in (ahead, behind):
+        router.log.record(prompt(1))
+        await router.polls()
+    await ahead.polls()
+
+    for router in (ahead, behind):
+        assert router.requests(prompt(1)) == pytest.approx(2.0, abs=NEARLY)
+        assert router.log.now_s() == pytest.approx(unix_ms() / 1000, abs=1.0)
+
+
+async def test_while_redis_is_away_a_router_counts_its_own_requests_and_later_none_twice(
+    make_router: MakeRouter,
+) -> None:
+    one, other = make_router(), make_router()
+    one.log.record(prompt(1))
+    await one.polls()
+    following = asyncio.create_task(one.log.follow())
+    one.client.fails_before = True
+    await until(lambda: not one.log.connected)
+    one.log.record(prompt(1))
+    one.log.record(prompt(2))
+    await until(lambda: one.requests(prompt(2)) > 0.5)
+    assert one.requests(prompt(1)) == pytest.approx(2.0, abs=NEARLY)
+
+    one.client.fails_before = False
+    await until(lambda: one.log.connected)
+    one.log.record(prompt(3))
+    await until(lambda: one.requests(prompt(3)) > 0.5)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await other.polls()
+
+    assert [one.requests(prompt(each)) for each in (1, 2, 3)] == pytest.approx([2.0, 1.0, 1.0], abs=NEARLY)
+    assert [other.requests(prompt(each)) for each in (1, 2, 3)] == pytest.approx([1.0, 0.0, 1.0], abs=NEARLY)
+
+
+async def test_an_entry_that_arrived_without_a_confirmation_counts_once(make_router: MakeRouter) -> None:
+    one, other = make_router(), make_router()
+    await one.polls()
+    one.client.fails_after = True
+    one.log.record(prompt(1))
+    with pytest.raises(redis.TimeoutError):
+        await one.log.poll()
+    one.client.fails_after = False
+    one.log.record(prompt(1))
+    await one.polls(3)
+    await other.polls()
+
+    assert one.requests(prompt(1)) == pytest.approx(2.0, abs=NEARLY)
+    assert other.requests(prompt(1)) == pytest.approx(2.0, abs=NEARLY)
+
+
+async def test_what_waits_to_be_written_is_bounded(make_router: MakeRouter) -> None:
+    router = make_router()
+    long = prompt(1, chunks=1000)
+    for _ in range(MOST_BUFFERED_KEYS // 1000 + 5):
+        router.log.record(long)
+
+    assert router.log.dropped == 5
+    router.log.record(prompt(2, chunks=0))
+    assert router.log.dropped == 5
+
+
+async def test_a_router_that_starts_takes_in_the_snapshot_and_what_came_after(
+    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 20)
+    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
+    one = make_router()
+    hot = prompt(1)
+    for _ in range(8):
+        one.log.record(hot)
+        await one.polls()
+    family = int(hot[0]) % registry.FAMILIES
+    assert await client.exists(registry.hotness_key(SERVICE, family))
+    assert await client.xlen(registry.accesses_key(SERVICE, family)) < 8
+
+    other = make_router()
+    await other.polls()
+
+    assert other.requests(hot) == pytest.approx(8.0, abs=NEARLY)
+    assert one.requests(hot) == pytest.approx(8.0, abs=NEARLY)
+
+
+async def test_of_two_snapshots_made_from_the_same_one_only_the_first_is_written(
+    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that only the first one sums up are gone."""
+    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
+    one, other = make_router(), make_router()
+    hot = prompt(1)
+    family = int(hot[0]) % registry.FAMILIES
+    one.log.record(hot)
+    await one.polls()
+    await other.polls()
+    one.log.record(hot)
+    await one.polls()
+    raced = False
+
+    def loses_the_race(*arguments: Any) -> Any:
+        nonlocal raced
+        if not raced:
+            raced = True
+            future = asyncio.run_coroutine_threadsafe(one.log._sum_up(family), loop)
+            future.result(timeout=5.0)
+        return summed_up(*arguments)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(access_log, "summed_up", loses_the_race)
+    await other.log._sum_up(family)
+    late = make_router()
+    await late.polls()
+
+    assert raced
+    assert late.requests(hot) == pytest.approx(2.0, abs=NEARLY)
+
+
+async def test_a_late_snapshot_is_not_made_again(
+    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 0)
+    router = make_router()
+    key = registry.hotness_key(SERVICE, int(prompt(1)[0]) % registry.FAMILIES)
+    router.log.record(prompt(1))
+    await router.polls()
+    first = await client.get(key)
+    router.log.record(prompt(1))
+    await router.polls()
+
+    assert first is not None
+    assert await client.get(key) == first
+
+
+async def test_damaged_entries_and_snapshots_are_left_out(make_router: MakeRouter, client: Any) -> None:
+    router = make_router()
+    family = int(prompt(1)[0]) % registry.FAMILIES
+    stream = registry.accesses_key(SERVICE, family)
+    await client.set(registry.hotness_key(SERVICE, family), b"junk")
+    for fields in ({"b": b"\xff\xff"}, {"x": b""}, {"b": b"\x12\x03abc"}):
+        await client.xadd(stream, fields)
+    router.log.record(prompt(1))
+    await router.polls()
+
+    assert router.requests(prompt(1)) == pytest.approx(1.0, abs=NEARLY)
+    assert router.log.damaged == 4
+
+
+async def test_a_redis_that_lost_its_data_and_goes_on_with_an_earlier_clock_is_followed(
+    make_router: MakeRouter, client: Any
+) -> None:
+    router = make_router()
+    stream = registry.accesses_key(SERVICE, int(prompt(1)[0]) % registry.FAMILIES)
+    await client.xadd(stream, {"b": b""}, id=f"{unix_ms() + 5_000_000}-0")
+    await router.polls()
+    await client.flushall()
+    for _ in range(3):
+        router.log.record(prompt(1))
+        await router.polls()
+
+    assert router.requests(prompt(1)) == pytest.approx(3.0, abs=NEARLY)
+
+
+async def test_a_hot_prefix_outlives_a_flood_of_prompts_that_nobody_repeats(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant tries to fill small indexes, and the snapshots that a late router begins with."""
+    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 500)
+    monkeypatch.setattr(access_log, "_MOST_SNAPSHOT_KEYS", 64)
+    monkeypatch.setattr(access_log, "_SNAPSHOT_EVERY_S", 0.0)
+    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
+    router = make_router(entries=1024)
+    hot = prompt(1, chunks=8)
+    for _ in range(20):
+        router.log.record(hot)
+    await router.polls()
+    for seed in range(100, 2100):
+        router.log.record(prompt(seed, chunks=8))
+        if seed % 100 == 0:
+            await router.polls()
+    await router.polls()
+    late = make_router(entries=1024)
+    await late.polls()
+
+    assert router.index.dropped > 10_000
+    for each in (router, late):
+        assert each.requests(hot) == pytest.approx(20.0, rel=0.05)

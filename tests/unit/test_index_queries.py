@@ -1,0 +1,413 @@
+"""What operators ask of index and placement, over the router's admin service and fake engines.
+
+The claims of the fake engines go to the router's index directly instead of through Redis.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
+
+from cluster_core.clock import unix_ms
+from cluster_core.engine import PrefixClaimChange
+from cluster_core.errors import UnavailableError
+from control_plane.claim_following import FeedCounts
+from control_plane.index_check import IndexCheck, compared
+from control_plane.membership import Membership
+from control_plane.prefix_index import PrefixIndex
+from control_plane.redis_index import IndexHealth, WorkerFeedHealth
+from kv_transfer.claims import ClaimChange
+from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key, short_name
+from kv_transfer.radix_tree import Tier
+from tests.fakes.cluster import (
+    DECODE,
+    PREFILL,
+    Cluster,
+    Worker,
+    completion_of,
+    field_of,
+    named,
+    running_cluster,
+)
+from worker_runtime.service import WorkerServiceBase
+from worker_runtime.wire_conversion import claims_to_wire
+
+@pytest.fixture
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    async with indexed_cluster(monkeypatch) as cluster:
+        yield cluster
+
+
+def asked(text: str) -> generation.PromptInput:
+    return generation.PromptInput(text=text)
+
+
+async def lookup(cluster: Cluster, text: str, salt: str = "") -> admin.LookupPrefixResponse:
+    return await cluster.admin.LookupPrefix(admin.LookupPrefixRequest(prompt=asked(text), cache_salt=salt))
+
+
+async def explain(cluster: Cluster, **fields: Any) -> admin.ExplainPlacementResponse:
+    return await cluster.admin.ExplainPlacement(admin.ExplainPlacementRequest(**fields))
+
+
+async def check(cluster: Cluster) -> dict[str, admin.WorkerCheck]:
+    response = await cluster.admin.CheckIndex(admin.CheckIndexRequest())
+    return {worker.worker_id: worker for worker in response.workers}
+
+
+async def test_the_hottest_prefixes_are_told_with_who_holds_them_and_not_more_than_asked_for(cluster: Cluster) -> None:
+    cache(named(cluster, "prefill-0"), PROMPT)
+    cache(named(cluster, "prefill-1"), PROMPT, tier=Tier.HOST)
+    access(cluster, PROMPT, 3)
+    access(cluster, "something else, which is asked for once")
+
+    hottest = (await cluster.admin.GetHottestPrefixes(admin.GetHottestPrefixesRequest(at_most=2))).prefixes
+    one = (await cluster.admin.GetHottestPrefixes(admin.GetHottestPrefixesRequest(at_most=1))).prefixes
+
+    chunks = len(PROMPT) // CHUNK
+    assert [(each.name, each.tokens) for each in hottest] == [
+        (short_name(int(keys_of(PROMPT)[-1])), chunks * CHUNK),
+        (short_name(int(keys_of("something else, which is asked for once")[-1])), CHUNK),
+    ]
+    assert hottest[0].requests_per_s == pytest.approx(3 * hottest[1].requests_per_s, rel=0.05)
+    assert (list(hottest[0].device_workers), list(hottest[0].host_workers)) == (["prefill-0"], ["prefill-1"])
+    assert [each.name for each in one] == [hottest[0].name]
+
+
+async def test_a_prompt_is_looked_up_on_every_worker_by_tier_and_each_pool_says_whom_it_would_choose(
+    cluster: Cluster,
+) -> None:
+    cache(named(cluster, "prefill-1"), PROMPT[:96])
+    cache(named(cluster, "prefill-1"), PROMPT, tier=Tier.HOST)
+    index_of(cluster).predict("decode-0", keys_of(PROMPT)[:2], until_s=1e12)
+    access(cluster, PROMPT[:CHUNK])
+
+    found = await lookup(cluster, PROMPT)
+
+    chunks = len(PROMPT) // CHUNK
+    assert (found.prompt_tokens, found.chunks, found.chunk_tokens) == (len(PROMPT), chunks, CHUNK)
+    assert found.first_requests_per_s > found.whole_requests_per_s
+    assert {
+        each.worker_id: (each.device_tokens, each.predicted_tokens, each.host_tokens, each.in_index)
+        for each in found.workers
+    } == {
+        "decode-0": (0, 64, 0, True),
+        "prefill-0": (0, 0, 0, True),
+        "prefill-1": (96, 0, (chunks - 3) * CHUNK, True),
+    }
+    assert [(each.pool, each.worker_id, each.policy, each.equals) for each in found.choices] == [
+        (PREFILL, "prefill-1", "hotness", 1),
+        (DECODE, "decode-0", "hotness", 1),
+    ]
+
+
+async def test_another_salt_finds_nothing_of_a_tenants_prompt(cluster: Cluster) -> None:
+    cache(named(cluster, "prefill-0"), PROMPT, "tenant")
+
+    with_salt, without = await lookup(cluster, PROMPT, "tenant"), await lookup(cluster, PROMPT)
+
+    assert [each.device_tokens for each in with_salt.workers] == [0, len(PROMPT) // CHUNK * CHUNK, 0]
+    assert [each.device_tokens for each in without.workers] == [0, 0, 0]
+
+
+async def test_a_prompt_shorter_than_a_chunk_is_no_mistake(cluster: Cluster) -> None:
+    found = await lookup(cluster, "short")
+
+    assert (found.prompt_tokens, found.chunks, found.first_requests_per_s) == (5, 0, 0.0)
+    assert len(found.choices) == 2
+
+
+async def test_a_worker_of_another_start_than_the_index_follows_is_told_as_not_in_it(cluster: Cluster) -> None:
+    record = named(cluster, "prefill-0").record
+    restarted = wire.WorkerRegistration.FromString(record.SerializeToString())
+    restarted.generation = 7
+    index_of(cluster).join("prefill-0", 1)
+    await cluster.register(restarted)
+    index_of(cluster).join("prefill-0", 3)
+
+    found = {each.worker_id: each for each in (await lookup(cluster, PROMPT)).workers}
+
+    assert (found["prefill-0"].generation, found["prefill-0"].in_index) == (7, False)
+    assert found["prefill-1"].in_index
+
+
+@pytest.mark.parametrize(
+    ("text", "salt", "code", "field"),
+    [
+        ("", "", grpc.StatusCode.INVALID_ARGUMENT, "prompt.text"),
+        ("x" * 600, "", grpc.StatusCode.OUT_OF_RANGE, "prompt"),
+        ("text", "s" * 129, grpc.StatusCode.INVALID_ARGUMENT, "cache_salt"),
+        ("text", "a\nb", grpc.StatusCode.INVALID_ARGUMENT, "cache_salt"),
+    ],
+)
+async def test_what_generate_would_refuse_is_refused_with_the_field(
+    cluster: Cluster, text: str, salt: str, code: grpc.StatusCode, field: str
+) -> None:
+    supposed = admin.SupposedRequest(prompt=asked(text), cache_salt=salt)
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await lookup(cluster, text, salt)
+    with pytest.raises(grpc.aio.AioRpcError) as refused_too:
+        await explain(cluster, supposed=supposed)
+
+    assert (refused.value.code(), field_of(refused.value)) == (code, field)
+    assert (refused_too.value.code(), field_of(refused_too.value)) == (code, field)
+
+
+async def test_the_placement_of_a_request_is_explained_with_every_candidate_and_the_winner(cluster: Cluster) -> None:
+    cache(named(cluster, "prefill-1"), PROMPT[:128])
+
+    route = completion_of(await cluster.generate(PROMPT, request_id="mine")).route
+    told = await explain(cluster, request_id="mine")
+
+    assert (told.request_id, route.prefill_worker_id) == ("mine", "prefill-1")
+    prefill, decode = told.decisions
+    assert (prefill.pool, prefill.worker_id, prefill.policy, prefill.load_only) == (
+        PREFILL, "prefill-1", "hotness", False,
+    )  # fmt: skip
+    assert (prefill.prompt_tokens, prefill.max_tokens) == (len(PROMPT), 8)
+    assert [(each.worker_id, each.passed, each.device_tokens) for each in prefill.candidates] == [
+        ("prefill-1", True, 128),
+        ("prefill-0", True, 0),
+    ]
+    for decision in told.decisions:
+        for candidate in decision.candidates:
+            assert all(0.0 <= value <= 1.0 for value in candidate.terms.values())
+            weighed = sum(term.weight * candidate.terms[term.name] for term in decision.terms)
+            assert candidate.score == pytest.approx(weighed)
+    assert prefill.candidates[0].score > prefill.candidates[1].score
+    assert (decode.worker_id, decode.equals) == (route.decode_worker_id, 1)
+    assert told.disaggregation in ("remote_sooner", "long_remainder")
+    assert told.prices.remainder_tokens == len(PROMPT)
+
+
+async def test_a_request_that_failed_on_a_worker_is_explained_with_both_attempts(cluster: Cluster) -> None:
+    cache(named(cluster, "prefill-1"), PROMPT)
+    await named(cluster, "prefill-1").crash()
+
+    route = completion_of(await cluster.generate(PROMPT, request_id="twice", max_tokens=1)).route
+    told = await explain(cluster, request_id="twice")
+
+    assert route.prefill_worker_id == "prefill-0"
+    assert [decision.worker_id for decision in told.decisions] == ["prefill-1", "prefill-0"]
+
+
+async def test_a_request_that_is_not_remembered_is_told_with_the_latest_that_are(cluster: Cluster) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="`gone`; this router has not placed any yet"):
+        await explain(cluster, request_id="gone")
+    for number in range(7):
+        await cluster.generate(request_id=f"r{number}", max_tokens=1)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="the last 7 that this router placed") as no:
+        await explain(cluster, request_id="gone")
+
+    assert (no.value.details() or "").endswith("the latest are: r6, r5, r4, r3, r2")
+    assert (no.value.code(), field_of(no.value)) == (grpc.StatusCode.NOT_FOUND, "request_id")
+    with pytest.raises(grpc.aio.AioRpcError) as nothing:
+        await explain(cluster)
+    assert (nothing.value.code(), field_of(nothing.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "asked")
+
+
+async def test_questions_change_nothing(cluster: Cluster) -> None:
+    await cluster.generate(PROMPT)
+    before = remembered(cluster)
+
+    for _ in range(3):
+        supposed = admin.SupposedRequest(prompt=asked(PROMPT), max_tokens=3)
+        told = await explain(cluster, supposed=supposed)
+        await lookup(cluster, PROMPT)
+        await cluster.admin.GetHottestPrefixes(admin.GetHottestPrefixesRequest(at_most=10))
+        await cluster.admin.GetIndexStatus(admin.GetIndexStatusRequest())
+
+    assert (told.request_id, [decision.max_tokens for decision in told.decisions]) == ("", [3, 3])
+    assert told.disaggregation
+    assert remembered(cluster) == before
+
+
+def remembered(cluster: Cluster) -> dict[str, Any]:
+    """All that a placement leaves behind in the router."""
+    placer, index = cluster.router._placer, index_of(cluster)
+    return {
+        **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
+        "choice": placer._choice.getstate(),
+        "explained": placer.explained,
+        "reasons": dict(placer.reasons),
+        "running": len(placer._running),
+        "recent": {name: len(value) for name, value in vars(placer._recent).items() if hasattr(value, "__len__")},
+        "loads": cluster.router.membership.loads._columns.tolist(),
+        "entries": index.entries,
+        "heat": index._table.heat.sum(),
+        "predictions": sum(map(len, index._predictions.values())),
+    }
+
+
+async def test_an_index_that_says_the_truth_passes_the_check(cluster: Cluster) -> None:
+    await cluster.generate(PROMPT)
+    await cluster.generate("another prompt that fills a chunk of the index")
+
+    checks = await check(cluster)
+
+    assert list(checks) == ["decode-0", "prefill-0", "prefill-1"]
+    assert checks["decode-0"].device.agreed == len(PROMPT) // CHUNK + 1
+    assert all(each.device.missing == each.device.untrue == each.host.untrue == 0 for each in checks.values())
+    assert cluster.router._check.untrue == {"decode-0": 0, "prefill-0": 0, "prefill-1": 0}
+
+
+async def test_what_the_index_claims_and_no_pool_holds_is_found_and_named(cluster: Cluster) -> None:
+    cache(named(cluster, "prefill-0"), PROMPT)
+    index = index_of(cluster)
+    untrue = keys_of("thirty-two bytes of nobody's own!")
+    index.apply("prefill-0", ClaimChange(device_stored=untrue))
+    index.apply("prefill-1", ClaimChange(host_stored=untrue))
+    index.apply("prefill-0", ClaimChange(device_removed=keys_of(PROMPT)[:2]))
+
+    checks = await check(cluster)
+
+    first, second = checks["prefill-0"], checks["prefill-1"]
+    assert (first.device.agreed, first.device.missing, first.device.untrue) == (len(PROMPT) // CHUNK - 2, 2, 1)
+    assert list(first.device.untrue_names) == [short_name(int(untrue[0]))]
+    assert (second.host.untrue, second.device.untrue) == (1, 0)
+    assert cluster.router._check.untrue == {"decode-0": 0, "prefill-0": 1, "prefill-1": 1}
+
+
+async def test_a_worker_that_does_not_answer_is_told_and_the_others_are_compared(cluster: Cluster) -> None:
+    await named(cluster, "prefill-0").crash()
+    await cluster.register(
+        wire.WorkerRegistration(worker_id="prefill-9", generation=2, pool=PREFILL, state=wire.WORKER_STATE_STARTING)
+    )
+
+    checks = await check(cluster)
+
+    assert checks["prefill-0"].error and not checks["prefill-0"].HasField("device")
+    assert checks["prefill-9"].error == "it is starting"
+    assert not checks["prefill-1"].error and checks["prefill-1"].HasField("device")
+    assert set(cluster.router._check.untrue or ()) == {"prefill-1", "decode-0"}
+
+
+KEYS = np.arange(1, 7, dtype=np.uint64)
+
+
+def alone() -> tuple[Membership, PrefixIndex]:
+    """One worker with all of KEYS on the device, as the index believes."""
+    membership, index = Membership(), PrefixIndex(1024, 600.0)
+    record = wire.WorkerRegistration(worker_id="prefill-0", generation=1, pool=PREFILL, address="somewhere")
+    membership.replace([record], 0.0)
+    index.join("prefill-0", 1)
+    index.apply("prefill-0", ClaimChange(device_stored=KEYS))
+    return membership, index
+
+
+def answer(*keys: int, generation_number: int = 1) -> wire.GetPrefixClaimsResponse:
+    held = np.array(keys, dtype="<u8").tobytes()
+    return wire.GetPrefixClaimsResponse(generation=generation_number, device=held)
+
+
+async def test_what_is_still_on_its_way_from_the_worker_is_no_difference() -> None:
+    membership, index = alone()
+    looks = 0
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            index.apply("prefill-0", ClaimChange(device_removed=KEYS[:2], device_stored=KEYS[:1] + np.uint64(100)))
+        return answer(3, 4, 5, 6, 101)
+
+    told = (await IndexCheck(membership, index, ask, settle_s=5.0, between_s=0.0).run()).workers[0]
+
+    assert looks == 2
+    assert (told.device.agreed, told.device.missing, told.device.untrue) == (5, 0, 0)
+
+
+async def test_only_what_every_look_finds_different_is_a_difference() -> None:
+    """The worker stores and evicts all the time: one key is behind in each look, and one is untrue for good."""
+    membership, index = alone()
+    looks = iter(range(1, 100))
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        behind = next(looks) % 4 + 1
+        return answer(*(key for key in (1, 2, 3, 4, 6) if key != behind), 200 + behind)
+
+    told = (await IndexCheck(membership, index, ask, settle_s=0.05, between_s=0.001).run()).workers[0]
+
+    assert (told.device.missing, told.device.untrue) == (0, 1)
+    assert list(told.device.untrue_names) == [short_name(5)]
+
+
+async def test_claims_of_a_start_that_is_over_are_untrue() -> None:
+    membership, index = alone()
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        return answer(generation_number=2)
+
+    told = (await IndexCheck(membership, index, ask, settle_s=0.0).run()).workers[0]
+
+    assert (told.index_generation, told.generation, told.device.untrue) == (1, 2, len(KEYS))
+
+
+async def test_a_worker_that_stops_answering_is_not_compared() -> None:
+    membership, index = alone()
+    answers = [answer(1)]
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        if not answers:
+            raise UnavailableError("gone")
+        return answers.pop()
+
+    told = (await IndexCheck(membership, index, ask, settle_s=5.0, between_s=0.0).run()).workers[0]
+
+    assert (told.error, told.HasField("device")) == ("gone", False)
+
+
+async def test_a_check_is_bounded_when_the_index_never_agrees() -> None:
+    membership, index = alone()
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        return answer()
+
+    async with asyncio.timeout(5):
+        told = await IndexCheck(membership, index, ask, settle_s=0.02, between_s=0.001).run()
+
+    assert told.workers[0].device.untrue == len(KEYS)
+    assert told.took_s >= told.workers[0].after_s > 0
+
+
+def test_two_sets_of_claims_are_compared_whatever_their_order() -> None:
+    look = compared(np.array([3, 1, 2], dtype=np.uint64), np.array([2, 4, 3], dtype=np.uint64))
+
+    assert (look.agreed, look.missing.tolist(), look.untrue.tolist()) == (2, [4], [1])
+
+
+async def test_the_state_of_the_index_is_told_with_each_worker_and_the_counts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = (
+        WorkerFeedHealth("decode-0", 3, 17, 2, in_sync=False, silent=False),
+        WorkerFeedHealth("prefill-0", 4, 9, 0, in_sync=True, silent=True),
+    )
+    counts = FeedCounts(batches=26, keys=400, duplicates=1, held=5, gaps=2, resyncs=3, damaged=4)
+    health = IndexHealth(connected=False, staleness_s=12.5, stale=True, workers=workers, counts=counts)
+    monkeypatch.setattr(cluster.router._queries, "_health", lambda: health)
+    cache(named(cluster, "prefill-0"), PROMPT)
+    await cluster.generate(PROMPT)
+
+    status = await cluster.admin.GetIndexStatus(admin.GetIndexStatusRequest())
+
+    assert status.entries >= len(PROMPT) // CHUNK
+    assert status.capacity_entries >= status.entries and status.bytes == 16 * status.capacity_entries
+    assert (status.connected, status.staleness_s, status.stale, status.chunk_tokens) == (False, 12.5, True, CHUNK)
+    assert [(each.worker_id, each.generation, each.sequence, each.lag_batches) for each in status.workers] == [
+        ("decode-0", 3, 17, 2),
+        ("prefill-0", 4, 9, 0),
+    ]
+    assert [(each.in_sync, each.silent) for each in status.workers] == [(False, False), (True, True)]
+    assert (status.batches, status.keys, status.duplicates) == (26, 400, 1)
+    assert (status.gaps, status.resyncs, status.damaged) == (2, 3, 4)
+    assert sum(status.disaggregation.values()) == 1

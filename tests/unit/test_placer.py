@@ -1,0 +1,243 @@
+"""Where a router sends its requests: what it knows of prefixes, what it predicts, and what it remembers for people."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import PlacementSection
+from cluster_core.ids import RequestId
+from control_plane.disaggregation import Reason
+from control_plane.job import Job
+from control_plane.membership import Membership
+from control_plane.placer import Placement, Placer
+from control_plane.prefix_index import PrefixIndex
+from control_plane.request import RequestLifecycle
+from kv_transfer.claims import ClaimChange
+from kv_transfer.prefix_chunks import Keys
+
+PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+CHUNK = 16
+POOLS = {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
+COSTS = wire.WorkerCosts(
+    prefill_s_per_token=1e-3, load_s_per_token=1e-4, decode_step_s=0.01, pull_s=0.05, pull_s_per_token=1e-5
+)
+
+
+class World:
+    """A placer over two workers in each pool, on a clock that tests move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("control_plane.placer.monotonic_s", lambda: self.now_s)
+        self.membership = Membership()
+        self.records = {name: _record(name, 1) for name in POOLS}
+        self.membership.replace(self.records.values(), 0.0)
+        self.index = PrefixIndex(4096, 100.0)
+        for name in POOLS:
+            self.index.join(name, 1)
+        self.stale = False
+        self.asked: list[Keys] = []
+        self.placer = Placer(
+            self.membership, self.index, PlacementSection(**{"disaggregation": "always", **settings}),
+            service_id="s", chunk_tokens=CHUNK,
+            is_stale=lambda: self.stale, index_time_s=lambda: self.now_s, asked_for=self.asked.append,
+        )  # fmt: skip
+        self.jobs = 0
+
+    def job(self, tokens: list[int], *, salt: str = "", changes: bool = False) -> Job:
+        self.jobs += 1
+        name = RequestId(f"r{self.jobs}")
+        return Job(
+            name, tokens, generation.SamplingParams(max_tokens=8), RequestLifecycle(name), 0.0, 1e9,
+            cache_salt=salt, prompt_changes=changes,
+        )  # fmt: skip
+
+    def place(self, tokens: list[int], pool: Any = PREFILL, **job: Any) -> Placement:
+        placement = self.placer.place(self.job(tokens, **job), pool)
+        assert placement is not None
+        return placement
+
+    def holds(self, worker: str, tokens: list[int], *, salt: str = "", host: bool = False) -> None:
+        keys = self.placer.packed(tokens, salt).keys
+        self.index.apply(worker, ClaimChange(host_stored=keys) if host else ClaimChange(device_stored=keys))
+
+    def winners(self, tokens: list[int], pool: Any = PREFILL, *, times: int = 12, **job: Any) -> set[str]:
+        return {self.place(tokens, pool, **job).worker.worker_id for _ in range(times)}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(monkeypatch)
+    yield made
+    made.membership.check_invariants()
+
+
+def prompt(seed: int, tokens: int = 10 * CHUNK) -> list[int]:
+    return random.Random(seed).choices(range(1000), k=tokens)
+
+
+def test_a_prompt_goes_where_it_is_cached_in_either_tier(world: World) -> None:
+    world.holds("p1", prompt(1))
+    world.holds("p0", prompt(2), host=True)
+    assert world.winners(prompt(1)) == {"p1"}
+    assert world.winners(prompt(2)) == {"p0"}
+    assert world.winners(prompt(3)) == {"p0", "p1"}, "nobody has it: equals"
+
+
+def test_what_is_expected_of_a_placement(world: World) -> None:
+    world.holds("p1", prompt(1)[: 6 * CHUNK])
+    world.holds("p1", prompt(1)[: 8 * CHUNK], host=True)
+    work = world.place(prompt(1)).work
+    assert (work.tokens, work.uncomputed_tokens) == (160, 32)
+    assert work.expected_s == pytest.approx(32e-3 + 32e-4)
+
+
+def test_tenants_do_not_find_each_other_s_prefixes(world: World) -> None:
+    world.holds("p1", prompt(1), salt="one")
+    assert world.winners(prompt(1), salt="one") == {"p1"}
+    for salt in ("two", ""):
+        found = world.place(prompt(1), salt=salt)
+        assert found.work.uncomputed_tokens == 160, "not even its cost differs"
+        assert world.winners(prompt(1), salt=salt) == {"p0", "p1"}
+
+
+def test_siblings_in_a_burst_follow_the_first_one_before_any_event(world: World) -> None:
+    first = world.place(prompt(1))
+    with world.placer.in_flight(first):
+        sibling = world.place([*prompt(1), *prompt(9, CHUNK)])
+        assert sibling.worker == first.worker
+        assert sibling.work.uncomputed_tokens == CHUNK
+    world.now_s += 4.0
+    assert world.winners(prompt(1)) == {first.worker.worker_id}
+    world.now_s += 2.0
+    assert world.winners(prompt(1)) == {"p0", "p1"}, "nobody has told of it: it was never kept"
+
+
+def test_a_queue_turns_even_a_hit_away(world: World) -> None:
+    world.holds("p1", prompt(1))
+    with ExitStack() as busy:
+        while world.place(prompt(1)).worker.worker_id == "p1":
+            busy.enter_context(world.placer.in_flight(world.place(prompt(1))))
+            assert world.jobs < 5000
+        busy.enter_context(world.placer.in_flight(world.place(prompt(1))))
+    assert world.jobs > 100, "a hit costs a 160th of computing it, which weighs threefold"
+
+
+def test_claims_of_an_earlier_start_are_not_believed(world: World) -> None:
+    world.holds("p1", prompt(1))
+    world.records["p1"] = _record("p1", 2)
+    world.membership.replace(world.records.values(), 1.0)
+    assert world.winners(prompt(1)) == {"p0", "p1"}
+    world.index.join("p1", 2)
+    world.holds("p1", prompt(1))
+    assert world.winners(prompt(1)) == {"p1"}
+
+
+def test_a_stale_index_is_not_asked(world: World) -> None:
+    world.holds("p1", prompt(1))
+    world.stale = True
+    assert world.winners(prompt(1), times=20) == {"p0", "p1"}
+    with world.placer.in_flight(world.place(prompt(2))):
+        pass
+    assert world.placer.load_only_decisions == 21
+    world.stale = False
+    assert world.winners(prompt(1)) == {"p1"}
+    assert world.placer.load_only_decisions == 21
+
+
+def test_decodes_of_a_prefix_gather(world: World) -> None:
+    first = world.place(prompt(1), DECODE)
+    with world.placer.in_flight(first):
+        assert world.winners([*prompt(1), *prompt(7)], DECODE) == {first.worker.worker_id}
+        assert world.place(prompt(2), DECODE).worker != first.worker
+    assert len(world.placer._running) == 0
+
+
+def test_a_session_s_prompt_is_looked_at_as_it_stands(world: World) -> None:
+    """An update may leave it as long as it was."""
+    world.holds("p1", prompt(1))
+    world.holds("p0", prompt(2))
+    job = world.job(prompt(1), changes=True)
+    first = world.placer.place(job, PREFILL)
+    job.token_ids[:] = prompt(2)
+    second = world.placer.place(job, PREFILL)
+    assert first is not None and second is not None
+    assert (first.worker.worker_id, second.worker.worker_id) == ("p1", "p0")
+
+
+def test_a_request_counts_as_asked_for_once_with_its_whole_prompt(world: World) -> None:
+    job = world.job(prompt(1))
+    world.placer.place(job, PREFILL)
+    world.placer.keep(job)
+    world.placer.keep(world.job([1, 2, 3]))
+    assert [len(keys) for keys in world.asked] == [10], "what fills no chunk is in no index"
+
+
+# Disaggregation.
+
+
+def test_a_short_remainder_is_prefilled_where_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """160 tokens cost 160 ms on either side, and 52 ms to be pulled; who decodes meanwhile would wait as long."""
+    world = World(monkeypatch, disaggregation="conditional")
+    world.holds("d1", prompt(1))
+    with ExitStack() as decoding:
+        for seed in range(2, 6):
+            decoding.enter_context(world.placer.in_flight(world.place(prompt(seed), DECODE)))
+        reasons = [
+            world.placer.weigh(world.job(prompt(1)), is_whole=True),
+            world.placer.weigh(world.job(prompt(9)), is_whole=True),
+            world.placer.weigh(world.job(prompt(1)), is_whole=False),
+        ]
+    assert reasons == [Reason.SHORT_REMAINDER, Reason.REMOTE_SOONER, Reason.SESSION]
+    assert world.placer.reasons == dict.fromkeys(reasons, 1)
+
+
+def test_a_slow_or_missing_prefill_pool_is_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, disaggregation="conditional", local_prefill_tokens=0)
+    assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.LONG_REMAINDER
+    with ExitStack() as busy:
+        for seed in range(10):
+            busy.enter_context(world.placer.in_flight(world.place(prompt(seed + 2))))
+        assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.PREFILL_SLOW
+    for pool, reason in ((PREFILL, Reason.PREFILL_DOWN), (DECODE, Reason.DECODE_DOWN)):
+        world.membership.replace([each for each in world.records.values() if each.pool != pool], 1.0)
+        assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is reason
+
+
+def test_always_means_always(world: World) -> None:
+    world.holds("d1", prompt(1))
+    assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.ALWAYS
+
+
+# What people are told.
+
+
+def test_decisions_are_remembered_by_request(world: World) -> None:
+    world.holds("p1", prompt(1))
+    job = world.job(prompt(1))
+    world.placer.weigh(job, is_whole=True)
+    world.placer.place(job, PREFILL, frozenset({("p1", 1)}))
+    world.placer.place(job, DECODE)
+    told = world.placer.explanation(job.request_id)
+    assert told is not None and told.reason is Reason.ALWAYS
+    assert [(choice.pool, choice.decision.worker is not None) for choice in told.choices] == [
+        (PREFILL, True),
+        (DECODE, True),
+    ]
+    assert told.choices[0].decision.passed.tolist() == [True, False]
+    assert told.choices[0].question.device.tolist() == [0, 160]
+    for _ in range(1000):
+        world.place(prompt(1))
+    assert world.placer.explanation(job.request_id) is None and len(world.placer.explained) == 1000
+
+
+def _record(name: str, number: int) -> wire.WorkerRegistration:
+    return wire.WorkerRegistration(
+        worker_id=name, generation=number, pool=POOLS[name], state=wire.WORKER_STATE_READY, block_size_tokens=CHUNK,
+        max_running_requests=64, load=wire.WorkerLoad(free_blocks=1000, total_blocks=1000), costs=COSTS,
+    )  # fmt: skip

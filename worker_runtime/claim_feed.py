@@ -1,0 +1,341 @@
+"""A worker's claims on their way to Redis: batches in a stream, snapshots beside it; see `rachis.registry`.
+
+Every batch has the next number of the worker's generation, and generation and number are the entry's id. Redis takes
+a batch only behind the one that was written before it, so that nothing is written twice, out of order, or for a worker
+whose id another one has taken over (a newer generation: this one falls silent for good). Where the stream does not end
+with what was written, because Redis has lost its data, all claims are written anew, as a snapshot with a number of its
+own. While Redis does not answer, changes are merged: of a chunk only its last state counts. What waits to be written is
+never more than what is claimed, plus `_SLACK_KEYS`: beyond that a snapshot is shorter.
+
+Each script touches keys of one hash tag only, as a Redis Cluster demands. Keys that are no longer written expire.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import redis.asyncio as redis
+from rachis import registry
+
+from cluster_configs.schema import IndexSection
+from cluster_core.clock import monotonic_s
+from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.errors import StartError, UnavailableError
+from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
+from kv_transfer.prefix_chunks import Keys
+from kv_transfer.radix_tree import Tier
+
+logger = logging.getLogger(__name__)
+
+BATCH_FIELD = "b"
+_MOST_BATCH_KEYS = 8192
+_MOST_CALL_BATCHES = 16
+_SLACK_KEYS = 65_536
+# How often the keys' expiry is renewed, and what has become of them and whether anybody wants a snapshot is looked up.
+_CHECK_S = 0.5
+_RETRY_S = 0.25
+# So long after the last check the keys expire; a successor that starts earlier finds them, and writes over them.
+_KEEP_MS = 600_000
+
+_FENCE = """
+local function last_id(key)
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  if info.err then return nil end
+  for at = 1, #info, 2 do
+    if info[at] == 'last-generated-id' then return info[at + 1] end
+  end
+end
+local last = last_id(KEYS[1])
+if last and tonumber(string.match(last, '^%d+')) > tonumber(ARGV[1]) then return 'superseded' end
+"""
+# KEYS: stream. ARGV: generation, id of the entry written last, expiry, then id and batch of each entry.
+# Where an answer was lost, the first entries are there already.
+_WRITE = (
+    _FENCE
+    + """
+local first = nil
+if last == ARGV[2] then first = 4 end
+for at = 4, #ARGV, 2 do
+  if last == ARGV[at] then first = at + 2 end
+end
+if not first then return 'lost' end
+for at = first, #ARGV, 2 do
+  redis.call('XADD', KEYS[1], ARGV[at], 'b', ARGV[at + 1])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 'ok'
+"""
+)
+# KEYS: stream, snapshot, resync. ARGV: generation, id of the entry that the snapshot includes, expiry, snapshot,
+# id of the oldest entry that stays.
+_SNAPSHOT = (
+    _FENCE
+    + """
+if last == ARGV[2] then
+  redis.call('XTRIM', KEYS[1], 'MINID', ARGV[5])
+else
+  redis.call('XADD', KEYS[1], ARGV[2], 'b', '')
+  redis.call('XTRIM', KEYS[1], 'MAXLEN', 0)
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[3])
+redis.call('DEL', KEYS[3])
+return 'ok'
+"""
+)
+# KEYS: stream, snapshot, resync. ARGV: generation, id of the entry written last, expiry.
+_CHECK = (
+    _FENCE
+    + """
+if last ~= ARGV[2] or redis.call('EXISTS', KEYS[2]) == 0 then return 'lost' end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+if redis.call('EXISTS', KEYS[3]) == 1 then return 'resync' end
+return 'ok'
+"""
+)
+
+
+class ClaimSource(Protocol):
+    """What of `cluster_core.engine.Engine` the feed asks."""
+
+    async def prefix_claims(self, on_look: Callable[[], None] = ...) -> PrefixClaims: ...
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """Since the start. losses: the stream was not as it was left, or too much waited. outages: Redis did not answer."""
+
+    batches: int = 0
+    keys: int = 0
+    snapshots: int = 0
+    losses: int = 0
+    outages: int = 0
+    superseded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A batch with a number, which changes no more."""
+
+    sequence: int
+    keys: int
+    encoded: bytes
+
+
+class ClaimFeed:
+    """One generation of one worker. `changed` at any time; `open` once, then `keep` until cancelled, then `close`.
+
+    sequence: number of the last batch that is known to be written. timeout_s: longest that Redis is waited for.
+    on_superseded: another worker has taken over the id.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        service_id: str,
+        worker_id: str,
+        generation: int,
+        index: IndexSection,
+        *,
+        timeout_s: float,
+        on_superseded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.sequence = 0
+        self.counters = FeedCounters()
+        self._redis = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+        self._write, self._snapshot, self._check = map(self._redis.register_script, (_WRITE, _SNAPSHOT, _CHECK))
+        self._keys = [
+            key(service_id, worker_id) for key in (registry.claims_key, registry.snapshot_key, registry.resync_key)
+        ]
+        self._worker_id = worker_id
+        self._generation = generation
+        self._index = index
+        self._on_superseded = on_superseded
+        # By tier: what is claimed, and what of it has changed since the last seal.
+        self._claims: tuple[set[int], set[int]] = (set(), set())
+        self._pending: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
+        self._sealed: list[_Sealed] = []
+        self._last_sealed = 0
+        self._told = asyncio.Event()
+        self._is_lost = self._resync = False
+        # Since the last snapshot, and where the stream begins that was kept with it.
+        self._keys_since = 0
+        self._snapshot_sequence = 0
+        self._next_check_s = 0.0
+
+    @property
+    def is_superseded(self) -> bool:
+        return self.counters.superseded > 0
+
+    def changed(self, change: PrefixClaimChange) -> None:
+        """The engine's claims have changed. On the loop."""
+        if self.is_superseded:
+            return
+        for tier, states in ((Tier.DEVICE, change.device), (Tier.HOST, change.host)):
+            claims = self._claims[tier]
+            for key, is_claimed in states.items():
+                (claims.add if is_claimed else claims.discard)(key)
+            if not self._is_lost:
+                self._pending[tier].update(states)
+        if self.waiting_keys() > sum(map(len, self._claims)) + _SLACK_KEYS:
+            self._lose("more changes wait than there are claims")
+        self._told.set()
+
+    async def audit(self, engine: ClaimSource) -> tuple[int, PrefixClaims]:
+        """What the engine's pools hold, and the number of the batch after which followers have to believe just that.
+
+        Raises UnavailableError where no batch says it: all claims are about to be written anew, or never again.
+        """
+        sequence = 0
+
+        def seal() -> None:
+            nonlocal sequence
+            sequence = -1 if self._is_lost or self.is_superseded else self._seal()
+
+        claims = await engine.prefix_claims(seal)
+        if sequence < 0:
+            raise UnavailableError(f"the claims of {self._worker_id} are not in its stream")
+        return sequence, claims
+
+    async def open(self) -> None:
+        """Voids what earlier generations have claimed. Raises redis.RedisError, StartError for a newer generation."""
+        snapshot = encode_snapshot(ClaimSnapshot(self._generation, 0, _keys(()), _keys(())))
+        args = (self._generation, self._id(0), _KEEP_MS, snapshot, self._id(0))
+        if await self._snapshot(keys=self._keys, args=args) != b"ok":
+            raise StartError(f"a newer worker goes by the name {self._worker_id}")
+
+    async def keep(self) -> None:
+        """Writes what has changed until cancelled or superseded; an outage of Redis is logged once and outlived."""
+        is_down = False
+        while not self.is_superseded:
+            try:
+                await self._exchange()
+            except (redis.RedisError, OSError) as error:
+                if not is_down:
+                    self.counters.outages += 1
+                    logger.warning("claims of %s cannot be written, they are kept: %s", self._worker_id, error)
+                is_down = True
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if is_down:
+                logger.warning("claims of %s are written again", self._worker_id)
+            is_down = False
+            await asyncio.sleep(self._index.write_interval_s)
+            if not self._is_lost and not self._resync:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._told.wait(), max(0.0, self._next_check_s - monotonic_s()))
+
+    async def close(self) -> None:
+        """What is written stays, until a successor voids it or it expires."""
+        await self._redis.aclose()
+
+    def waiting_keys(self) -> int:
+        """Changes that are not known to be written."""
+        return sum(map(len, self._pending)) + sum(each.keys for each in self._sealed)
+
+    def _seal(self) -> int:
+        """What has changed by now becomes batches. Returns the number of the last one."""
+        device, host = ([(key, state) for key, state in pending.items()] for pending in self._pending)
+        for pending in self._pending:
+            pending.clear()
+        changes = iter([(Tier.DEVICE, *each) for each in device] + [(Tier.HOST, *each) for each in host])
+        while part := list(islice(changes, _MOST_BATCH_KEYS)):
+            columns = [
+                _keys(key for tier, key, is_claimed in part if tier is of_tier and is_claimed is comes)
+                for of_tier in (Tier.DEVICE, Tier.HOST)
+                for comes in (True, False)
+            ]
+            self._last_sealed += 1
+            batch = ClaimBatch(self._generation, self._last_sealed, ClaimChange(*columns))
+            self._sealed.append(_Sealed(self._last_sealed, len(part), encode_batch(batch)))
+        return self._last_sealed
+
+    async def _exchange(self) -> None:
+        """Writes what has changed by now, and a snapshot of just that where one is due. Raises redis.RedisError."""
+        self._told.clear()
+        snapshot: ClaimSnapshot | None = None
+        if self._is_lost:
+            self._drop_changes()
+            self._last_sealed += 1
+        else:
+            self._seal()
+        last = self._last_sealed
+        if self._is_lost or self._resync or self._keys_since > self._index.snapshot_keys:
+            snapshot = ClaimSnapshot(self._generation, last, *map(_keys, self._claims))
+        anew, self._is_lost = self._is_lost, False
+        try:
+            if not anew and not await self._write_sealed(last):
+                return
+            if snapshot is not None:
+                await self._write_snapshot(snapshot)
+        except BaseException:
+            self._is_lost |= anew
+            raise
+        if monotonic_s() >= self._next_check_s and last == self.sequence:
+            answer = await self._check(keys=self._keys, args=(self._generation, self._id(self.sequence), _KEEP_MS))
+            self._next_check_s = monotonic_s() + _CHECK_S
+            self._resync = answer == b"resync"
+            self._heed(answer)
+
+    async def _write_sealed(self, last: int) -> bool:
+        """Whether all batches up to that one are written."""
+        while part := [each for each in self._sealed[:_MOST_CALL_BATCHES] if each.sequence <= last]:
+            entries = [item for each in part for item in (self._id(each.sequence), each.encoded)]
+            args = (self._generation, self._id(self.sequence), _KEEP_MS, *entries)
+            if not self._heed(await self._write(keys=self._keys[:1], args=args)):
+                return False
+            self.sequence = part[-1].sequence
+            del self._sealed[: len(part)]
+            keys = sum(each.keys for each in part)
+            self._keys_since += keys
+            self.counters.keys += keys
+            self.counters.batches += len(part)
+        return True
+
+    async def _write_snapshot(self, snapshot: ClaimSnapshot) -> None:
+        """The stream keeps what was written since the snapshot before: who is a little behind needs no snapshot."""
+        id_, oldest = self._id(snapshot.sequence), self._id(self._snapshot_sequence + 1)
+        args = (self._generation, id_, _KEEP_MS, encode_snapshot(snapshot), oldest)
+        if self._heed(await self._snapshot(keys=self._keys, args=args)):
+            self.sequence = self._snapshot_sequence = snapshot.sequence
+            self._keys_since = 0
+            self._resync = False
+            self.counters.snapshots += 1
+
+    def _heed(self, answer: bytes) -> bool:
+        """Whether Redis has done what it was asked to."""
+        if answer == b"superseded" and not self.is_superseded:
+            self.counters.superseded += 1
+            logger.error("another worker has taken over the id %s: this one claims nothing any more", self._worker_id)
+            self._drop_changes()
+            for claims in self._claims:
+                claims.clear()
+            self._on_superseded()
+        elif answer == b"lost":
+            self._lose("its stream is not as it was left")
+        return answer in (b"ok", b"resync")
+
+    def _lose(self, why: str) -> None:
+        if not self._is_lost:
+            self.counters.losses += 1
+            logger.warning("all claims of %s are written anew: %s", self._worker_id, why)
+        self._is_lost = True
+        self._drop_changes()
+
+    def _drop_changes(self) -> None:
+        self._sealed.clear()
+        for pending in self._pending:
+            pending.clear()
+
+    def _id(self, sequence: int) -> str:
+        return f"{self._generation}-{sequence}"
+
+
+def _keys(keys: Iterable[int] | Sequence[int]) -> Keys:
+    return np.fromiter(keys, dtype=np.uint64)
