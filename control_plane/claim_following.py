@@ -146,7 +146,6 @@ class WorkerFeed:
         self._counts.resyncs += 1
         self.sequence = self._snapshot_sequence = snapshot.sequence
         self._told = max(self._told, snapshot.sequence)
-        self._behind = None
         self.mode = Mode.FOLLOWING
         return [*restart, Replace(snapshot), *self._applied()]
 

@@ -133,7 +133,6 @@ class Controller:
                 self._config.tiers,
                 self._config.decode,
                 self._config.index,
-                self._service_id,
             ),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,

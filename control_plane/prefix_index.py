@@ -236,16 +236,8 @@ class PrefixIndex:
                 return keys[: ends[0] + 1]
         return None
 
-    def hotness_snapshot(self, family: int, families: int, now_s: float) -> tuple[Keys, NDArray[np.float32]]:
-        """Late prompts' chunks of a family with the log2 of their decayed counts at this time."""
-        prompts = [keys for keys in self._prompts.values() if int(keys[0]) % families == family]
-        keys = np.unique(np.concatenate(prompts)) if prompts else np.empty(0, dtype=np.uint64)
-        places = self._table.find(keys)
-        keys, places = keys[places != NOWHERE], places[places != NOWHERE]
-        return keys, self._table.heat[places] - np.float32(self._score(now_s, 1.0))
-
     def restore_hotness(self, keys: Keys, counts: NDArray[np.float32], at_s: float) -> None:
-        """Takes in what `hotness_snapshot` gave at that time; the greater count of the two is believed."""
+        """Takes in log2 of decayed counts as of that time; the greater count of the two is believed."""
         if not len(keys):
             return
         self._follow_time(at_s)

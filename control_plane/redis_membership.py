@@ -6,6 +6,7 @@ answers again, possibly empty, workers have one lease to register before they co
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
@@ -22,16 +23,27 @@ _TIMEOUT_S = 2.0
 
 
 class RegistryFollower:
-    """Reads all registrations every `refresh_s` until cancelled; `changed` is set whenever placement sees a change."""
+    """Reads all registrations every `refresh_s` until cancelled; `changed` is set whenever placement sees a change.
+
+    on_read: called each time that the membership has been brought up to date.
+    """
 
     def __init__(
-        self, url: str, service_id: str, membership: Membership, *, refresh_s: float, worker_lease_s: float
+        self,
+        url: str,
+        service_id: str,
+        membership: Membership,
+        *,
+        refresh_s: float,
+        worker_lease_s: float,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = connect(url, _TIMEOUT_S)
         self._service_id = service_id
         self._membership = membership
         self._refresh_s = refresh_s
         self._worker_lease_s = worker_lease_s
+        self._on_read = on_read
         self._keep_until_s = 0.0
         self.connected = True
         self.changed = asyncio.Condition()
@@ -55,7 +67,9 @@ class RegistryFollower:
                 self.connected = True
                 if now < self._keep_until_s:
                     registrations = self._with_known(registrations)
-                if self._membership.replace(registrations, now):
+                changed = self._membership.replace(registrations, now)
+                self._on_read()
+                if changed:
                     async with self.changed:
                         self.changed.notify_all()
             await asyncio.sleep(self._refresh_s)

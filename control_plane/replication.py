@@ -52,6 +52,9 @@ class Replication:
         """The copy that is needed most; None when none is. queue_s: of each usable prefill worker."""
         by_key = {demand.prefix.key: demand for demand in demands}
         self._give_up_cooled(by_key)
+        for workers in self.copies.values():
+            # Who is gone, even for a moment, holds nothing any more.
+            workers &= queue_s.keys()
         worst: tuple[float, Copy] | None = None
         for key, demand in by_key.items():
             holders = {*demand.prefix.device, *demand.prefix.host, *self.copies.get(key, ())} & queue_s.keys()
@@ -69,11 +72,6 @@ class Replication:
 
     def made(self, copy: Copy) -> None:
         self.copies.setdefault(copy.key, set()).add(copy.worker_id)
-
-    def gone(self, worker_id: str) -> None:
-        """The worker holds nothing any more."""
-        for workers in self.copies.values():
-            workers.discard(worker_id)
 
     def _give_up_cooled(self, demands: Mapping[int, Demand]) -> None:
         for key in [key for key in self.copies if key not in demands or demands[key].load < self.load * _COOLED]:

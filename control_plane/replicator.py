@@ -11,6 +11,7 @@ import secrets
 
 import redis.asyncio as redis
 from rachis import registry
+from rachis.redis_client import connect
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 _LEASE_MS = 5000
 _COPY_TIMEOUT_S = 60.0
+_REDIS_TIMEOUT_S = 2.0
 
 # Taken when it is free, renewed when it is ours.
 _HOLD = """
@@ -35,18 +37,18 @@ return 1
 
 
 class Replicator:
-    """`run` until cancelled. copies: made so far; failed: that came to nothing."""
+    """`run` until cancelled, then `close`. copies: made so far; failed: that came to nothing."""
 
     def __init__(
         self,
-        client: redis.Redis,
+        redis_url: str,
         service_id: str,
         router_id: str,
         placer: Placer,
         workers: WorkerClient,
         plan: Replication,
     ) -> None:
-        self._redis = client
+        self._redis = connect(redis_url, _REDIS_TIMEOUT_S)
         self._key = registry.replication_key(service_id)
         self._router_id = router_id
         self._placer = placer
@@ -63,6 +65,9 @@ class Replicator:
                     await self.step()
             except (redis.RedisError, OSError) as error:
                 logger.info("hot prefixes are not copied while Redis does not answer: %s", error)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
 
     async def step(self) -> Copy | None:
         """Makes the copy that is needed most, if one is."""

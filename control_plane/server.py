@@ -10,12 +10,11 @@ from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
-from cluster_core.clock import unix_ms
 from cluster_core.errors import StartError
 from control_plane.admin import AdminService
 from control_plane.admission import Admission
-from control_plane.claim_following import FeedCounts
 from control_plane.dispatch import Dispatcher
+from control_plane.followed_index import FollowedIndex
 from control_plane.index_check import IndexCheck
 from control_plane.index_queries import IndexQueries
 from control_plane.malformed_input import MalformedInputInterceptor
@@ -24,9 +23,9 @@ from control_plane.metrics import RouterMetrics
 from control_plane.placement_counts import PlacementCounts
 from control_plane.placement_metrics import PlacementCollector
 from control_plane.placer import Placer
-from control_plane.prefix_index import PrefixIndex
-from control_plane.redis_index import IndexHealth
 from control_plane.redis_membership import RegistryFollower
+from control_plane.replication import Replication
+from control_plane.replicator import Replicator
 from control_plane.router import RouterService
 from control_plane.streaming import StreamingSessions
 from control_plane.tokenization import Tokenizer
@@ -57,17 +56,30 @@ class RouterServer:
             self.membership,
             refresh_s=config.redis.refresh_s,
             worker_lease_s=config.redis.worker_lease_s,
+            on_read=self._workers_read,
         )
         self._client = WorkerClient(max_message_bytes * _HARD_LIMIT_FACTOR)
         self._views = WorkerViews(self.membership, self._client)
-        self._index = PrefixIndex(config.index.max_entries, config.index.half_life_s)
+        self._prefixes = FollowedIndex(config, redis_url, service_id, self.membership)
         self._placer = Placer(
             self.membership,
-            self._index,
+            self._prefixes.index,
             config.placement,
             service_id=service_id,
             chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
+            is_stale=self._prefixes.claims.is_stale,
+            index_time_s=self._prefixes.accesses.now_s,
+            asked_for=self._prefixes.accesses.record,
         )
+        self._replicator = Replicator(
+            redis_url,
+            service_id,
+            self._prefixes.router_id,
+            self._placer,
+            self._client,
+            Replication(config.placement.replication_load, config.placement.replicas),
+        )
+        self._replicates = config.placement.replication and config.placement.policy == "hotness"
         self._dispatcher = Dispatcher(
             self.membership,
             self._follower,
@@ -101,15 +113,15 @@ class RouterServer:
             self.metrics,
             request_timeout_s=config.router.request_timeout_s,
         )
-        self._check = IndexCheck(self.membership, self._index, self._client.prefix_claims)
+        self._check = IndexCheck(self.membership, self._prefixes.index, self._client.prefix_claims)
         self._queries = IndexQueries(
             self.membership,
-            self._index,
+            self._prefixes.index,
             self._placer,
             self._tokenizer,
             self._check,
-            health=lambda: IndexHealth(True, 0.0, False, (), FeedCounts()),
-            now_s=lambda: unix_ms() / 1000,
+            health=self._prefixes.claims.health,
+            now_s=self._prefixes.accesses.now_s,
             policy=config.placement.policy,
         )
         self._admin = AdminService(
@@ -163,7 +175,13 @@ class RouterServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._tokenizer.load()
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._follower.follow()), asyncio.create_task(self._watch_health())]
+        self._tasks = [
+            asyncio.create_task(self._follower.follow()),
+            asyncio.create_task(self._watch_health()),
+            *self._prefixes.start(),
+        ]
+        if self._replicates:
+            self._tasks.append(asyncio.create_task(self._replicator.run()))
 
     async def stop(self) -> None:
         """NOT_SERVING first, then no new requests, then those that run finish or are cut off."""
@@ -177,11 +195,17 @@ class RouterServer:
         await self._dispatcher.close()
         await self._client.close()
         await self._follower.close()
+        await self._prefixes.close()
+        await self._replicator.close()
 
     async def wait_usable(self, workers: int, timeout_s: float) -> None:
         """Until so many workers may get requests. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._follower.changed:
             await self._follower.changed.wait_for(lambda: self._usable() >= workers)
+
+    def _workers_read(self) -> None:
+        """Whose lease has ended holds nothing from now on."""
+        self._prefixes.claims.membership_changed()
 
     def _usable(self) -> int:
         return sum(len(self.membership.usable(pool)) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE))

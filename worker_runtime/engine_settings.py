@@ -25,7 +25,10 @@ class EngineRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """host: where the worker listens; empty takes the node's own address. service_id: names of prefixes are its own."""
+    """host: where the worker listens; empty takes the node's own address.
+
+    service_id: whose names of prefixes the engine tells its chunks by; the worker's host fills it in.
+    """
 
     model: ModelSection
     engine: EngineSection

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 from rachis import wire as conventions
@@ -108,7 +108,7 @@ class WorkerHost:
 
         os.environ.update(engine_environment(self._settings.engine))
         settings = self._settings
-        engine = VllmEngine(settings.engine)
+        engine = VllmEngine(replace(settings.engine, service_id=settings.service_id))
         registration = Registration(
             settings.redis_url,
             settings.service_id,

@@ -202,8 +202,8 @@ def _print_lookup(result: dict[str, Any]) -> None:
     else:
         rates = result["requests_per_s"]
         out.print(
-            f"{tokens} tokens, {chunks} chunks of {chunk_tokens}; asked for {_rate(rates['whole'])} times a second, "
-            f"its first chunk {_rate(rates['first_chunk'])} times"
+            f"{tokens} tokens, {chunks} chunks of {chunk_tokens}; {_rate(rates['whole'])} requests/s ask for all of them, "
+            f"{_rate(rates['first_chunk'])} for the first"
         )
     rows = [
         (

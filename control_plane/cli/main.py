@@ -194,7 +194,7 @@ def demo(
     from control_plane.cli.demo import demo as demo_now
     from control_plane.cli.demo_streaming import demo_streaming
 
-    loaded = options.load_config(profile, None, assignments, None)
+    loaded = options.load_config(profile, None, assignments, None, options.BOTH_POOLS)
     show = demo_streaming if streaming else demo_now
     raise typer.Exit(asyncio.run(show(loaded, options.state_file(), as_json=as_json)))
 
@@ -214,7 +214,7 @@ def verify(
     """Compare the cluster's tokens with those of one plain vLLM."""
     from control_plane.cli.verify import verify as verify_now
 
-    loaded = options.load_config(profile, config, assignments, model)
+    loaded = options.load_config(profile, config, assignments, model, options.BOTH_POOLS)
     code = asyncio.run(
         verify_now(loaded, options.state_file(), address, prompts, seed=seed, concurrency=concurrency, as_json=as_json)
     )
@@ -348,7 +348,7 @@ def bench_overhead(
     """Latency and CPU that router and hand-off add over the same engines called directly."""
     from control_plane.cli.bench import bench_overhead as bench_now
 
-    loaded = options.load_config(profile, config, assignments, model)
+    loaded = options.load_config(profile, config, assignments, model, options.BOTH_POOLS)
     asyncio.run(bench_now(loaded, options.state_file(), requests, as_json=as_json))
 
 

@@ -26,6 +26,10 @@ CacheSalt = Annotated[
 ]
 
 
+# Commands that show or measure the way through both pools; `--set` may say otherwise.
+BOTH_POOLS = {"placement.disaggregation": "always"}
+
+
 def load_config(
     profile: str | None,
     config: Path | None,

@@ -77,12 +77,14 @@ def _disaggregation(explained: dict[str, Any]) -> str:
 
 def _print_decision(decision: dict[str, Any]) -> None:
     out.print(_title(decision))
-    terms = decision["terms"]
+    names = [term["name"] for term in decision["terms"]]
+    if names:
+        out.print("score = " + " + ".join(f"{term['weight']:g} {term['name']}" for term in decision["terms"]))
     rows = [
         (
             candidate["worker_id"],
             f"{candidate['score']:.3f}" if candidate["passed"] else "left out",
-            *(f"{candidate['terms'][term['name']]:.3f}" for term in terms),
+            *(f"{candidate['terms'][name]:.3f}" for name in names),
             short_number(candidate["device_tokens"]),
             short_number(candidate["host_tokens"]),
             f"{short_number(candidate['shared_tokens'])} x {candidate['sharers']}" if candidate["sharers"] else "-",
@@ -91,8 +93,8 @@ def _print_decision(decision: dict[str, Any]) -> None:
         )
         for candidate in decision["candidates"]
     ]
-    weighed = (f"{term['weight']:g} {term['name']}" for term in terms)
-    print_table("", ("worker", "score", *weighed, "device", "host", "shared", "in flight", "queue"), rows)
+    if rows:
+        print_table("", ("worker", "score", *names, "device", "host", "shared", "in flight", "queue"), rows)
 
 
 def _title(decision: dict[str, Any]) -> str:

@@ -53,12 +53,12 @@ class _Stream:
 class MemoryStreams:
     """A dictionary of streams. `fork` is a replica that falls behind from then on, `fail_over` makes it the master.
 
-    broken: workers whose keys hold something else.
+    broken: by worker what is answered instead of its entries.
     """
 
     def __init__(self) -> None:
         self.streams: dict[str, _Stream] = {}
-        self.broken: set[str] = set()
+        self.broken: dict[str, Exception] = {}
         self._replica: dict[str, _Stream] | None = None
 
     def of(self, worker_id: str) -> _Stream:
@@ -118,7 +118,6 @@ class _MemoryPipeline:
 
     def __init__(self, store: MemoryStreams) -> None:
         self._store = store
-        self._broken = {registry.claims_key(SERVICE, worker_id) for worker_id in store.broken}
         self._answers: list[Any] = []
 
     def __len__(self) -> int:
@@ -134,8 +133,8 @@ class _MemoryPipeline:
         generation, sequence = map(int, first.split("-"))
         entries = self._stream(key).entries
         page = [(name, data) for name, data in entries if name >= (generation, sequence)][:count]
-        if key in self._broken:
-            self._answers.append(redis.ResponseError("WRONGTYPE"))
+        if (error := self._store.broken.get(self._worker_id(key))) is not None:
+            self._answers.append(error)
             return
         self._answers.append([(_id(name).encode(), {b"b": data}) for name, data in page])
 
@@ -155,7 +154,11 @@ class _MemoryPipeline:
         return self._answers
 
     def _stream(self, key: str) -> _Stream:
-        return self._store.of(key.partition(f"{{{SERVICE}:")[2].partition("}")[0])
+        return self._store.of(self._worker_id(key))
+
+    @staticmethod
+    def _worker_id(key: str) -> str:
+        return key.partition(f"{{{SERVICE}:")[2].partition("}")[0]
 
 
 class RedisStreams:

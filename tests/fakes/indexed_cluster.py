@@ -37,7 +37,8 @@ async def indexed_cluster(monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> 
 
 
 def index_of(cluster: Cluster) -> PrefixIndex:
-    return cluster.router._index
+    index: PrefixIndex = cluster.router._prefixes.index
+    return index
 
 
 def keys_of(text: str, salt: str = "") -> Keys:

@@ -21,8 +21,9 @@ EVENT_TIMEOUT_S = 60.0
 
 @contextlib.asynccontextmanager
 async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, RachisClient]]:
-    """A service with flags of its own; `a__b=1` sets `a.b`."""
-    loaded = load(flags={name.replace("__", "."): value for name, value in flags.items()})
+    """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless one says otherwise."""
+    given = {name.replace("__", "."): value for name, value in flags.items()}
+    loaded = load(flags={"placement.disaggregation": "always", **given})
     async with (
         target_service(None, StateFile(folder), loaded, always_own=True) as target,
         RachisClient(target.address) as client,

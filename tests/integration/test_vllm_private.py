@@ -86,6 +86,23 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     assert connector._deadlines == {}
 
 
+def test_block_events_are_published_where_they_are_taken_over() -> None:
+    from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    stepping = inspect.getsource(Scheduler.update_from_output)
+    assert "events = self.kv_cache_manager.take_events()" in stepping
+    assert "self.kv_event_publisher.publish(batch)" in stepping
+    assert "self.kv_event_queue" in inspect.getsource(BlockPool.take_events)
+    assert callable(KVCacheManager.take_events)
+    assert isinstance(BlockHashToBlockMap()._cache, dict)
+    # The trap that `TieredBlockPool.cache_full_blocks` goes around: a masked event has the tokens of all blocks.
+    caching = inspect.getsource(BlockPool.cache_full_blocks)
+    assert "end_token_idx = num_full_blocks * block_size" in caching
+    assert "block_mask is not None and not block_mask[i]" in caching
+    assert "_emit_block_removed_events" in inspect.getsource(BlockPool._maybe_evict_cached_block)
+
+
 # What the streaming scheduler and host swap touch.
 
 SCHEDULER_METHODS = (

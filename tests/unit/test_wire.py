@@ -115,7 +115,7 @@ def test_registry_keys_of_a_service_do_not_meet_those_of_another() -> None:
     ]
 
     assert len({key for group in keys for key in group}) == 6
-    assert keys[0] == ("rachis:svc-1:generation", "rachis:svc-1:workers", "rachis:svc-1:worker:decode-0")
+    assert keys[0] == ("rachis:{svc-1}:generation", "rachis:{svc-1}:workers", "rachis:{svc-1}:worker:decode-0")
 
 
 async def test_two_servers_never_share_a_port() -> None:

@@ -1,0 +1,44 @@
+"""A router's prefix index, with what keeps it in step with the cluster: claims of workers, accesses of all routers."""
+
+import asyncio
+import secrets
+
+from cluster_configs.schema import RachisConfig
+from control_plane.access_log import AccessLog
+from control_plane.membership import Membership
+from control_plane.prefix_index import PrefixIndex
+from control_plane.redis_index import IndexFollower
+
+
+class FollowedIndex:
+    """`start` once, `close` once. router_id: another one with each start."""
+
+    def __init__(self, config: RachisConfig, redis_url: str, service_id: str, membership: Membership) -> None:
+        section = config.index
+        self.router_id = secrets.token_hex(8)
+        self.index = PrefixIndex(section.max_entries, section.half_life_s)
+        self.claims = IndexFollower(
+            redis_url,
+            service_id,
+            membership,
+            self.index,
+            refresh_s=section.refresh_s,
+            max_staleness_s=section.max_staleness_s,
+            silent_after_s=section.silent_after_s,
+        )
+        self.accesses = AccessLog(
+            redis_url,
+            service_id,
+            self.index,
+            router_id=self.router_id,
+            refresh_s=section.refresh_s,
+            half_life_s=section.half_life_s,
+        )
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Tasks that run until they are cancelled."""
+        return [asyncio.create_task(self.claims.follow()), asyncio.create_task(self.accesses.follow())]
+
+    async def close(self) -> None:
+        await self.claims.close()
+        await self.accesses.close()
