@@ -28,9 +28,10 @@ from benchmarks.placement_costs import PrefillCosts
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from benchmarks.prefix_traces import Trace
 from control_plane.loads import Work
+from control_plane.long_prompts import LongPrompts
 from control_plane.membership import Member, Membership
 from control_plane.placement import Question, asked
-from control_plane.placement_terms import expected_ttft_s, make_policy
+from control_plane.placement_terms import make_policy, prefill_s
 from control_plane.prefix_index import PrefixIndex
 from kv_transfer.claims import ClaimChange
 from kv_transfer.prefix_chunks import Keys
@@ -219,6 +220,7 @@ class SimulatedRouter:
         self._block_tokens = cluster.caches.block_tokens
         self._policy = make_policy(policy, wire.POOL_PREFILL)
         self._choice = random.Random(cluster.seed)
+        self._long_prompts = LongPrompts()
         self._membership = Membership()
         self._membership.replace([_registration(name, cluster) for name in names], 0.0)
         self._index = PrefixIndex(entries + _SPARE_ENTRIES, _HALF_LIFE_S)
@@ -235,8 +237,8 @@ class SimulatedRouter:
         decision = self._policy.choose(question, candidates, self._choice)
         row, worker = decision.winner, decision.worker
         assert worker is not None
-        expected_s = float(expected_ttft_s(question, candidates)[row] - candidates.queue_s[row])
-        work = Work(prompt.tokens, round(float(question.uncached[row])), expected_s)
+        work = Work(prompt.tokens, round(float(question.uncached[row])), float(prefill_s(question, candidates)[row]))
+        self._long_prompts.add(work.expected_s)
         if self._prediction_s:
             self._index.predict(worker.worker_id, prompt.keys, now_s + self._prediction_s)
         return row, _Ticket(self._membership.acquire(worker, work, now_s), work)
@@ -250,7 +252,7 @@ class SimulatedRouter:
     def _question(self, prompt: Prompt, rows: int) -> Question:
         """The last token is always computed, and with it its block."""
         keys = prompt.keys[: (prompt.tokens - 1) // self._block_tokens]
-        question = asked(prompt.tokens, 1, rows)
+        question = replace(asked(prompt.tokens, 1, rows), long_s=self._long_prompts.long_s)
         if not len(keys):
             return question
         matches = self._index.lookup(keys)

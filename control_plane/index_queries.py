@@ -83,6 +83,7 @@ class IndexQueries:
     async def explain(self, request: admin.ExplainPlacementRequest) -> admin.ExplainPlacementResponse:
         """Raises NotFoundError for a request that is not remembered, ClientFault for a prompt that is none."""
         if request.WhichOneof("asked") == "request_id":
+            validation.check_request_id(request.request_id)
             explanation = self._placer.explanation(request.request_id)
             if explanation is None:
                 raise NotFoundError(not_known(request.request_id, self._placer.explained), field="request_id")

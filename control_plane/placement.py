@@ -4,6 +4,7 @@ A policy has filters and weighted terms over columns with a row for each candida
 is best. The highest weighted sum wins; a seeded choice decides between equals, so that routers do not all choose alike.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Question:
 
     device, host: of the prompt's beginning, what lies on the device (or is predicted to) and what follows it in host
     memory. shared: of the prompt, with what runs or waits there, as far as this router knows; sharers: with how many.
-    excluded: (worker, generation) that have already failed the request.
+    excluded: (worker, generation) that have already failed the request. long_s: see `long_prompts`.
     """
 
     prompt_tokens: int
@@ -36,6 +37,7 @@ class Question:
     shared: Floats
     sharers: Floats
     excluded: frozenset[tuple[str, int]] = frozenset()
+    long_s: float = math.inf
 
     @property
     def uncached(self) -> Floats:

@@ -11,6 +11,8 @@ from control_plane.placer import Choice, Explanation
 # As in `placement`: scores that differ by less are equal.
 _EQUAL = 1e-9
 _MOST_NAMED = 5
+# Ids are the clients' own, and the sentence has to fit the metadata of a call.
+_MOST_CHARACTERS = 48
 
 
 def explained(explanation: Explanation, configured_policy: str) -> admin.ExplainPlacementResponse:
@@ -56,8 +58,12 @@ def not_known(request_id: str, remembered: Sequence[str]) -> str:
     """The sentence for a request that is not among those that are remembered, the last one last."""
     if not remembered:
         return f"no request `{request_id}`; this router has not placed any yet"
-    last = ", ".join(reversed(remembered[-_MOST_NAMED:]))
+    last = ", ".join(map(_shortened, reversed(remembered[-_MOST_NAMED:])))
     return f"no request `{request_id}` among the last {len(remembered)} that this router placed; the latest are: {last}"
+
+
+def _shortened(request_id: str) -> str:
+    return request_id if len(request_id) <= _MOST_CHARACTERS else f"{request_id[: _MOST_CHARACTERS - 3]}..."
 
 
 def _best_first(decision: Decision) -> list[int]:

@@ -7,6 +7,7 @@
                                           (1.0 of it on the device, 0.75 in host memory), plus blocks that decode
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,6 +28,8 @@ _FORMULA_HOST_CREDIT = 0.75
 _OVERHEAD_S = 1e-3
 # A second of a request's own work costs so many more seconds of others.
 _WORK_PRICE = 2.0
+# What a long prompt pays in the other half at most, in times of what makes it long.
+_MOST_LONG_PRICE = 1.5
 
 
 def prefill_s(question: Question, candidates: Candidates) -> Floats:
@@ -51,13 +54,19 @@ def expected_ttft_s(question: Question, candidates: Candidates) -> Floats:
 
 
 def ttft(question: Question, candidates: Candidates) -> Floats:
-    """The shortest expected time to the first token over each one's, where own work counts more than waiting.
+    """The lowest price over each one's: seconds to the first token, where own work counts more than waiting.
 
     What a hit saves is saved for everybody who comes after: without that price, requests are spread over workers that
-    have to compute again what others hold. `benchmarks.placement` found it flat between 1 and 4.
+    have to compute again what others hold. And a long prompt pays for the half of the pool that short ones are quick
+    in. `rachis bench placement` found both flat in their constants.
     """
     own_s = prefill_s(question, candidates)
-    return _lowest_over(candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S)
+    price = candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
+    shortest_s = float(own_s.min(initial=math.inf))
+    if shortest_s > question.long_s:
+        rows = len(candidates)
+        price[rows - rows // 2 :] += min(shortest_s, _MOST_LONG_PRICE * question.long_s)
+    return _lowest_over(price)
 
 
 def cached(question: Question, _candidates: Candidates) -> Floats:

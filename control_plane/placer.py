@@ -20,6 +20,7 @@ from control_plane.candidates import Candidates
 from control_plane.disaggregation import Prices, Reason
 from control_plane.job import Job
 from control_plane.loads import Work
+from control_plane.long_prompts import LongPrompts
 from control_plane.membership import Membership
 from control_plane.placement import Decision, PlacementPolicy, Question
 from control_plane.placement_terms import make_policy, prefill_s
@@ -104,6 +105,7 @@ class Placer:
         self._choice = random.Random(settings.seed)
         self._running = RunningPrefixes()
         self._recent = RecentPrompts()
+        self._long_prompts = LongPrompts()
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
         self.reasons: Counter[Reason] = Counter()
         self.load_only_decisions = 0
@@ -225,7 +227,16 @@ class Placer:
                     found = running.get(worker.worker_id)
                     if found is not None:
                         shared[row], sharers[row] = found.chunks * self.chunk_tokens, found.requests
-        return Question(len(job.token_ids), max_tokens_of(job.sampling), device, host, shared, sharers, excluded)
+        return Question(
+            len(job.token_ids),
+            max_tokens_of(job.sampling),
+            device,
+            host,
+            shared,
+            sharers,
+            excluded,
+            self._long_prompts.long_s,
+        )
 
     def _slot(self, worker: WorkerSnapshot) -> int:
         """Claims of another generation say nothing of this one."""
@@ -240,6 +251,7 @@ class Placer:
             uncomputed = round(float(question.uncached[row]))
             expected_s = float(prefill_s(question, candidates)[row])
             work = Work(len(job.token_ids), uncomputed, expected_s)
+            self._long_prompts.add(expected_s)
             prompt = self._prompt(job)
             self._recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.cache_salt, expected_s))
         else:

@@ -54,7 +54,7 @@ class Replication:
         self._give_up_cooled(by_key)
         for workers in self.copies.values():
             # Who is gone, even for a moment, holds nothing any more.
-            workers &= queue_s.keys()
+            workers.intersection_update(queue_s)
         worst: tuple[float, Copy] | None = None
         for key, demand in by_key.items():
             holders = {*demand.prefix.device, *demand.prefix.host, *self.copies.get(key, ())} & queue_s.keys()

@@ -212,8 +212,11 @@ class ClaimFeed:
 
     async def keep(self) -> None:
         """Writes what has changed until cancelled or superseded; an outage of Redis is logged once and outlived."""
+        task = asyncio.current_task()
+        assert task is not None
         is_down = False
-        while not self.is_superseded:
+        # redis-py sends within `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
+        while not self.is_superseded and not task.cancelling():
             try:
                 await self._exchange()
             except (redis.RedisError, OSError) as error:
@@ -229,7 +232,8 @@ class ClaimFeed:
             await asyncio.sleep(self._index.write_interval_s)
             if not self._is_lost and not self._resync:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), max(0.0, self._next_check_s - monotonic_s()))
+                    async with asyncio.timeout(max(0.0, self._next_check_s - monotonic_s())):
+                        await self._told.wait()
 
     async def close(self) -> None:
         """What is written stays, until a successor voids it or it expires."""

@@ -77,8 +77,11 @@ class Registration:
 
     async def keep(self) -> None:
         """Renews the record until cancelled; an outage of Redis is logged once and outlived."""
+        task = asyncio.current_task()
+        assert task is not None
         lost = False
-        while True:
+        # redis-py sends within `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
+        while not task.cancelling():
             try:
                 self._changed.clear()
                 await self.publish()

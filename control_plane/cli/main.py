@@ -554,7 +554,7 @@ def bench_placement(
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Simulated prefill workers.")] = 16,
     load: Annotated[
         float, typer.Option(min=0.01, max=1.5, help="Share of the workers' time that `cost_formula` needs.")
-    ] = 0.9,
+    ] = 0.95,
     speed: Annotated[
         float | None, typer.Option(min=1e-6, max=1e6, help="So many times the trace's own, instead of a load.")
     ] = None,

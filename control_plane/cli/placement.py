@@ -80,6 +80,8 @@ def _print_decision(decision: dict[str, Any]) -> None:
     names = [term["name"] for term in decision["terms"]]
     if names:
         out.print("score = " + " + ".join(f"{term['weight']:g} {term['name']}" for term in decision["terms"]))
+    # Prefixes that run decide on decode, queues on prefill.
+    is_prefill = decision["pool"] == "prefill"
     rows = [
         (
             candidate["worker_id"],
@@ -87,14 +89,19 @@ def _print_decision(decision: dict[str, Any]) -> None:
             *(f"{candidate['terms'][name]:.3f}" for name in names),
             short_number(candidate["device_tokens"]),
             short_number(candidate["host_tokens"]),
-            f"{short_number(candidate['shared_tokens'])} x {candidate['sharers']}" if candidate["sharers"] else "-",
             candidate["in_flight_requests"],
-            _seconds(candidate["queue_s"]),
+            _seconds(candidate["queue_s"]) if is_prefill else _shared(candidate),
         )
         for candidate in decision["candidates"]
     ]
     if rows:
-        print_table("", ("worker", "score", *names, "device", "host", "shared", "in flight", "queue"), rows)
+        last = "queue" if is_prefill else "shared"
+        print_table("", ("worker", "score", *names, "device", "host", "in flight", last), rows)
+
+
+def _shared(candidate: dict[str, Any]) -> str:
+    """Tokens, and with how many requests."""
+    return f"{short_number(candidate['shared_tokens'])} x {candidate['sharers']}" if candidate["sharers"] else "-"
 
 
 def _title(decision: dict[str, Any]) -> str:

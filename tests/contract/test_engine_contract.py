@@ -17,6 +17,7 @@ from cluster_core.engine import (
     FirstToken,
     HandoffOutcome,
     PrefixClaimChange,
+    PrefixClaims,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
 from kv_transfer.prefix_chunks import chunk_keys, root_key
@@ -268,7 +269,7 @@ async def test_cached_chunks_are_told_by_the_keys_that_everybody_finds(
     assert len(expected) == 4
     claims = await engine.prefix_claims()
     assert expected <= claims.device
-    assert (believed[0], believed[1]) == (claims.device, claims.host)
+    assert PrefixClaims(*map(frozenset, believed)) == claims
 
 
 async def test_a_follower_hears_first_what_is_there_already(engine: Engine) -> None:
@@ -289,14 +290,14 @@ async def test_a_look_at_the_pools_has_its_place_among_the_changes(engine: Engin
     """What was believed at that place is what the pools held, whatever runs meanwhile."""
     believed: tuple[set[int], set[int]] = (set(), set())
     engine.follow_claims(lambda change: believe(believed, change))
-    at_look: list[tuple[set[int], set[int]]] = []
+    at_look: list[PrefixClaims] = []
     rng = random.Random(1)
     prompts = [tuple(rng.randrange(250) for _ in range(300)) for _ in range(6)]
 
     running = [asyncio.create_task(outputs_of(engine, make_job(3, prompt=prompt))) for prompt in prompts]
     for _ in range(5):
-        claims = await engine.prefix_claims(lambda: at_look.append((set(believed[0]), set(believed[1]))))
-        assert at_look[-1] == (claims.device, claims.host)
+        claims = await engine.prefix_claims(lambda: at_look.append(PrefixClaims(*map(frozenset, believed))))
+        assert at_look[-1] == claims
     await asyncio.gather(*running)
 
 

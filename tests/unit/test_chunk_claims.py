@@ -144,7 +144,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     def claims_are_the_whole_chunks(self) -> None:
         self.claims.check_invariants()
         claims = self.claims.claims()
-        assert (claims.device, claims.host) == (self.expected(Tier.DEVICE), self.expected(Tier.HOST))
+        assert claims == PrefixClaims(*(frozenset(self.expected(tier)) for tier in (Tier.DEVICE, Tier.HOST)))
         assert self.claims.audit(self.there[Tier.DEVICE], self.there[Tier.HOST]) == claims
         assert len(self.claims) == len(self.there[Tier.DEVICE] | self.there[Tier.HOST]), "more than what lies anywhere"
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
@@ -52,7 +53,7 @@ class Server:
         self._process = child_process.start_bound(command, self._folder / "log")
         await until(lambda: _answers(client))
         if self._cluster:
-            await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))  # type: ignore[no-untyped-call]
             await until(lambda: _cluster_is_ok(client))
         return client
 
@@ -80,7 +81,7 @@ async def _answers(client: redis.Redis) -> bool:
 
 
 async def _cluster_is_ok(client: redis.Redis) -> bool:
-    info = await client.execute_command("CLUSTER INFO")
+    info = await client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
     return bool(info["cluster_state"] == "ok")
 
 
@@ -89,7 +90,8 @@ async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -
     async with asyncio.timeout(timeout_s):
         while not await holds():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pause.wait(), 0.005)
+                async with asyncio.timeout(0.005):
+                    await pause.wait()
 
 
 @pytest.fixture(scope="module", params=["alone", "cluster"])
@@ -337,7 +339,7 @@ async def test_an_answer_that_got_lost_writes_nothing_twice(server: Server, clie
         write = feed._write
 
         async def lose_the_answer(*arguments: object, **named: object) -> bytes:
-            feed._write = write  # type: ignore[assignment]
+            feed._write = write
             await write(*arguments, **named)  # type: ignore[arg-type]
             feed.changed(device(3))
             raise redis.TimeoutError("no answer")
@@ -371,7 +373,8 @@ async def _believed_after(client: redis.Redis, sequence: int) -> PrefixClaims:
     from kv_transfer.claims import decode_batch
 
     believed: set[int] = set()
-    for _, fields in await client.xrange(registry.claims_key(SERVICE, WORKER), max=f"1000-{sequence}"):
+    entries: Any = await client.xrange(registry.claims_key(SERVICE, WORKER), max=f"1000-{sequence}")
+    for _, fields in entries:
         change = decode_batch(fields[b"b"]).change
         believed |= set(change.device_stored.tolist())
         believed -= set(change.device_removed.tolist())
@@ -413,7 +416,8 @@ async def test_a_superseded_worker_leaves_the_record_to_its_successor(tmp_path: 
         await older.publish()
         client = redis.Redis.from_url(server.url)
         key = registry.worker_key(SERVICE, WORKER)
-        assert wire.WorkerRegistration.FromString(await client.get(key) or b"").stored_blocks == 9
+        written: Any = await client.get(key)
+        assert wire.WorkerRegistration.FromString(written).stored_blocks == 9
         await client.set(key, b"newer")
 
         older.superseded()

@@ -14,6 +14,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.clock import unix_ms
 from cluster_core.errors import UnavailableError
 from control_plane.claim_following import FeedCounts
 from control_plane.index_check import IndexCheck, compared
@@ -23,7 +24,7 @@ from control_plane.redis_index import IndexHealth, WorkerFeedHealth
 from kv_transfer.claims import ClaimChange
 from kv_transfer.prefix_chunks import short_name
 from kv_transfer.radix_tree import Tier
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, completion_of, field_of, named
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, completion_of, field_of, named, until
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster, keys_of
 
 
@@ -203,14 +204,29 @@ async def test_a_request_that_is_not_remembered_is_told_with_the_latest_that_are
     assert (nothing.value.code(), field_of(nothing.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "asked")
 
 
+async def test_ids_of_any_length_and_script_do_not_break_the_sentence(cluster: Cluster) -> None:
+    for number in range(5):
+        await cluster.generate(request_id="\N{GRINNING FACE}" * 127 + str(number), max_tokens=1)
+
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await explain(cluster, request_id="\N{GRINNING FACE}" * 128)
+    with pytest.raises(grpc.aio.AioRpcError) as too_long:
+        await explain(cluster, request_id="x" * 100_000)
+
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (too_long.value.code(), field_of(too_long.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+
+
 async def test_questions_change_nothing(cluster: Cluster) -> None:
     await cluster.generate(PROMPT)
+    await until(lambda: bool(index_of(cluster).hottest(1, unix_ms() / 1000)))
     before = remembered(cluster)
 
     for _ in range(3):
         supposed = admin.SupposedRequest(prompt=asked(PROMPT), max_tokens=3)
         told = await explain(cluster, supposed=supposed)
-        await lookup(cluster, PROMPT)
+        # Nobody holds it, so that a choice between equals is made.
+        assert (await lookup(cluster, "unknown " * 12)).choices[0].equals == 2
         await cluster.admin.GetHottestPrefixes(admin.GetHottestPrefixesRequest(at_most=10))
         await cluster.admin.GetIndexStatus(admin.GetIndexStatusRequest())
 
@@ -228,6 +244,7 @@ def remembered(cluster: Cluster) -> dict[str, Any]:
         "explained": placer.explained,
         "reasons": dict(placer.reasons),
         "running": len(placer._running),
+        "long": placer._long_prompts._added,
         "recent": {name: len(value) for name, value in vars(placer._recent).items() if hasattr(value, "__len__")},
         "loads": cluster.router.membership.loads._columns.tolist(),
         "entries": index.entries,

@@ -1,5 +1,6 @@
 """Which worker a request goes to: terms, policies, ties; and whether it is disaggregated at all."""
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from control_plane import disaggregation, placement_terms
 from control_plane.candidates import Candidates, candidates, fixed_columns
 from control_plane.disaggregation import Prices, Reason
 from control_plane.loads import Load
+from control_plane.long_prompts import LongPrompts
 from control_plane.placement import Decision, PlacementPolicy, Question, asked
 from control_plane.placement_terms import POLICIES, make_policy
 from control_plane.running_prefixes import RunningPrefixes, Shared
@@ -114,6 +116,39 @@ def test_hotness_goes_where_the_first_token_is_expected_first() -> None:
     assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=1e-4), question) == "a"
     assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=0.2e-4), question) == "b"
     assert chosen(policy, pool({"a": busy, "b": {}}, now_s=0.02, prefill_s_per_token=0.2e-4), question) == "a"
+
+
+def test_long_prompts_keep_to_one_half_at_a_price() -> None:
+    """1000 tokens take 100 ms; what is above 50 ms is long and pays 75 ms in the second half, b's."""
+    policy = make_policy("hotness", PREFILL)
+
+    def winner(tokens: int, queue_s: float, long_s: float) -> str | None:
+        among = pool({"a": {Load.FREE_AT_S: queue_s}, "b": {}}, prefill_s_per_token=1e-4)
+        return chosen(policy, among, replace(asked(tokens, 1, 2), long_s=long_s))
+
+    assert winner(1000, 0.07, 0.05) == "a"
+    assert winner(1000, 0.08, 0.05) == "b", "nothing is forbidden"
+    assert winner(400, 0.01, 0.05) == "b", "short ones go where it is quick"
+    assert winner(1000, 0.01, math.inf) == "b"
+    alone = pool({"a": {}}, prefill_s_per_token=1e-4)
+    assert (
+        make_policy("hotness", PREFILL)
+        .choose(replace(asked(1000, 1, 1), long_s=0.01), alone, random.Random(0))
+        .scores[0]
+        == 1
+    )
+
+
+def test_what_is_long_is_told_by_the_work_it_brings() -> None:
+    prompts = LongPrompts()
+    for number in range(63):
+        prompts.add(9.0 if number % 10 == 0 else 1.0)
+    assert prompts.long_s == math.inf
+    prompts.add(1.0)
+    assert prompts.long_s == 9.0, "7 of 64 bring more than two fifths"
+    for _ in range(1024):
+        prompts.add(2.0)
+    assert prompts.long_s == 2.0
 
 
 def test_hotness_weighs_loading_from_host_memory_at_its_price() -> None:

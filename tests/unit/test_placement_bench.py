@@ -10,7 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import placement
-from benchmarks.placement import LOAD_TOLERANCE, Cluster, at_speed, prompts_of, simulate, speed_for, speedups
+from benchmarks.placement import (
+    LOAD_TOLERANCE,
+    Cluster,
+    SimulatedRouter,
+    at_speed,
+    prompts_of,
+    simulate,
+    speed_for,
+    speedups,
+)  # fmt: skip
 from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read_costs
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from benchmarks.prefix_traces import SHAPES, Trace, TraceRequest, generated
@@ -18,6 +27,7 @@ from cluster_core.errors import ConfigError, InvalidInputError
 from control_plane.cli.bench_placement import policy_names
 from control_plane.cli.main import app
 from control_plane.placement_terms import POLICIES
+from kv_transfer.claims import ClaimChange
 from kv_transfer.tier_settings import TierSettings
 from kv_transfer.tiers import Admission, TierRules
 from prefill_worker.preemption import default_model
@@ -86,11 +96,12 @@ def test_costs_that_cannot_be_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_prompts_are_prefilled_one_by_one_as_they_come() -> None:
-    found = run([prompt(0, 0.0, 5, []), prompt(1, 1.0, 3, []), prompt(2, 20.0, 4, [])], "round_robin", cluster())
-    assert found.queue_s.tolist() == [0.0, 4.0, 0.0]
-    assert found.ttft_s.tolist() == [5.0, 7.0, 4.0]
-    assert found.busy_s.tolist() == [12.0]
-    assert found.load == pytest.approx(12 / 20)
+    asked = [prompt(0, 0.0, 5, []), prompt(1, 1.0, 3, []), prompt(2, 2.0, 1, []), prompt(3, 20.0, 4, [])]
+    found = run(asked, "round_robin", cluster())
+    assert found.queue_s.tolist() == [0.0, 4.0, 6.0, 0.0]
+    assert found.ttft_s.tolist() == [5.0, 7.0, 7.0, 4.0]
+    assert found.busy_s.tolist() == [13.0]
+    assert found.load == pytest.approx(13 / 20)
 
 
 def test_prefix_is_computed_once_and_loaded_once_it_has_left_the_device() -> None:
@@ -191,6 +202,26 @@ def test_sibling_is_seen_by_prediction_before_the_worker_has_told() -> None:
     assert any(each.placed_on[0] != each.placed_on[1] for each in unforeseen)
 
 
+def test_index_hears_of_blocks_with_a_delay() -> None:
+    asked = [prompt(0, 0.0, 51, [1, 2, 3, 4, 5]), prompt(1, 60.0, 51, [1, 2, 3, 4, 5])]
+    seeds = range(5)
+    soon, late = (
+        [run(asked, "prefix_only", cluster(8, event_delay_s=delay_s, seed=seed)).placed_on for seed in seeds]
+        for delay_s in (8.0, 10.0)
+    )
+    assert all(each[0] == each[1] for each in soon)
+    assert any(each[0] != each[1] for each in late)
+
+
+def test_router_counts_what_lies_on_the_device_and_what_follows_in_host_memory() -> None:
+    router = SimulatedRouter(["prefill-0000"], "hotness", cluster(), 100)
+    device, host = np.array([1, 2], dtype=np.uint64), np.array([1, 2, 3], dtype=np.uint64)
+    router.told("prefill-0000", ClaimChange(device_stored=device, host_stored=host))
+    _, ticket = router.place(prompt(0, 0.0, 35, [1, 2, 3]), 0.0)
+    assert ticket.work.uncomputed_tokens == 5
+    assert ticket.work.expected_s == pytest.approx(5 + 10 * 0.1, abs=0.01)
+
+
 def test_published_formula_chooses_as_computed_by_hand() -> None:
     # 0 takes 40 tokens of new work; 1 goes to the other and takes 30. 2 has 20 of 30 tokens cached where 0 runs:
     # 40 + 30 - 20 = 50 there against 30 + 30 = 60; without prediction nothing is cached yet: 70 against 60.
@@ -271,7 +302,7 @@ def test_command_prints_json_of_all_policies(small: Path) -> None:
     wanted = {"ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "hit_ratio", "imbalance"}
     assert all(wanted <= set(figures) for figures in result["policies"].values())
     assert set(result["ttft_p90_speedup"]) == set(POLICIES) - {"hotness"}
-    assert result["policies"]["cost_formula"]["load"] == pytest.approx(0.9, abs=0.2)
+    assert result["policies"]["cost_formula"]["load"] == pytest.approx(0.95, abs=0.2)
     assert invoke("--trace", str(small), "--workers", "2", "--json").stdout == found.stdout
 
 
