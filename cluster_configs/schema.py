@@ -252,18 +252,32 @@ class IndexSection(Section):
     )
 
 
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+class PrefillWeights(Section):
+    """What the terms of policy `hotness` weigh on the prefill pool; 0 leaves one out."""
+
+    ttft: Weight = Field(1.0, description="Expected time to the first token.")
+
+
+class DecodeWeights(Section):
+    """The same on the decode pool."""
+
+    affinity: Weight = Field(2.0, description="What of the prompt is shared with what runs and waits there.")
+    pull: Weight = Field(0.5, description="KV that does not have to be pulled.")
+    room: Weight = Field(2.0, description="Free places in the batch.")
+    memory: Weight = Field(1.0, description="KV memory left.")
+
+
 class PlacementSection(Section):
     """Which worker a request goes to."""
 
     policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula"] = Field(
         "hotness", description="See docs/placement.md; all but the first are there to be compared with."
     )
-    prefill_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] = Field(
-        {}, description="Weights of the terms of `hotness` on the prefill pool, instead of the defaults."
-    )
-    decode_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] = Field(
-        {}, description="The same on the decode pool."
-    )
+    prefill_weights: PrefillWeights = PrefillWeights()
+    decode_weights: DecodeWeights = DecodeWeights()
     prediction_s: Seconds = Field(
         5.0, description="How long a prefix counts as held by the worker it was sent to, before its blocks are told."
     )

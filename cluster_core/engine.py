@@ -246,6 +246,8 @@ class EngineCosts:
     decode_step_s: float = 0.0
     pull_s: float = 0.0
     pull_s_per_token: float = 0.0
+    prefill_s: float = 0.0
+    prefill_s_per_pair: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

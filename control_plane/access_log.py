@@ -22,7 +22,7 @@ import numpy as np
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s, unix_ms
@@ -122,7 +122,7 @@ class AccessLog:
         return monotonic_s() + self._clock_offset_s
 
     async def follow(self) -> None:
-        while True:
+        while not_cancelled():
             try:
                 await self.poll()
             except (redis.RedisError, OSError) as error:

@@ -43,10 +43,12 @@ def prices(prefill: Decision, prefill_question: Question, decode: Decision, deco
     """Of the two winners, which have to be there."""
     row, workers = decode.winner, decode.candidates
     compute_s = float(prefill_s(decode_question, workers)[row])
-    local_s = compute_s * (1.0 + float(workers.in_flight_requests[row])) + float(workers.fixed.decode_step_s[row])
+    local_s = compute_s * (1.0 + float(workers.in_flight_requests[row]))
     pulled = max(decode_question.prompt_tokens - float(decode_question.device[row]), 0.0)
     pull_s = float(workers.fixed.pull_s[row] + pulled * workers.fixed.pull_s_per_token[row])
-    remote_s = float(expected_ttft_s(prefill_question, prefill.candidates)[prefill.winner]) + pull_s
+    # The first token is sampled on the prefill worker, and takes a step on the decode worker once more.
+    replay_s = float(workers.fixed.decode_step_s[row])
+    remote_s = float(expected_ttft_s(prefill_question, prefill.candidates)[prefill.winner]) + pull_s + replay_s
     return Prices(local_s, remote_s, round(float(decode_question.uncached[row])))
 
 

@@ -126,8 +126,8 @@ class IndexQueries:
             gaps=health.counts.gaps,
             resyncs=health.counts.resyncs,
             damaged=health.counts.damaged,
-            load_only_decisions=self._placer.load_only_decisions,
-            disaggregation={reason.value: count for reason, count in self._placer.reasons.items()},
+            load_only_decisions=self._placer.counts.load_only,
+            disaggregation={reason.value: count for reason, count in self._placer.counts.reasons.items()},
         )
 
     async def _checked_tokens(self, prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -> list[int]:

@@ -14,6 +14,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.placement_counts import PlacementCounts
+from control_plane.replicator import Replicator
 from control_plane.worker_snapshot import Pool
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,13 @@ class PlacementCollector(Collector):
         self,
         status: Callable[[], admin.GetIndexStatusResponse],
         counts: PlacementCounts,
+        replicator: Replicator,
         untrue: Callable[[], Mapping[str, int] | None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._status = status
         self._counts = counts
+        self._replicator = replicator
         self._untrue = untrue
         self._loop = loop
 
@@ -53,7 +56,11 @@ class PlacementCollector(Collector):
 
     async def _read(self) -> list[Metric]:
         status = self._status()
-        return [*index_metrics(status, self._untrue()), *placement_metrics(status, self._counts)]
+        return [
+            *index_metrics(status, self._untrue()),
+            *placement_metrics(status, self._counts),
+            *replication_metrics(self._replicator),
+        ]
 
 
 def index_metrics(status: admin.GetIndexStatusResponse, untrue: Mapping[str, int] | None) -> list[Metric]:
@@ -133,6 +140,16 @@ def placement_metrics(status: admin.GetIndexStatusResponse, counts: PlacementCou
             ("reason",),
             {(reason,): count for reason, count in status.disaggregation.items()},
         ),
+    ]
+
+
+def replication_metrics(replicator: Replicator) -> list[Metric]:
+    held = sum(map(len, replicator.plan.copies.values()))
+    return [
+        _counter("rachis_replication_copies_total", "Hot prefixes copied to a further worker", replicator.copies),
+        _counter("rachis_replication_failed_total", "Copies that came to nothing", replicator.failed),
+        _counter("rachis_replication_given_up_total", "Prefixes that have cooled since", replicator.plan.given_up),
+        _gauge("rachis_replication_copies", "Copies of prefixes that have not cooled", held),
     ]
 
 

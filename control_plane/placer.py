@@ -4,7 +4,7 @@ Nothing here waits: a decision is made from memory. While the index is stale, pl
 """
 
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from control_plane.loads import Work
 from control_plane.long_prompts import LongPrompts
 from control_plane.membership import Membership
 from control_plane.placement import Decision, PlacementPolicy, Question
+from control_plane.placement_counts import PlacementCounts
 from control_plane.placement_terms import make_policy, prefill_s
 from control_plane.prefix_index import PrefixIndex
 from control_plane.recent_prompts import RecentPrompt, RecentPrompts
@@ -34,6 +35,8 @@ from kv_transfer.prefix_chunks import Keys, PackedPrompt, chunk_keys, root_key
 
 # Requests whose decisions are kept, for `rachis placement explain`.
 _MOST_EXPLAINED = 1000
+_MOST_CHOICES = 8
+_OURS = "hotness"
 _LOAD_ONLY = "least_loaded"
 # Prefixes that are looked at for copies, and requests of one that its cost is the mean of.
 _MOST_DEMANDS = 32
@@ -63,10 +66,10 @@ class Choice:
 
 @dataclass(slots=True)
 class Explanation:
-    """What was decided for one request, in order."""
+    """What was decided for one request, in order; of many attempts the last ones."""
 
     request_id: str
-    choices: list[Choice] = field(default_factory=list)
+    choices: deque[Choice] = field(default_factory=lambda: deque(maxlen=_MOST_CHOICES))
     reason: Reason | None = None
     prices: Prices | None = None
 
@@ -76,7 +79,7 @@ class Placer:
 
     is_stale: whether the index is too old to be believed. index_time_s: now, on the clock of hotness.
     asked_for(keys): told of each request's prompt, once.
-    reasons: decisions on disaggregation so far. load_only_decisions: placements while the index was stale.
+    counts: what was decided so far.
     """
 
     def __init__(
@@ -100,15 +103,17 @@ class Placer:
         self._asked_for = asked_for
         self._now_of_index = index_time_s
         weights = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
-        self._policies = {pool: make_policy(settings.policy, pool, weights[pool]) for pool in _POOLS}
+        self._policies = {
+            pool: make_policy(settings.policy, pool, weights[pool].model_dump() if settings.policy == _OURS else None)
+            for pool in _POOLS
+        }
         self._load_only = {pool: make_policy(_LOAD_ONLY, pool) for pool in _POOLS}
         self._choice = random.Random(settings.seed)
         self._running = RunningPrefixes()
         self._recent = RecentPrompts()
         self._long_prompts = LongPrompts()
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
-        self.reasons: Counter[Reason] = Counter()
-        self.load_only_decisions = 0
+        self.counts = PlacementCounts()
 
     def packed(self, token_ids: Sequence[int] | NDArray[np.uint32], cache_salt: str) -> PackedPrompt:
         """A tenant's prompt with the names of its chunks."""
@@ -124,7 +129,8 @@ class Placer:
     def place(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset()) -> Placement | None:
         """None when no worker of the pool may get the request."""
         choice = self._decided(job, pool, excluded)
-        self.load_only_decisions += choice.policy is self._load_only[pool]
+        load_only = choice.policy is self._load_only[pool]
+        self.counts.placed(pool, choice.policy.name, choice.question, choice.decision, load_only=load_only)
         self._explanation(job).choices.append(choice)
         return self._placement(job, choice)
 
@@ -133,6 +139,8 @@ class Placer:
 
         is_whole: nothing more comes to the prompt; what still arrives is prefilled where that is waited for.
         """
+        # A client may give one name to many requests: the last one is explained.
+        self._explanations.pop(job.request_id, None)
         explanation = self._explanation(job)
         explanation.reason = Reason.ALWAYS if is_whole else Reason.SESSION
         if is_whole and self._settings.disaggregation != "always":
@@ -146,7 +154,7 @@ class Placer:
                     prefill.decision, prefill.question, decode.decision, decode.question
                 )
                 explanation.reason = disaggregation.decide(explanation.prices, self._settings.local_prefill_tokens)
-        self.reasons[explanation.reason] += 1
+        self.counts.reasons[explanation.reason] += 1
         return explanation.reason
 
     def explanation(self, request_id: str) -> Explanation | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import connect, not_cancelled
 from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 
 from cluster_core.clock import monotonic_s
@@ -133,7 +133,7 @@ class IndexFollower:
         self.connected = True
 
     async def follow(self) -> None:
-        while True:
+        while not_cancelled():
             try:
                 await self.poll()
             except (redis.RedisError, OSError) as error:

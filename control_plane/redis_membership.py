@@ -11,7 +11,7 @@ from collections.abc import Callable
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
@@ -49,7 +49,7 @@ class RegistryFollower:
         self.changed = asyncio.Condition()
 
     async def follow(self) -> None:
-        while True:
+        while not_cancelled():
             try:
                 registrations = await self._read()
             except (redis.RedisError, OSError) as error:

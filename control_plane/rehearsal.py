@@ -5,13 +5,14 @@ own: the seeded choice, what is explained, and the counts of reasons. Nothing is
 """
 
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import RequestId
 from control_plane.job import Job
+from control_plane.placement_counts import PlacementCounts
 from control_plane.placer import Explanation, Placer
 from control_plane.request import RequestLifecycle
 
@@ -26,7 +27,7 @@ class Rehearsal(Placer):
         self.__dict__.update(placer.__dict__)
         self._choice = random.Random(0)
         self._explanations = OrderedDict()
-        self.reasons = Counter()
+        self.counts = PlacementCounts()
 
     def explain(self, token_ids: list[int], max_tokens: int, cache_salt: str) -> Explanation:
         """A request with a whole prompt: whether it would be disaggregated, and whom each pool would choose."""

@@ -11,7 +11,7 @@ import secrets
 
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import connect, not_cancelled
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -58,7 +58,7 @@ class Replicator:
         self.failed = 0
 
     async def run(self) -> None:
-        while True:
+        while not_cancelled():
             await asyncio.sleep(_INTERVAL_S)
             try:
                 if await self._redis.eval(_HOLD, 1, self._key, self._router_id, _LEASE_MS):

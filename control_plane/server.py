@@ -20,7 +20,6 @@ from control_plane.index_queries import IndexQueries
 from control_plane.malformed_input import MalformedInputInterceptor
 from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
-from control_plane.placement_counts import PlacementCounts
 from control_plane.placement_metrics import PlacementCollector
 from control_plane.placer import Placer
 from control_plane.redis_membership import RegistryFollower
@@ -164,7 +163,9 @@ class RouterServer:
         loop = asyncio.get_running_loop()
         self.metrics.registry.register(WorkerCollector(self._views, loop))
         untrue = lambda: self._check.untrue  # noqa: E731
-        self.metrics.registry.register(PlacementCollector(self._queries.status, PlacementCounts(), untrue, loop))
+        self.metrics.registry.register(
+            PlacementCollector(self._queries.status, self._placer.counts, self._replicator, untrue, loop)
+        )
         try:
             self.metrics.serve(self._config.host, self._config.metrics_port)
         except OSError as error:

@@ -49,7 +49,7 @@ def next_key(key: int, token_ids: TokenIds) -> int:
 
 
 def chunk_keys(token_ids: TokenIds, root: int, chunk_tokens: int) -> Keys:
-    """Keys of the full chunks of a prompt, in order; a rest shorter than a chunk has none. A uint32 array is fastest."""
+    """Keys of the full chunks of a prompt, in order; a shorter rest has none. A uint32 array is fastest."""
     packed = memoryview(_packed(token_ids))
     chunk_bytes = chunk_tokens * _TOKEN_BYTES
     key = root

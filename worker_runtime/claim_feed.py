@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import redis.asyncio as redis
 from rachis import registry
+from rachis.redis_client import connect, not_cancelled
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
@@ -148,7 +149,7 @@ class ClaimFeed:
     ) -> None:
         self.sequence = 0
         self.counters = FeedCounters()
-        self._redis = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+        self._redis = connect(url, timeout_s)
         self._write, self._snapshot, self._check = map(self._redis.register_script, (_WRITE, _SNAPSHOT, _CHECK))
         self._keys = [
             key(service_id, worker_id) for key in (registry.claims_key, registry.snapshot_key, registry.resync_key)
@@ -212,11 +213,8 @@ class ClaimFeed:
 
     async def keep(self) -> None:
         """Writes what has changed until cancelled or superseded; an outage of Redis is logged once and outlived."""
-        task = asyncio.current_task()
-        assert task is not None
         is_down = False
-        # redis-py sends within `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
-        while not self.is_superseded and not task.cancelling():
+        while not self.is_superseded and not_cancelled():
             try:
                 await self._exchange()
             except (redis.RedisError, OSError) as error:

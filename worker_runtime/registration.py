@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import unix_ms
@@ -77,11 +77,8 @@ class Registration:
 
     async def keep(self) -> None:
         """Renews the record until cancelled; an outage of Redis is logged once and outlived."""
-        task = asyncio.current_task()
-        assert task is not None
         lost = False
-        # redis-py sends within `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
-        while not task.cancelling():
+        while not_cancelled():
             try:
                 self._changed.clear()
                 await self.publish()

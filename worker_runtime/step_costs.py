@@ -1,12 +1,15 @@
 """What work costs on one engine, measured while it runs; pure. All averages are decayed: old measurements fade."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from cluster_core.engine import EngineCosts
 
 # Of its weight a measurement keeps so much with each later one of its kind: about the last 50 count.
 _KEEP = 0.98
+_RIDGE = 1e-4
 
 
 @dataclass(slots=True)
@@ -60,31 +63,65 @@ class _Line:
         return (fixed, slope) if fixed >= 0 else (0.0, self.product / self.units_squared)
 
 
+class _Prefill:
+    """Seconds of a step as a fixed part, one for each token computed and one for each pair of a token and one that it
+    attends to: least squares, none of them negative.
+
+    What the measurements do not tell apart is spread over the three by a slight ridge.
+    """
+
+    def __init__(self) -> None:
+        self._squares = np.zeros((3, 3))
+        self._products = np.zeros(3)
+        self.values = (0.0, 0.0, 0.0)
+
+    def add(self, seconds: float, tokens: float, pairs: float) -> None:
+        work = np.array([1.0, tokens, pairs])
+        self._squares = self._squares * _KEEP + np.outer(work, work)
+        self._products = self._products * _KEEP + seconds * work
+        self.values = self._solved()
+
+    def _solved(self) -> tuple[float, float, float]:
+        scale = np.sqrt(np.diag(self._squares))
+        squares = self._squares / np.outer(scale, scale)
+        products = self._products / scale
+        solution = np.zeros(3)
+        kept = [0, 1, 2]
+        while kept:
+            part = np.linalg.solve(squares[np.ix_(kept, kept)] + _RIDGE * np.eye(len(kept)), products[kept])
+            if (part >= 0).all():
+                solution[kept] = part
+                break
+            del kept[int(part.argmin())]
+        fixed, each, pair = (solution / scale).tolist()
+        return fixed, each, pair
+
+
 class StepCosts:
     """See `cluster_core.engine.EngineCosts`."""
 
     def __init__(self) -> None:
-        self._prefill = _Average()
+        self._prefill = _Prefill()
         self._decode = _Average()
         self._load = _Average()
         self._pull = _Line()
         self._loaded: tuple[float, int] = (0.0, 0)
         self._costs: EngineCosts | None = EngineCosts()
 
-    def stepped(self, seconds: float, scheduled: Mapping[str, int], tokens: int) -> None:
-        """An engine step took so long. scheduled: tokens by request, `tokens` in all.
+    def stepped(self, seconds: float, prefilled: Sequence[tuple[int, int]], decoding: int) -> None:
+        """An engine step took so long. prefilled: of each prompt, tokens computed before and in this step.
 
         Of a step that does both, what a step that only decodes takes is not counted as prefill.
         """
-        if not tokens:
+        if not prefilled:
+            if decoding:
+                self._decode.add(seconds, 1)
+                self._costs = None
             return
         self._costs = None
-        if tokens == len(scheduled):
-            self._decode.add(seconds, 1)
-            return
-        decoding = sum(each == 1 for each in scheduled.values())
         rest = seconds - self._decode.value if decoding else seconds
-        self._prefill.add(max(0.0, rest), tokens - decoding)
+        pairs = sum(tokens * (before + tokens / 2) for before, tokens in prefilled)
+        self._prefill.add(max(0.0, rest), sum(tokens for _, tokens in prefilled), pairs)
 
     def loaded(self, seconds: float, tokens: int) -> None:
         """So much has been copied between device and host memory since the start, and how long it took."""
@@ -99,6 +136,15 @@ class StepCosts:
 
     def costs(self) -> EngineCosts:
         if self._costs is None:
-            fixed, each = self._pull.values
-            self._costs = EngineCosts(self._prefill.value, self._load.value, self._decode.value, fixed, each)
+            prefill_s, prefill_s_per_token, prefill_s_per_pair = self._prefill.values
+            pull_s, pull_s_per_token = self._pull.values
+            self._costs = EngineCosts(
+                prefill_s=prefill_s,
+                prefill_s_per_token=prefill_s_per_token,
+                prefill_s_per_pair=prefill_s_per_pair,
+                load_s_per_token=self._load.value,
+                decode_step_s=self._decode.value,
+                pull_s=pull_s,
+                pull_s_per_token=pull_s_per_token,
+            )
         return self._costs

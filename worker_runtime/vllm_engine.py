@@ -296,8 +296,16 @@ class VllmEngine:
 
     def _count_step(self, seconds: float) -> None:
         stepped = getattr(vllm_private.scheduler_of(self._engine), "stepped", None)
-        if stepped is not None:
-            self._costs.stepped(seconds, stepped.num_scheduled_tokens, stepped.total_num_scheduled_tokens)
+        if stepped is None:
+            return
+        scheduled = stepped.num_scheduled_tokens
+        prefilled: list[tuple[int, int]] = []
+        if stepped.total_num_scheduled_tokens > len(scheduled):
+            going_on = stepped.scheduled_cached_reqs
+            before = dict(zip(going_on.req_ids, going_on.num_computed_tokens, strict=True))
+            before |= {new.req_id: new.num_computed_tokens for new in stepped.scheduled_new_reqs}
+            prefilled = [(before[name], tokens) for name, tokens in scheduled.items() if tokens > 1]
+        self._costs.stepped(seconds, prefilled, len(scheduled) - len(prefilled))
 
     def _tell_claims(self) -> None:
         claims = self._claims

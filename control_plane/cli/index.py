@@ -202,8 +202,8 @@ def _print_lookup(result: dict[str, Any]) -> None:
     else:
         rates = result["requests_per_s"]
         out.print(
-            f"{tokens} tokens, {chunks} chunks of {chunk_tokens}; {_rate(rates['whole'])} requests/s ask for all of them, "
-            f"{_rate(rates['first_chunk'])} for the first"
+            f"{tokens} tokens, {chunks} chunks of {chunk_tokens}; {_rate(rates['whole'])} requests/s ask for all of "
+            f"them, {_rate(rates['first_chunk'])} for the first"
         )
     rows = [
         (

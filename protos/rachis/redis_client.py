@@ -1,5 +1,6 @@
 """Clients of Redis, made from the configured URL in one place, for a single server and for a Redis Cluster."""
 
+import asyncio
 from typing import TypeAlias
 
 import redis.asyncio as redis
@@ -8,6 +9,16 @@ from redis.asyncio.cluster import RedisCluster
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
 
 _CLUSTER = "+cluster"
+
+
+def not_cancelled() -> bool:
+    """False once the task that asks has been cancelled: for loops that speak to Redis.
+
+    With a timeout the client sends within `asyncio.wait_for`, which on Python 3.11 may swallow a cancellation that
+    comes at the moment it ends; the loop would run on, and whoever waits for its end would wait for ever.
+    """
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
 
 
 def connect(url: str, timeout_s: float) -> RedisClient:

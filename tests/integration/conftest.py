@@ -21,7 +21,7 @@ EVENT_TIMEOUT_S = 60.0
 
 @contextlib.asynccontextmanager
 async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, RachisClient]]:
-    """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless one says otherwise."""
+    """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
     given = {name.replace("__", "."): value for name, value in flags.items()}
     loaded = load(flags={"placement.disaggregation": "always", **given})
     async with (

@@ -242,7 +242,7 @@ def remembered(cluster: Cluster) -> dict[str, Any]:
         **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
         "choice": placer._choice.getstate(),
         "explained": placer.explained,
-        "reasons": dict(placer.reasons),
+        "reasons": dict(placer.counts.reasons),
         "running": len(placer._running),
         "long": placer._long_prompts._added,
         "recent": {name: len(value) for name, value in vars(placer._recent).items() if hasattr(value, "__len__")},

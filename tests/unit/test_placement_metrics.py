@@ -50,8 +50,8 @@ STATUS = admin.GetIndexStatusResponse(
 def counted() -> PlacementCounts:
     counts = PlacementCounts()
     for row in (0, 1, -1):
-        counts.placed(PREFILL, "hotness", *decided(row))
-    counts.placed(DECODE, "least_loaded", *decided(1))
+        counts.placed(PREFILL, "hotness", *decided(row), load_only=False)
+    counts.placed(DECODE, "least_loaded", *decided(1), load_only=True)
     return counts
 
 
@@ -135,13 +135,16 @@ async def test_a_scrape_tells_of_index_and_placement(cluster: Cluster) -> None:
     assert re.search(r"^rachis_index_capacity_entries [1-9]", text, re.MULTILINE)
     assert re.search(r"^rachis_index_stale 0\.0$", text, re.MULTILINE)
     assert 'rachis_disaggregation_decisions_total{reason="always"} 1.0' in text
+    assert 'rachis_placement_decisions_total{policy="hotness",pool="prefill"} 1.0' in text
+    assert "rachis_replication_copies_total 0.0" in text
 
 
 async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SCRAPE_TIMEOUT_S", 0.01)
-    collector = PlacementCollector(lambda: STATUS, PlacementCounts(), dict, asyncio.get_running_loop())
+    unused: Any = None
+    collector = PlacementCollector(lambda: STATUS, PlacementCounts(), unused, dict, asyncio.get_running_loop())
 
     # On the loop's own thread, which therefore cannot answer.
     assert list(collector.collect()) == []

@@ -144,10 +144,10 @@ def test_a_stale_index_is_not_asked(world: World) -> None:
     assert world.winners(prompt(1), times=20) == {"p0", "p1"}
     with world.placer.in_flight(world.place(prompt(2))):
         pass
-    assert world.placer.load_only_decisions == 21
+    assert world.placer.counts.load_only == 21
     world.stale = False
     assert world.winners(prompt(1)) == {"p1"}
-    assert world.placer.load_only_decisions == 21
+    assert world.placer.counts.load_only == 21
 
 
 def test_decodes_of_a_prefix_gather(world: World) -> None:
@@ -194,7 +194,7 @@ def test_a_short_remainder_is_prefilled_where_it_is_decoded(monkeypatch: pytest.
             world.placer.weigh(world.job(prompt(1)), is_whole=False),
         ]
     assert reasons == [Reason.SHORT_REMAINDER, Reason.REMOTE_SOONER, Reason.SESSION]
-    assert world.placer.reasons == dict.fromkeys(reasons, 1)
+    assert world.placer.counts.reasons == dict.fromkeys(reasons, 1)
 
 
 def test_a_slow_or_missing_prefill_pool_is_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,26 +10,49 @@ def test_nothing_is_known_before_anything_was_measured() -> None:
     assert StepCosts().costs() == EngineCosts()
 
 
-def test_steps_that_only_decode_give_the_time_of_a_step_and_the_others_that_of_a_token() -> None:
+def test_steps_that_only_decode_give_the_time_of_a_step_and_the_others_that_of_prefill() -> None:
     costs = StepCosts()
     for _ in range(5):
-        costs.stepped(0.02, {"a": 1, "b": 1}, 2)
-        costs.stepped(0.1, {"c": 100}, 100)
-        # 0.02 of it for who decodes.
-        costs.stepped(0.12, {"a": 1, "d": 100}, 101)
-        costs.stepped(1.0, {}, 0)
+        costs.stepped(0.02, [], 2)
+        costs.stepped(1.0, [], 0)
+        for before, tokens in ((0, 100), (0, 1000), (4000, 1000), (100, 3000), (20_000, 50)):
+            seconds = 0.01 + tokens * 1e-3 + tokens * (before + tokens / 2) * 1e-7
+            costs.stepped(seconds, [(before, tokens)], 0)
+            # 0.02 of it for who decodes.
+            costs.stepped(0.02 + seconds, [(before, tokens)], 1)
 
-    assert costs.costs().decode_step_s == pytest.approx(0.02)
-    assert costs.costs().prefill_s_per_token == pytest.approx(0.001)
+    found = costs.costs()
+    assert found.decode_step_s == pytest.approx(0.02)
+    assert found.prefill_s == pytest.approx(0.01, rel=0.2)
+    assert found.prefill_s_per_token == pytest.approx(1e-3, rel=0.02)
+    assert found.prefill_s_per_pair == pytest.approx(1e-7, rel=0.02)
+
+
+def test_prompts_in_one_step_add_up() -> None:
+    costs = StepCosts()
+    for first, second in ((100, 200), (1000, 50), (400, 3000)):
+        costs.stepped((first + second) * 1e-3, [(0, first), (500, second)], 0)
+    assert costs.costs().prefill_s_per_token == pytest.approx(1e-3, rel=0.02)
+
+
+def test_prompts_of_one_size_are_priced_right_whatever_is_the_cause() -> None:
+    costs = StepCosts()
+    for _ in range(10):
+        costs.stepped(0.5, [(0, 1000)], 0)
+    found = costs.costs()
+    priced = found.prefill_s + 1000 * found.prefill_s_per_token + 500_000 * found.prefill_s_per_pair
+    assert priced == pytest.approx(0.5, rel=1e-3)
+    assert min(found.prefill_s, found.prefill_s_per_token, found.prefill_s_per_pair) >= 0
 
 
 def test_old_measurements_fade() -> None:
     costs = StepCosts()
     for seconds in (1.0, 0.1):
         for _ in range(400):
-            costs.stepped(seconds, {"a": 10}, 10)
-
-    assert costs.costs().prefill_s_per_token == pytest.approx(0.01, rel=0.01)
+            costs.stepped(seconds, [(0, 10)], 0)
+    found = costs.costs()
+    priced = found.prefill_s + 10 * found.prefill_s_per_token + 50 * found.prefill_s_per_pair
+    assert priced == pytest.approx(0.1, rel=0.01)
 
 
 def test_pulls_of_several_sizes_tell_the_fixed_part_apart() -> None:
