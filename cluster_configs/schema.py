@@ -278,6 +278,9 @@ class PlacementSection(Section):
     )
     prefill_weights: PrefillWeights = PrefillWeights()
     decode_weights: DecodeWeights = DecodeWeights()
+    long_prompts_apart: bool = Field(
+        True, description="Let the prompts that bring the most work keep to one half of the prefill pool, at a price."
+    )
     prediction_s: Seconds = Field(
         5.0, description="How long a prefix counts as held by the worker it was sent to, before its blocks are told."
     )

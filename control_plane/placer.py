@@ -3,6 +3,7 @@
 Nothing here waits: a decision is made from memory. While the index is stale, placement knows load alone.
 """
 
+import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -243,7 +244,7 @@ class Placer:
             shared,
             sharers,
             excluded,
-            self._long_prompts.long_s,
+            self._long_prompts.long_s if self._settings.long_prompts_apart else math.inf,
         )
 
     def _slot(self, worker: WorkerSnapshot) -> int:

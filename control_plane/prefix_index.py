@@ -31,6 +31,8 @@ _MOST_HALF_LIVES = 8192
 _MOST_PROMPTS = 4096
 # Along a prompt, heat that falls by so much of a doubling ends a prefix.
 _STEP = 0.2
+_LEAST_PROMISING = 32
+_COLDEST = np.float32(-1e30)
 _SPARE_SETS = 4096
 
 
@@ -210,15 +212,13 @@ class PrefixIndex:
 
     def hotness(self, keys: Keys, now_s: float) -> NDArray[np.float64]:
         """Requests a second that asked for each chunk, decayed; 0 for what is not remembered."""
-        places = self._table.find(keys)
-        heat = np.where(places == NOWHERE, -np.inf, self._table.heat[places])
-        return self._rates(heat, now_s)
+        return self._rates(self._heat(keys), now_s)
 
     def hottest(self, at_most: int, now_s: float) -> list[HotPrefix]:
         """Prefixes of late prompts, hottest first. Of a prompt each stretch counts that is as hot as its end."""
         found: dict[int, HotPrefix] = {}
-        for keys in self._prompts.values():
-            heat = self._table.heat[np.maximum(self._table.find(keys), 0)]
+        for keys in self._promising(max(at_most, _LEAST_PROMISING)):
+            heat = np.maximum(self._heat(keys), _COLDEST)
             for end in [*np.flatnonzero(heat[:-1] - heat[1:] > _STEP).tolist(), len(keys) - 1]:
                 key = int(keys[end])
                 if key not in found:
@@ -228,13 +228,19 @@ class PrefixIndex:
         order = np.argsort(-rates, kind="stable")[:at_most]
         return [self._described(found[int(names[each])], float(rates[each])) for each in order]
 
-    def prompt_of(self, key: int) -> Keys | None:
-        """Chunks of a late prompt up to the one of this key."""
-        for keys in reversed(self._prompts.values()):
-            ends = np.flatnonzero(keys == key)
-            if len(ends):
-                return keys[: ends[0] + 1]
-        return None
+    def _promising(self, at_most: int) -> list[Keys]:
+        """Of the late prompts those that are hottest where they begin, in the middle, or where they end.
+
+        Looking along each of thousands would hold up the router.
+        """
+        prompts = list(self._prompts.values())
+        if len(prompts) <= at_most:
+            return prompts
+        chosen: set[int] = set()
+        for share in (0.0, 0.5, 1.0):
+            names = np.array([keys[int(share * (len(keys) - 1))] for keys in prompts], dtype=np.uint64)
+            chosen.update(np.argsort(-self._heat(names), kind="stable")[:at_most].tolist())
+        return [prompts[each] for each in sorted(chosen)]
 
     def restore_hotness(self, keys: Keys, counts: NDArray[np.float32], at_s: float) -> None:
         """Takes in log2 of decayed counts as of that time; the greater count of the two is believed."""
@@ -349,6 +355,10 @@ class PrefixIndex:
 
     def _score(self, at_s: float, weight: float) -> float:
         return (at_s - self._reference_s) / self._half_life_s + math.log2(weight)
+
+    def _heat(self, keys: Keys) -> NDArray[np.float32]:
+        places = self._table.find(keys)
+        return np.where(places == NOWHERE, np.float32(-np.inf), self._table.heat[places])
 
     def _rates(self, heat: NDArray[np.floating], now_s: float) -> NDArray[np.float64]:
         counts = np.exp2(heat.astype(np.float64) - self._score(now_s, 1.0))

@@ -27,7 +27,11 @@ PROMPT = "a prompt of two hundred tokens, which begins like many others do. " * 
 async def indexed_cluster(monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> AsyncIterator[Cluster]:
     """So many prefill workers and a decode worker. Checks of the index wait for a twentieth of a second."""
     monkeypatch.setattr(WorkerServiceBase, "GetPrefixClaims", _look)
-    flags = {"index__chunk_tokens": CHUNK, "placement__disaggregation": "conditional"}
+    flags = {
+        "index__chunk_tokens": CHUNK,
+        "placement__disaggregation": "conditional",
+        "placement__local_prefill_tokens": 0,
+    }
     async with running_cluster(monkeypatch, **flags) as cluster:
         monkeypatch.setattr(cluster.router._check, "_settle_s", 0.05)
         monkeypatch.setattr(cluster.router._check, "_between_s", 0.001)

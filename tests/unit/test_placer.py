@@ -150,6 +150,18 @@ def test_a_stale_index_is_not_asked(world: World) -> None:
     assert world.placer.counts.load_only == 21
 
 
+@pytest.mark.parametrize(("apart", "workers"), [(True, {"p0"}), (False, {"p0", "p1"})])
+def test_long_prompts_keep_apart_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, apart: bool, workers: set[str]
+) -> None:
+    world = World(monkeypatch, long_prompts_apart=apart)
+    for seed in range(64):
+        world.place(prompt(seed, CHUNK))
+    for seed in range(64):
+        world.place(prompt(seed, 20 * CHUNK))
+    assert world.winners(prompt(99, 30 * CHUNK)) == workers
+
+
 def test_decodes_of_a_prefix_gather(world: World) -> None:
     first = world.place(prompt(1), DECODE)
     with world.placer.in_flight(first):
