@@ -22,6 +22,15 @@ _ROUGH_COSTS = {
 }
 
 
+# What is measured together: of one figure among them that is 0, the others say what it costs.
+_COST_GROUPS = (
+    ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair"),
+    ("load_s_per_token",),
+    ("decode_step_s",),
+    ("pull_s", "pull_s_per_token"),
+)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
     """What registrations say of a pool's workers; changes with them alone.
@@ -74,19 +83,22 @@ def fixed_columns(
     registrations: of these workers; everybody: of all workers of the service.
     """
 
-    def measured(name: str) -> Floats:
-        own = _column([getattr(record.costs, name) for record in registrations])
-        for known in (own, _column([getattr(record.costs, name) for record in everybody])):
-            if (known > 0).any():
-                return np.where(own > 0, own, known[known > 0].mean())
-        return np.full(len(own), _ROUGH_COSTS[name])
-
+    costs: dict[str, Floats] = {}
+    for group in _COST_GROUPS:
+        own, others = _costs(registrations, group), _costs(everybody, group)
+        otherwise = _column([_ROUGH_COSTS[name] for name in group])
+        for known in (others, own):
+            measured = known.sum(axis=1) > 0
+            if measured.any():
+                otherwise = known[measured].mean(axis=0)
+        filled = np.where(own.sum(axis=1)[:, None] > 0, own, otherwise)
+        costs.update(zip(group, filled.T, strict=True))
     return Fixed(
         workers=tuple(workers),
         total_tokens=_column([record.load.total_blocks * record.block_size_tokens for record in registrations]),
         free_tokens=_column([record.load.free_blocks * record.block_size_tokens for record in registrations]),
         max_running_requests=_column([record.max_running_requests for record in registrations]),
-        **{name: measured(name) for name in _ROUGH_COSTS},
+        **costs,
     )
 
 
@@ -97,10 +109,29 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float) -> Candidates:
         in_flight_requests=loads[Load.REQUESTS],
         in_flight_tokens=loads[Load.TOKENS],
         uncomputed_tokens=loads[Load.UNCOMPUTED],
-        queue_s=np.maximum(loads[Load.FREE_AT_S] - now_s, 0.0),
+        queue_s=_queue_s(loads, now_s),
         turn=loads[Load.TURN],
     )
 
 
 def _column(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float64)
+
+
+def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str]) -> Floats:
+    """(registrations, group)"""
+    values = [[getattr(record.costs, name) for name in group] for record in registrations]
+    return np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
+
+
+def _queue_s(loads: Floats, now_s: float) -> Floats:
+    """What is pending, less what can have been done of one prefill since the last one ended.
+
+    A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
+    """
+    pending_s, longest_s = loads[Load.PENDING_S], loads[Load.LONGEST_S]
+    since_s = now_s - loads[Load.PROGRESS_S]
+    late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s, 0.0), 0.0)
+    left_s = np.maximum(pending_s - np.minimum(since_s, longest_s), 0.0)
+    queue_s: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    return queue_s

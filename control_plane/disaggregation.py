@@ -43,7 +43,7 @@ def prices(prefill: Decision, prefill_question: Question, decode: Decision, deco
     """Of the two winners, which have to be there."""
     row, workers = decode.winner, decode.candidates
     compute_s = float(prefill_s(decode_question, workers)[row])
-    local_s = compute_s * (1.0 + float(workers.in_flight_requests[row]))
+    local_s = float(workers.queue_s[row]) + compute_s * (1.0 + float(workers.in_flight_requests[row]))
     pulled = max(decode_question.prompt_tokens - float(decode_question.device[row]), 0.0)
     pull_s = float(workers.fixed.pull_s[row] + pulled * workers.fixed.pull_s_per_token[row])
     # The first token is sampled on the prefill worker, and takes a step on the decode worker once more.

@@ -145,18 +145,20 @@ class Dispatcher:
         if prefilled is None:
             job.lifecycle.at(Event.PLACED_DECODE_ONLY)
         for attempt in range(1, DECODE_ATTEMPTS + 1):
-            placement = await self._wait_for_decode_worker(job, excluded)
+            prefills = prefilled is None or attempt > 1
+            placement = await self._wait_for_decode_worker(job, excluded, prefills=prefills)
             worker = placement.worker
             request = self._decode_request(job, prefilled, worker, leases if attempt == 1 else [])
             started = False
             try:
-                with self._placer.in_flight(placement):
+                with self._placer.in_flight(placement) as flight:
                     messages = self._client.decode(worker, request, job.remaining_s())
                     async with aclosing(messages) as stream:  # type: ignore[type-var]
                         message: wire.DecodeResponse
                         async for message in stream:
                             if message.HasField("started"):
                                 started = True
+                                flight.prefilled()
                                 self._started(job, worker, message.started, leases)
                             else:
                                 yield self._piece(job, message)
@@ -240,14 +242,16 @@ class Dispatcher:
             route=job.route,
         )
 
-    async def _wait_for_decode_worker(self, job: Job, excluded: set[tuple[str, int]]) -> Placement:
+    async def _wait_for_decode_worker(self, job: Job, excluded: set[tuple[str, int]], *, prefills: bool) -> Placement:
         """A decode worker, waiting a bounded time for one to come back. Raises UnavailableError."""
         wait_s = min(self._worker_wait_s, job.remaining_s())
         try:
             async with asyncio.timeout(wait_s), self._follower.changed:
-                while (placement := self._placer.place(job, wire.POOL_DECODE, frozenset(excluded))) is None:
+                while True:
+                    placement = self._placer.place(job, wire.POOL_DECODE, frozenset(excluded), prefills=prefills)
+                    if placement is not None:
+                        return placement
                     await self._follower.changed.wait()
-                return placement
         except TimeoutError:
             job.remaining_s()
             raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None

@@ -2,7 +2,8 @@
 
 Thousands of chunks lie on the same workers, so that an entry of the index needs four bytes for its holders however many
 workers there are, and a worker that is gone leaves all entries at once: its bits are cleared in the sets, not in the
-entries. Set 0 is nobody.
+entries. Set 0 is nobody; set 1 is not known,
+of a chunk that was asked for and of which no worker has told anything.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 SetIds: TypeAlias = "NDArray[np.uint32]"
 
 NOBODY = 0
+UNKNOWN = 1
 
 
 class Plane(IntEnum):
@@ -33,7 +35,7 @@ class HolderSets:
     """By set a mask of worker slots for each plane."""
 
     def __init__(self) -> None:
-        self._masks: list[Masks] = [_NOTHING]
+        self._masks: list[Masks] = [_NOTHING, _NOTHING]
         self._ids: dict[Masks, int] = {_NOTHING: NOBODY}
         self._changes: dict[tuple[int, Plane, int, bool], int] = {}
 
@@ -72,11 +74,12 @@ class HolderSets:
         used: by set, whether an entry refers to it.
         """
         masks = self._masks
-        self._masks, self._ids = [_NOTHING], {_NOTHING: NOBODY}
+        self._masks, self._ids = [_NOTHING, _NOTHING], {_NOTHING: NOBODY}
         self._changes.clear()
         moved = np.zeros(len(masks), dtype=np.uint32)
         for set_id in np.flatnonzero(used).tolist():
             moved[set_id] = self._interned(masks[set_id])
+        moved[UNKNOWN] = UNKNOWN
         return moved
 
     def holding(self, plane: Plane, slot: int) -> NDArray[np.bool_]:

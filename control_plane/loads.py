@@ -1,7 +1,7 @@
 """What one router has on each worker now, in columns: a decision reads them all at once.
 
-A row belongs to one worker while it is a member. Values are this router's own; what other routers have sent shows in
-the workers' registrations.
+A row belongs to one worker while it is a member. Values are this router's own: what other routers have sent to a worker
+is not among them.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,43 @@ from numpy.typing import NDArray
 Floats: TypeAlias = "NDArray[np.float64]"
 
 
+# Sums of seconds are as exact as floating point is.
+_NOTHING_S = 1e-9
+
+
 class Load(IntEnum):
     """REQUESTS and TOKENS (prompt and completion) in flight. UNCOMPUTED: prompt tokens of them that were not cached on
-    the worker. PENDING_S: seconds of engine time that they are expected to take. FREE_AT_S: when that will be over,
-    monotonic. TURN: which of this router's placements the last one was."""
+    the worker. TURN: which of this router's placements the last one was.
+
+    PENDING_S: engine time that the prefills in flight are expected to take. PROGRESS_S: when one of them ended last, or
+    began on an idle worker; monotonic. LONGEST_S: what the longest of them is expected to take. ARRIVING_UNTIL_S: when
+    what has come of prompts that still arrive should be computed; monotonic."""
 
     REQUESTS = 0
     TOKENS = 1
     UNCOMPUTED = 2
     PENDING_S = 3
-    FREE_AT_S = 4
-    TURN = 5
+    PROGRESS_S = 4
+    LONGEST_S = 5
+    ARRIVING_UNTIL_S = 6
+    TURN = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a request is to a worker. expected_s: engine time of its prefill; 0 where it has none."""
+    """What a request is to a worker. expected_s: engine time of its prefill; 0 where it has none.
+
+    arriving: the prompt still comes, so that nobody can say when its prefill should be over.
+    """
 
     tokens: int
     uncomputed_tokens: int = 0
     expected_s: float = 0.0
+    arriving: bool = False
+
+    @property
+    def pending_s(self) -> float:
+        return 0.0 if self.arriving else self.expected_s
 
 
 class Loads:
@@ -62,18 +79,27 @@ class Loads:
     def begin(self, row: int, work: Work, now_s: float) -> None:
         self._turn += 1
         load = self._columns[:, row]
-        load[: Load.FREE_AT_S] += (1, work.tokens, work.uncomputed_tokens, work.expected_s)
-        load[Load.FREE_AT_S] = max(load[Load.FREE_AT_S], now_s) + work.expected_s
         load[Load.TURN] = self._turn
+        if work.arriving:
+            load[Load.ARRIVING_UNTIL_S] = max(load[Load.ARRIVING_UNTIL_S], now_s) + work.expected_s
+        elif not load[Load.PENDING_S]:
+            load[Load.PROGRESS_S], load[Load.LONGEST_S] = now_s, work.expected_s
+        else:
+            load[Load.LONGEST_S] = max(load[Load.LONGEST_S], work.expected_s)
+        load[: Load.PROGRESS_S] += (1, work.tokens, work.uncomputed_tokens, work.pending_s)
 
     def end(self, row: int, work: Work, now_s: float) -> None:
-        """What is left begins now, as far as anybody can tell."""
         load = self._columns[:, row]
-        load[: Load.FREE_AT_S] -= (1, work.tokens, work.uncomputed_tokens, work.expected_s)
-        if not load[Load.REQUESTS]:
-            load[Load.PENDING_S] = 0.0
-        if work.expected_s:
-            load[Load.FREE_AT_S] = now_s + load[Load.PENDING_S]
+        load[: Load.PROGRESS_S] -= (1, work.tokens, work.uncomputed_tokens, work.pending_s)
+        if load[Load.PENDING_S] < _NOTHING_S:
+            load[Load.PENDING_S] = load[Load.LONGEST_S] = 0.0
+        if work.pending_s:
+            load[Load.PROGRESS_S] = now_s
+
+    def prefilled(self, row: int, work: Work, now_s: float) -> None:
+        """The request's prefill is over, and it goes on."""
+        self.end(row, Work(0, work.uncomputed_tokens, work.expected_s), now_s)
+        self._columns[Load.REQUESTS, row] += 1
 
     def of(self, rows: NDArray[np.int64]) -> Floats:
         """(columns, rows): a copy."""

@@ -117,6 +117,11 @@ class Membership:
         if member is not None and self._members.get(member.worker_id) is member:
             self.loads.end(member.row, work, now_s)
 
+    def prefilled(self, member: Member | None, work: Work, now_s: float) -> None:
+        """The prefill of a request that `acquire` counted is over, and it goes on there."""
+        if member is not None and self._members.get(member.worker_id) is member:
+            self.loads.prefilled(member.row, work, now_s)
+
     def suspect(self, worker: WorkerSnapshot, now_s: float) -> None:
         member = self._same_generation(worker)
         if member is not None:

@@ -22,7 +22,7 @@ from control_plane.disaggregation import Prices, Reason
 from control_plane.job import Job
 from control_plane.loads import Work
 from control_plane.long_prompts import LongPrompts
-from control_plane.membership import Membership
+from control_plane.membership import Member, Membership
 from control_plane.placement import Decision, PlacementPolicy, Question
 from control_plane.placement_counts import PlacementCounts
 from control_plane.placement_terms import make_policy, prefill_s
@@ -55,12 +55,31 @@ class Placement:
     cache_salt: str
 
 
+class Flight:
+    """A request on a worker, from the call to its end."""
+
+    def __init__(self, membership: Membership, member: Member | None, work: Work) -> None:
+        self._membership = membership
+        self._member = member
+        self._work = work
+
+    def prefilled(self) -> None:
+        """The worker has computed the prompt; whoever comes now does not wait for it."""
+        if self._work.expected_s:
+            self._membership.prefilled(self._member, self._work, monotonic_s())
+            self._work = Work(self._work.tokens)
+
+    def end(self) -> None:
+        self._membership.release(self._member, self._work, monotonic_s())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """One decision as it was made. policy: by name; `least_loaded` while the index is stale."""
 
     pool: Pool
     policy: PlacementPolicy
+    prompt: PackedPrompt
     question: Question
     decision: Decision
 
@@ -122,18 +141,22 @@ class Placer:
         return PackedPrompt(tokens, chunk_keys(tokens, root_key(self._service_id, cache_salt), self.chunk_tokens))
 
     def keep(self, job: Job) -> None:
-        """The request has begun: its prompt counts as asked for."""
+        """The request's prompt is whole, and counts as asked for."""
+        if job.prompt_changes:
+            job.prompt_changes, job.packed = False, None
         keys = self._prompt(job).keys
         if len(keys):
             self._asked_for(keys)
 
-    def place(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset()) -> Placement | None:
-        """None when no worker of the pool may get the request."""
+    def place(
+        self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset(), *, prefills: bool = False
+    ) -> Placement | None:
+        """None when no worker of the pool may get the request. prefills: a decode worker is to compute the prompt."""
         choice = self._decided(job, pool, excluded)
         load_only = choice.policy is self._load_only[pool]
         self.counts.placed(pool, choice.policy.name, choice.question, choice.decision, load_only=load_only)
         self._explanation(job).choices.append(choice)
-        return self._placement(job, choice)
+        return self._placement(job, choice, prefills=prefills)
 
     def weigh(self, job: Job, *, is_whole: bool) -> Reason:
         """Whether a decode worker had better prefill the request by itself, as things are.
@@ -195,35 +218,44 @@ class Placer:
         return Placement(candidates.workers[rows[0]], work, prompt, prompts[0].cache_salt)
 
     @contextmanager
-    def in_flight(self, placement: Placement) -> Iterator[None]:
+    def in_flight(self, placement: Placement) -> Iterator["Flight"]:
         """The request is on the worker: counted there, and its prefix is predicted to be there from now on."""
         now_s = monotonic_s()
-        worker_id = placement.worker.worker_id
-        member = self._membership.acquire(placement.worker, placement.work, now_s)
-        keys = placement.prompt.keys
-        self._index.predict(worker_id, keys, now_s + self._settings.prediction_s)
-        self._running.add(worker_id, keys)
+        worker_id, keys = placement.worker.worker_id, placement.prompt.keys
+        flight = Flight(
+            self._membership, self._membership.acquire(placement.worker, placement.work, now_s), placement.work
+        )
         try:
-            yield
+            self._index.predict(worker_id, keys, now_s + self._settings.prediction_s)
+            self._running.add(worker_id, keys)
+            try:
+                yield flight
+            finally:
+                self._running.remove(worker_id, keys)
         finally:
-            self._running.remove(worker_id, keys)
-            self._membership.release(member, placement.work, monotonic_s())
+            flight.end()
 
     def _decided(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]]) -> Choice:
         now_s = monotonic_s()
         self._index.expire(now_s)
         candidates = self._membership.candidates(pool, now_s)
         stale = self._is_stale()
-        question = self._question(job, candidates, excluded, knows_prefixes=not stale)
+        prompt = self._prompt(job)
+        question = self._question(job, prompt.keys, candidates, excluded, knows_prefixes=not stale)
         policy = (self._load_only if stale else self._policies)[pool]
-        return Choice(pool, policy, question, policy.choose(question, candidates, self._choice))
+        return Choice(pool, policy, prompt, question, policy.choose(question, candidates, self._choice))
 
     def _question(
-        self, job: Job, candidates: Candidates, excluded: frozenset[tuple[str, int]], *, knows_prefixes: bool
+        self,
+        job: Job,
+        keys: Keys,
+        candidates: Candidates,
+        excluded: frozenset[tuple[str, int]],
+        *,
+        knows_prefixes: bool,
     ) -> Question:
         rows = len(candidates)
         device, host, shared, sharers = np.zeros((4, rows))
-        keys = self._prompt(job).keys
         if knows_prefixes and rows and len(keys):
             matches = self._index.lookup(keys)
             slots = np.array([self._slot(worker) for worker in candidates.workers], dtype=np.int64)
@@ -251,21 +283,20 @@ class Placer:
         """Claims of another generation say nothing of this one."""
         return self._index.slot(worker.worker_id, worker.generation)
 
-    def _placement(self, job: Job, choice: Choice) -> Placement | None:
+    def _placement(self, job: Job, choice: Choice, *, prefills: bool) -> Placement | None:
         worker, row, question = choice.decision.worker, choice.decision.winner, choice.question
         if worker is None:
             return None
         candidates = choice.decision.candidates
+        uncomputed, expected_s = round(float(question.uncached[row])), float(prefill_s(question, candidates)[row])
+        prompt = choice.prompt
         if choice.pool == wire.POOL_PREFILL:
-            uncomputed = round(float(question.uncached[row]))
-            expected_s = float(prefill_s(question, candidates)[row])
-            work = Work(len(job.token_ids), uncomputed, expected_s)
+            work = Work(len(job.token_ids), uncomputed, expected_s, arriving=job.prompt_changes)
             self._long_prompts.add(expected_s)
-            prompt = self._prompt(job)
             self._recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.cache_salt, expected_s))
         else:
-            work = Work(job.tokens)
-        return Placement(worker, work, self._prompt(job), job.cache_salt)
+            work = Work(job.tokens, uncomputed, expected_s) if prefills else Work(job.tokens)
+        return Placement(worker, work, prompt, job.cache_salt)
 
     def _prompt(self, job: Job) -> PackedPrompt:
         """As it stands."""

@@ -10,6 +10,7 @@ No claim is an entry of its own: a chunk's holders are one number (`holder_sets`
 Source of the decay: Cormode et al., "Forward decay", ICDE 2009.
 """
 
+import heapq
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from control_plane.holder_sets import NOBODY, HolderSets, Plane, slots_in
+from control_plane.holder_sets import NOBODY, UNKNOWN, HolderSets, Plane, slots_in
 from control_plane.prefix_table import NOWHERE, Places, PrefixTable
 from kv_transfer.claims import ClaimChange
 from kv_transfer.prefix_chunks import Keys
@@ -88,7 +89,7 @@ class PrefixIndex:
         self._latest_s = 0.0
         # By worker's slot and first chunk: predictions of one family are withdrawn together.
         self._predictions: dict[tuple[int, int], list[_Prediction]] = {}
-        self._next_expiry_s = math.inf
+        self._expiries: list[tuple[float, tuple[int, int]]] = []
         # Prompts of late, by their last chunk: they say how chunks follow each other.
         self._prompts: OrderedDict[int, Keys] = OrderedDict()
         self._next_compaction = _SPARE_SETS
@@ -161,27 +162,26 @@ class PrefixIndex:
         holder = self._holders.get(worker_id)
         if holder is None or not len(keys):
             return
-        family = self._predictions.setdefault((holder.slot, int(keys[0])), [])
-        family.append(_Prediction(until_s, holder.slot, keys))
-        self._next_expiry_s = min(self._next_expiry_s, until_s)
+        family = (holder.slot, int(keys[0]))
+        self._predictions.setdefault(family, []).append(_Prediction(until_s, holder.slot, keys))
+        heapq.heappush(self._expiries, (until_s, family))
         self._claim(keys, Plane.PREDICTED, holder.slot, present=True)
 
     def expire(self, now_s: float) -> None:
         """Predictions that have ended are not believed any more: the worker has told of the blocks, or never will."""
-        if now_s < self._next_expiry_s:
-            return
-        for family in [each for each, held in self._predictions.items() if held[0].until_s <= now_s]:
+        due: set[tuple[int, int]] = set()
+        while self._expiries and self._expiries[0][0] <= now_s:
+            due.add(heapq.heappop(self._expiries)[1])
+        for family in due & self._predictions.keys():
             ended = [each for each in self._predictions[family] if each.until_s <= now_s]
-            going_on = self._predictions[family][len(ended) :]
-            over = np.unique(np.concatenate([each.keys for each in ended]))
-            if going_on:
-                over = over[~np.isin(over, np.concatenate([each.keys for each in going_on]))]
-            self._claim(over, Plane.PREDICTED, ended[0].slot, present=False)
+            going_on = [each for each in self._predictions[family] if each.until_s > now_s]
+            over = np.unique(np.concatenate([each.keys for each in ended])) if ended else np.empty(0, dtype=np.uint64)
             if going_on:
                 self._predictions[family] = going_on
+                over = over[~np.isin(over, np.concatenate([each.keys for each in going_on]))]
             else:
                 del self._predictions[family]
-        self._next_expiry_s = min((held[0].until_s for held in self._predictions.values()), default=math.inf)
+            self._claim(over, Plane.PREDICTED, family[0], present=False)
 
     def lookup(self, keys: Keys) -> Matches:
         """Who holds how much of a prompt, given by its chunks' keys."""
@@ -201,10 +201,10 @@ class PrefixIndex:
         if not len(keys):
             return
         self._follow_time(at_s)
-        score = self._score(at_s, weight)
-        places = self._table.find_or_add(keys, self._score(at_s, weight * _UNASKED))
+        worth = self._score(at_s, weight)
+        places = self._table.find_or_add(keys, self._score(at_s, weight * _UNASKED), worth)
         places = places[places != NOWHERE]
-        self._table.heat[places] = np.logaddexp2(self._table.heat[places], np.float32(score))
+        self._table.heat[places] = np.logaddexp2(self._table.heat[places], np.float32(worth))
         self._prompts[int(keys[-1])] = keys
         self._prompts.move_to_end(int(keys[-1]))
         while len(self._prompts) > _MOST_PROMPTS:
@@ -247,7 +247,7 @@ class PrefixIndex:
         if not len(keys):
             return
         self._follow_time(at_s)
-        places = self._table.find_or_add(keys, self._score(at_s, _UNASKED))
+        places = self._table.find_or_add(keys, self._score(at_s, _UNASKED), self._score(at_s, 1.0))
         known = places != NOWHERE
         places = places[known]
         restored = counts[known] + np.float32(self._score(at_s, 1.0))
@@ -286,7 +286,12 @@ class PrefixIndex:
         if not len(keys):
             return
         table = self._table
-        places = table.find_or_add(keys, self._score(self._latest_s, _UNASKED)) if present else table.find(keys)
+        if present:
+            # Somebody has just asked for it, as a rule: it may take the place of what was asked for once, long ago.
+            heat, worth = self._score(self._latest_s, _UNASKED), self._score(self._latest_s, 1.0)
+            places = table.find_or_add(keys, heat, worth)
+        else:
+            places = table.find(keys)
         places = places[places != NOWHERE]
         if len(places):
             table.sets[places] = self._sets.changed_all(table.sets[places], plane, slot, present)
@@ -296,17 +301,18 @@ class PrefixIndex:
     def _holders_along(self, places: Places) -> NDArray[np.uint32]:
         """The set of each chunk of a prompt.
 
-        A chunk that the table does not know, before one that it knows, has had to give way: it is where that one is, as
+        A chunk of which nothing is known, before one that is held, has had to give way: it is where that one is, as
         engines keep no chunk without those before it. That a chunk has left a worker is known, and another matter.
         """
-        known = np.flatnonzero(places != NOWHERE)
+        found = np.where(places == NOWHERE, np.uint32(UNKNOWN), self._table.sets[places])
+        known = np.flatnonzero(found != UNKNOWN)
         sets = np.full(len(places), NOBODY, dtype=np.uint32)
         if len(known):
             until = known[-1] + 1
             if len(known) == until:
-                sets[:until] = self._table.sets[places[:until]]
+                sets[:until] = found[:until]
             else:
-                sets[:until] = self._table.sets[places[known]][np.searchsorted(known, np.arange(until))]
+                sets[:until] = found[known][np.searchsorted(known, np.arange(until))]
         return sets
 
     def _compact(self) -> None:

@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from control_plane.holder_sets import UNKNOWN
 from kv_transfer.prefix_chunks import NO_KEY, Keys
 
 Places = NDArray[np.int64]
@@ -58,12 +59,12 @@ class PrefixTable:
         places: Places = np.where(equal[each, column], candidates[each, column], NOWHERE)
         return places
 
-    def find_or_add(self, keys: Keys, heat: float) -> Places:
-        """As `find`; what was missing is added with this heat, NOWHERE where all others are hotter."""
+    def find_or_add(self, keys: Keys, heat: float, worth: float) -> Places:
+        """As `find`; what was missing is added with this heat, NOWHERE where all others are hotter than it is worth."""
         places = self.find(keys)
         missing = keys[places == NOWHERE]
         if len(missing):
-            self._add(np.unique(missing), heat)
+            self._add(np.unique(missing), heat, worth)
             places = self.find(keys)
         return places
 
@@ -78,7 +79,7 @@ class PrefixTable:
         rows[:, 1] = (keys & _LOWER_HALF) * np.uint64(self._rows) >> _HALF_BITS
         return (rows[:, :, None] * _ROW + _COLUMNS).reshape(len(keys), 2 * _ROW)
 
-    def _add(self, missing: Keys, heat: float) -> None:
+    def _add(self, missing: Keys, heat: float, worth: float) -> None:
         """Each of these takes the coldest of its places, free ones first, of the emptier row.
 
         Two that want the same place in one round: the first takes it, the other chooses again.
@@ -96,14 +97,14 @@ class PrefixTable:
             column = np.lexsort((coldness, rank), axis=1)[:, 0]
             each = np.arange(len(missing))
             chosen, is_free = candidates[each, column], free[each, column]
-            fits = is_free | (self.heat[chosen] <= heat)
+            fits = is_free | (self.heat[chosen] <= worth)
             self.dropped += int(len(missing) - fits.sum())
             missing, chosen, is_free = missing[fits], chosen[fits], is_free[fits]
             chosen, first = np.unique(chosen, return_index=True)
             self.entries += int(is_free[first].sum())
             self.dropped += int(len(first) - is_free[first].sum())
             self.keys[chosen] = missing[first]
-            self.sets[chosen] = 0
+            self.sets[chosen] = UNKNOWN
             self.heat[chosen] = heat
             missing = np.delete(missing, first)
 

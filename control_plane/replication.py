@@ -12,6 +12,8 @@ from control_plane.prefix_index import HotPrefix
 
 # Below this share of the load that made copies, a prefix has cooled.
 _COOLED = 0.5
+_CLAIMED_AFTER_S = 10.0
+_RETRY_AFTER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,26 @@ class Demand:
 class Replication:
     """Decides one copy at a time. load: see the module; replicas: copies of a prefix at most, beside the first holder.
 
-    copies: by prefix, the workers that it was copied to and that it has not cooled for.
+    copies: by prefix that has not cooled, the workers that it was copied to and when; they claim it themselves soon, or
+    have evicted it. refused: until when not to try a copy that has failed.
     """
 
     load: float
     replicas: int
-    copies: dict[int, set[str]] = field(default_factory=dict)
+    copies: dict[int, dict[str, float]] = field(default_factory=dict)
+    refused: dict[tuple[int, str], float] = field(default_factory=dict)
     given_up: int = 0
 
-    def next_copy(self, demands: Iterable[Demand], queue_s: Mapping[str, float]) -> Copy | None:
+    def next_copy(self, demands: Iterable[Demand], queue_s: Mapping[str, float], now_s: float) -> Copy | None:
         """The copy that is needed most; None when none is. queue_s: of each usable prefill worker."""
         by_key = {demand.prefix.key: demand for demand in demands}
         self._give_up_cooled(by_key)
-        for workers in self.copies.values():
-            # Who is gone, even for a moment, holds nothing any more.
-            workers.intersection_update(queue_s)
+        self.refused = {copy: until_s for copy, until_s in self.refused.items() if until_s > now_s}
         worst: tuple[float, Copy] | None = None
         for key, demand in by_key.items():
-            holders = {*demand.prefix.device, *demand.prefix.host, *self.copies.get(key, ())} & queue_s.keys()
-            free = [worker for worker in queue_s if worker not in holders]
+            made = [worker for worker, at_s in self.copies.get(key, {}).items() if now_s - at_s < _CLAIMED_AFTER_S]
+            holders = {*demand.prefix.device, *demand.prefix.host, *made} & queue_s.keys()
+            free = [worker for worker in queue_s if worker not in holders and (key, worker) not in self.refused]
             each = demand.load / max(len(holders), 1)
             if not holders or not free or each <= self.load or len(holders) > self.replicas:
                 continue
@@ -70,8 +73,11 @@ class Replication:
                 worst = each, Copy(key, demand.prefix.chunks, target)
         return worst[1] if worst is not None else None
 
-    def made(self, copy: Copy) -> None:
-        self.copies.setdefault(copy.key, set()).add(copy.worker_id)
+    def made(self, copy: Copy, now_s: float) -> None:
+        self.copies.setdefault(copy.key, {})[copy.worker_id] = now_s
+
+    def failed(self, copy: Copy, now_s: float) -> None:
+        self.refused[copy.key, copy.worker_id] = now_s + _RETRY_AFTER_S
 
     def _give_up_cooled(self, demands: Mapping[int, Demand]) -> None:
         for key in [key for key in self.copies if key not in demands or demands[key].load < self.load * _COOLED]:

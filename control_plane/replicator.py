@@ -1,7 +1,7 @@
 """Copies hot prefixes to further workers: the shell around `control_plane.replication`.
 
-A copy is a prefill of the prefix on the worker that shall hold it, with one token that nobody reads: through the same
-admission, fencing and accounting as any request. One at a time. Of all routers of a service the one that holds the
+A copy is a prefill of the prefix on the worker that shall hold it, with one token that nobody reads: with the same
+fencing and accounting as any request. One at a time. Of all routers of a service the one that holds the
 lease in Redis does it; while Redis does not answer nobody does.
 """
 
@@ -15,6 +15,7 @@ from rachis.redis_client import connect, not_cancelled
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
 from control_plane.placer import Placer
 from control_plane.replication import Copy, Replication
@@ -23,8 +24,9 @@ from control_plane.worker_client import WorkerClient
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-_LEASE_MS = 5000
-_COPY_TIMEOUT_S = 60.0
+_COPY_TIMEOUT_S = 30.0
+# Longer than a copy takes: it is renewed between two.
+_LEASE_MS = 40_000
 _REDIS_TIMEOUT_S = 2.0
 
 # Taken when it is free, renewed when it is ours.
@@ -65,13 +67,15 @@ class Replicator:
                     await self.step()
             except (redis.RedisError, OSError) as error:
                 logger.info("hot prefixes are not copied while Redis does not answer: %s", error)
+            except Exception:
+                logger.exception("hot prefixes could not be copied, it is tried again")
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def step(self) -> Copy | None:
         """Makes the copy that is needed most, if one is."""
-        copy = self.plan.next_copy(self._placer.demands(), self._placer.prefill_queues())
+        copy = self.plan.next_copy(self._placer.demands(), self._placer.prefill_queues(), monotonic_s())
         if copy is None:
             return None
         placement = self._placer.copy_placement(copy)
@@ -90,8 +94,9 @@ class Replicator:
                 await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
         except RachisError as error:
             self.failed += 1
+            self.plan.failed(copy, monotonic_s())
             logger.info("a hot prefix was not copied to %s: %s", copy.worker_id, error)
             return None
-        self.plan.made(copy)
+        self.plan.made(copy, monotonic_s())
         self.copies += 1
         return copy

@@ -1,6 +1,7 @@
 """Membership against a plain model: whatever happens in whatever order, counts fit and only the trusted are usable."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -249,9 +250,53 @@ def test_a_queue_is_as_long_as_what_is_left_of_it(membership: Membership) -> Non
     assert queue_s(11.0) == 4.0
     membership.release(members[0], works[0], 11.0)
     assert queue_s(11.0) == 3.0, "the second one begins when the first has ended, sooner than it was expected to"
-    assert queue_s(20.0) == 0.0, "what should have ended long ago is expected any moment"
+    assert queue_s(20.0) == 6.0, "who is late may be late for as long again"
+    late = membership.acquire(only(membership), Work(1, 1, 1.0), 20.0)
+    assert queue_s(20.0) == 7.0, "what comes on top does not make good for it"
+    membership.release(late, Work(1, 1, 1.0), 20.0)
+    assert queue_s(20.0) == 3.0, "it goes on: what is left begins now"
     membership.release(members[1], works[1], 20.0)
     assert queue_s(20.0) == 0.0
+
+
+def test_a_worker_that_hangs_gets_ever_less(membership: Membership) -> None:
+    """One that never answers against one that takes a second for each request."""
+    membership.replace([record("decode-0"), record("decode-1")], 0.0)
+    sent = {"decode-0": 0, "decode-1": 0}
+    running: list[tuple[float, Any]] = []
+    work = Work(10, 10, 1.0)
+    for tick in range(1000):
+        now_s = float(tick)
+        for done_s, member in [each for each in running if each[0] <= now_s]:
+            membership.release(member, work, now_s)
+            running.remove((done_s, member))
+        found = membership.candidates(wire.POOL_DECODE, now_s)
+        row = int(found.queue_s.argmin())
+        member = membership.acquire(found.workers[row], work, now_s)
+        sent[found.workers[row].worker_id] += 1
+        if row == 1:
+            running.append((now_s + 1.0, member))
+    assert sent["decode-0"] < 5
+
+
+def test_a_session_is_not_late(membership: Membership) -> None:
+    """Its prompt comes when it comes."""
+    work = Work(10, 10, 2.0, arriving=True)
+    member = membership.acquire(only(membership), work, 0.0)
+    queues = [float(membership.candidates(wire.POOL_DECODE, now_s).queue_s[0]) for now_s in (0.0, 1.0, 50.0)]
+    assert queues == [2.0, 1.0, 0.0]
+    membership.release(member, work, 60.0)
+    membership.check_invariants()
+
+
+def test_a_prefill_that_is_over_leaves_its_request_behind(membership: Membership) -> None:
+    work = Work(10, 8, 2.0)
+    member = membership.acquire(only(membership), work, 0.0)
+    membership.prefilled(member, work, 1.0)
+    found = membership.candidates(wire.POOL_DECODE, 1.0)
+    assert (found.queue_s[0], found.in_flight_requests[0], found.in_flight_tokens[0]) == (0, 1, 10)
+    membership.release(member, Work(10), 2.0)
+    assert in_flight(membership) == (0, 0)
 
 
 def test_a_row_is_another_worker_s_once_its_own_is_gone(membership: Membership) -> None:

@@ -48,6 +48,17 @@ def test_what_nobody_has_measured_yet_is_taken_from_who_has() -> None:
     assert (fixed.decode_step_s > 0).all()
 
 
+def test_a_cost_that_was_measured_as_nothing_is_nothing() -> None:
+    """Time for each prefill alone explains what the worker saw."""
+    workers = [WorkerSnapshot(WorkerId(name), GENERATION, PREFILL, "") for name in "ab"]
+    records = [
+        wire.WorkerRegistration(costs=wire.WorkerCosts(prefill_s=0.02)),
+        wire.WorkerRegistration(costs=wire.WorkerCosts(prefill_s_per_token=1e-3)),
+    ]
+    fixed = fixed_columns(workers, records, records)
+    assert fixed.prefill_s.tolist() == [0.02, 0] and fixed.prefill_s_per_token.tolist() == [0, 1e-3]
+
+
 def pool(loads: Mapping[str, Mapping[Load, float]], *, now_s: float = 0.0, **costs: float) -> Candidates:
     """Workers by name with what the router has on each; room for 10,000 tokens."""
     workers = [WorkerSnapshot(WorkerId(name), GENERATION, PREFILL, "") for name in loads]
@@ -94,7 +105,7 @@ def test_round_robin_takes_who_waited_longest_for_a_turn() -> None:
 
 
 def test_prefix_only_follows_the_cache_into_overload() -> None:
-    among = pool({"a": {Load.PENDING_S: 9, Load.FREE_AT_S: 9}, "b": {}})
+    among = pool({"a": {Load.ARRIVING_UNTIL_S: 9}, "b": {}})
     question = having(asked(100, 1, 2), device=[30, 0], host=[20, 40])
     assert chosen(make_policy("prefix_only", PREFILL), among, question) == "a"
 
@@ -112,7 +123,7 @@ def test_hotness_goes_where_the_first_token_is_expected_first() -> None:
     """a holds half of it and is busy for 40 ms; what b lacks takes 50 ms, then 10 ms, and counts three times."""
     policy = make_policy("hotness", PREFILL)
     question = having(asked(1000, 1, 2), device=[500, 0])
-    busy = {Load.PENDING_S: 0.04, Load.FREE_AT_S: 0.04}
+    busy = {Load.ARRIVING_UNTIL_S: 0.04}
     assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=1e-4), question) == "a"
     assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=0.2e-4), question) == "b"
     assert chosen(policy, pool({"a": busy, "b": {}}, now_s=0.02, prefill_s_per_token=0.2e-4), question) == "a"
@@ -123,7 +134,7 @@ def test_long_prompts_keep_to_one_half_at_a_price() -> None:
     policy = make_policy("hotness", PREFILL)
 
     def winner(tokens: int, queue_s: float, long_s: float) -> str | None:
-        among = pool({"a": {Load.FREE_AT_S: queue_s}, "b": {}}, prefill_s_per_token=1e-4)
+        among = pool({"a": {Load.ARRIVING_UNTIL_S: queue_s}, "b": {}}, prefill_s_per_token=1e-4)
         return chosen(policy, among, replace(asked(tokens, 1, 2), long_s=long_s))
 
     assert winner(1000, 0.07, 0.05) == "a"
@@ -225,7 +236,7 @@ columns = st.lists(
             Load.REQUESTS: st.integers(0, 100),
             Load.TOKENS: st.integers(0, 100_000),
             Load.UNCOMPUTED: st.integers(0, 100_000),
-            Load.FREE_AT_S: st.floats(0, 1000),
+            Load.ARRIVING_UNTIL_S: st.floats(0, 1000),
             Load.TURN: st.integers(0, 10_000),
         }
     ),

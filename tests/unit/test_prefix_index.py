@@ -89,7 +89,7 @@ def test_equal_sets_are_one_set_whatever_the_way() -> None:
     sets = HolderSets()
     there = sets.changed(sets.changed(0, Plane.DEVICE, 1, True), Plane.HOST, 2, True)
     back = sets.changed(sets.changed(0, Plane.HOST, 2, True), Plane.DEVICE, 1, True)
-    assert there == back and len(sets) == 4
+    assert there == back and len(sets) == 5
 
 
 # The table.
@@ -99,7 +99,7 @@ def test_equal_sets_are_one_set_whatever_the_way() -> None:
 def test_what_was_added_is_found_as_long_as_there_is_room(numbers: list[int]) -> None:
     table = PrefixTable(1000)
     names = keys(*numbers)
-    places = table.find_or_add(names, 0.0)
+    places = table.find_or_add(names, 0.0, 0.0)
     assert len(set(places.tolist())) == len(numbers) == table.entries
     assert (table.keys[places] == names).all() and not table.dropped
 
@@ -108,9 +108,9 @@ def test_a_full_table_drops_what_is_coldest_and_never_grows() -> None:
     table = PrefixTable(64)
     rng = np.random.default_rng(1)
     hot = rng.integers(1, 2**64, 8, dtype=np.uint64)
-    table.find_or_add(hot, 100.0)
+    table.find_or_add(hot, 100.0, 100.0)
     for _ in range(200):
-        table.find_or_add(rng.integers(1, 2**64, 50, dtype=np.uint64), float(rng.normal()))
+        table.find_or_add(rng.integers(1, 2**64, 50, dtype=np.uint64), *[float(rng.normal())] * 2)
     assert (table.find(hot) != NOWHERE).all(), "hot entries stay"
     assert table.entries <= table.capacity < 128
     assert table.dropped > 9_000
@@ -119,9 +119,9 @@ def test_a_full_table_drops_what_is_coldest_and_never_grows() -> None:
 def test_what_is_colder_than_all_is_not_taken_in() -> None:
     table = PrefixTable(16)
     rng = np.random.default_rng(2)
-    table.find_or_add(rng.integers(1, 2**64, 1000, dtype=np.uint64), 5.0)
+    table.find_or_add(rng.integers(1, 2**64, 1000, dtype=np.uint64), 5.0, 5.0)
     before = set(table.keys.tolist())
-    assert (table.find_or_add(rng.integers(1, 2**64, 20, dtype=np.uint64), 1.0) == NOWHERE).all()
+    assert (table.find_or_add(rng.integers(1, 2**64, 20, dtype=np.uint64), 1.0, 4.0) == NOWHERE).all()
     assert set(table.keys.tolist()) == before
 
 
@@ -147,6 +147,32 @@ def test_a_chunk_that_had_to_give_way_is_where_the_next_one_is() -> None:
     assert matched(found, "a", keys(1, 2, 3, 4)) == (4, 4, 4), "nobody has said that the third has left"
     found.apply("b", device(3))
     assert matched(found, "a", keys(1, 2, 3, 4)) == (2, 2, 2), "it is known, and with b alone"
+
+
+def test_what_was_dropped_and_asked_for_again_is_not_taken_for_gone() -> None:
+    """The workers have told nothing of it since."""
+    found = index()
+    found.accessed(keys(1, 2, 3), 0.0)
+    assert matched(found, "a", keys(1, 2, 3)) == (0, 0, 0)
+    found.apply("a", device(3))
+    assert matched(found, "a", keys(1, 2, 3)) == (3, 3, 3)
+    found.apply("a", ClaimChange(device_removed=keys(2)))
+    assert matched(found, "a", keys(1, 2, 3)) == (0, 0, 0), (
+        "now it is known, and held by nobody; so is what is before it"
+    )
+
+
+def test_a_table_full_of_what_was_asked_for_once_lets_in_what_is_asked_for_now() -> None:
+    found = index(entries=1024)
+    rng = np.random.default_rng(5)
+    for second in range(200):
+        found.accessed(rng.integers(1, 2**64, 64, dtype=np.uint64), float(second))
+    hot = keys(*range(1, 33))
+    for second in range(200, 203):
+        found.accessed(hot, float(second))
+        found.apply("a", ClaimChange(device_stored=hot))
+    assert matched(found, "a", hot) == (32, 32, 32)
+    assert (found.hotness(hot, 203.0) > 0).all()
 
 
 def test_a_worker_that_leaves_or_comes_back_holds_nothing() -> None:
@@ -275,6 +301,9 @@ class IndexMachine(RuleBasedStateMachine):
     def lookup(self, prompt: list[int]) -> None:
         """Every chunk is made known first, so that none is taken for one that had to give way."""
         self.index.accessed(keys(*prompt), self.now_s)
+        for worker, tiers in self.held.items():
+            gone = keys(*(number for number in prompt if number not in tiers[0]))
+            self.index.apply(worker, ClaimChange(device_removed=gone))
         for worker, tiers in self.held.items():
             warm = tiers[0] | {each for name, _, sent in self.predicted if name == worker for each in sent}
             expected = tuple(_reach(prompt, among) for among in (tiers[0], warm, warm | tiers[1]))

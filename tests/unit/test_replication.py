@@ -23,53 +23,62 @@ def demand(rate: float, *holders: str, key: int = 7, request_s: float = 0.1) -> 
 
 def test_a_prefix_that_asks_for_too_much_of_its_holder_is_copied_to_the_idlest_other() -> None:
     plan = Replication(load=0.5, replicas=4)
-    assert plan.next_copy([demand(4.9, "a")], IDLE) is None
-    assert plan.next_copy([demand(5.1, "a")], {**IDLE, "b": 0.05, "c": 0.01}) == Copy(7, 4, "c")
-    assert plan.next_copy([demand(5.1, "a", "b")], IDLE) is None, "two holders share it"
-    assert plan.next_copy([demand(5.1, "a"), demand(9.0, "b", key=8)], IDLE) == Copy(8, 4, "a"), "the hottest first"
+    assert plan.next_copy([demand(4.9, "a")], IDLE, 0.0) is None
+    assert plan.next_copy([demand(5.1, "a")], {**IDLE, "b": 0.05, "c": 0.01}, 0.0) == Copy(7, 4, "c")
+    assert plan.next_copy([demand(5.1, "a", "b")], IDLE, 0.0) is None, "two holders share it"
+    assert plan.next_copy([demand(5.1, "a"), demand(9.0, "b", key=8)], IDLE, 0.0) == Copy(8, 4, "a"), (
+        "the hottest first"
+    )
 
 
 def test_copies_are_bounded() -> None:
     plan = Replication(load=0.1, replicas=2)
     workers = {f"w{number}": 0.0 for number in range(10)}
     made = []
-    while (copy := plan.next_copy([demand(1000.0, "w0")], workers)) is not None:
-        plan.made(copy)
+    while (copy := plan.next_copy([demand(1000.0, "w0")], workers, 0.0)) is not None:
+        plan.made(copy, 0.0)
         made.append(copy.worker_id)
     assert made == ["w1", "w2"]
 
 
 def test_a_copy_is_not_made_where_there_is_no_time_for_it() -> None:
     plan = Replication(load=0.1, replicas=2)
-    assert plan.next_copy([demand(10.0, "a")], {"a": 1.0, "b": 1.2}) is None
-    assert plan.next_copy([demand(10.0, "a")], {"a": 1.0, "b": 1.05}) == Copy(7, 4, "b")
+    assert plan.next_copy([demand(10.0, "a")], {"a": 1.0, "b": 1.2}, 0.0) is None
+    assert plan.next_copy([demand(10.0, "a")], {"a": 1.0, "b": 1.05}, 0.0) == Copy(7, 4, "b")
 
 
 def test_a_prefix_that_nobody_holds_or_everybody_holds_is_left_alone() -> None:
     plan = Replication(load=0.1, replicas=9)
-    assert plan.next_copy([demand(10.0)], IDLE) is None
-    assert plan.next_copy([demand(10.0, "gone")], IDLE) is None
-    assert plan.next_copy([demand(100.0, *IDLE)], IDLE) is None
+    assert plan.next_copy([demand(10.0)], IDLE, 0.0) is None
+    assert plan.next_copy([demand(10.0, "gone")], IDLE, 0.0) is None
+    assert plan.next_copy([demand(100.0, *IDLE)], IDLE, 0.0) is None
 
 
 def test_what_has_cooled_is_given_up_and_may_be_copied_again() -> None:
     plan = Replication(load=0.5, replicas=4)
-    plan.made(Copy(7, 4, "b"))
-    assert plan.next_copy([demand(4.0, "a")], IDLE) is None and plan.copies == {7: {"b"}}, "not yet"
-    assert plan.next_copy([demand(2.0, "a")], IDLE) is None and plan.copies == {} and plan.given_up == 1
-    assert plan.next_copy([demand(6.0, "a")], IDLE) == Copy(7, 4, "b")
-    plan.made(Copy(7, 4, "b"))
-    plan.next_copy([], IDLE)
+    plan.made(Copy(7, 4, "b"), 0.0)
+    assert plan.next_copy([demand(4.0, "a")], IDLE, 0.0) is None and plan.copies == {7: {"b": 0.0}}, "not yet"
+    assert plan.next_copy([demand(2.0, "a")], IDLE, 0.0) is None and plan.copies == {} and plan.given_up == 1
+    assert plan.next_copy([demand(6.0, "a")], IDLE, 0.0) == Copy(7, 4, "b")
+    plan.made(Copy(7, 4, "b"), 0.0)
+    plan.next_copy([], IDLE, 0.0)
     assert plan.copies == {}, "nobody asks for it any more"
 
 
-def test_a_worker_that_was_gone_for_a_moment_holds_no_copy() -> None:
+def test_a_copy_counts_as_held_until_the_worker_must_have_told_of_it() -> None:
     plan = Replication(load=0.1, replicas=1)
+    plan.made(Copy(7, 4, "b"), 100.0)
     two = {"a": 0.0, "b": 0.0}
-    plan.made(Copy(7, 4, "b"))
-    assert plan.next_copy([demand(10.0, "a")], two) is None
-    assert plan.next_copy([demand(10.0, "a")], {"a": 0.0}) is None
-    assert plan.next_copy([demand(10.0, "a")], two) == Copy(7, 4, "b")
+    assert plan.next_copy([demand(10.0, "a")], two, 109.0) is None
+    assert plan.next_copy([demand(10.0, "a")], two, 110.0) == Copy(7, 4, "b"), "it has evicted it, or was started again"
+
+
+def test_what_has_failed_is_not_tried_again_at_once() -> None:
+    plan = Replication(load=0.1, replicas=1)
+    plan.failed(Copy(7, 4, "b"), 100.0)
+    assert plan.next_copy([demand(10.0, "a")], IDLE, 101.0) == Copy(7, 4, "c")
+    assert plan.next_copy([demand(10.0, "a")], {"a": 0.0, "b": 0.0}, 129.0) is None
+    assert plan.next_copy([demand(10.0, "a")], {"a": 0.0, "b": 0.0}, 130.0) == Copy(7, 4, "b")
 
 
 # Prompts.
@@ -154,11 +163,13 @@ async def test_a_hot_prefix_is_prefilled_on_another_worker(hot: World) -> None:
     assert await busy.step() is None, "p1 has it now"
 
 
-async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World) -> None:
-    busy, workers = replicator(hot, 0.6)
+async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("control_plane.replicator.monotonic_s", lambda: hot.now_s)
+    busy, workers = replicator(hot, 0.5)
     workers.fault = UnavailableError("no", retry_after_ms=1)
     assert await busy.step() is None and (busy.copies, busy.failed) == (0, 1)
     workers.fault = None
-    hot.now_s += 6.0
+    assert await busy.step() is None, "not at once"
+    hot.now_s += 30.0
     hot.index.expire(hot.now_s)
     assert await busy.step() is not None
