@@ -19,10 +19,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s, unix_ms
@@ -125,7 +124,7 @@ class AccessLog:
         while not_cancelled():
             try:
                 await self.poll()
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 if self.connected:
                     logger.warning("Redis does not answer, requests are counted by this router alone: %s", error)
                 self.connected = False
@@ -143,7 +142,7 @@ class AccessLog:
         await self._redis.aclose()
 
     async def poll(self) -> None:
-        """Reads what all routers have written and writes what was recorded. Raises redis.RedisError or OSError."""
+        """Reads what all routers have written and writes what was recorded. Raises one of REDIS_DOWN."""
         if self._read_at_s is None or monotonic_s() - self._read_at_s > KEEP_S / 2:
             await self._restore()
         await self._read()
@@ -212,7 +211,7 @@ class AccessLog:
                     key = registry.accesses_key(self._service_id, family)
                     pipeline.xadd(key, fields, maxlen=_MOST_ENTRIES, approximate=True)
                 answers = await pipeline.execute(raise_on_error=False)
-        except (redis.RedisError, OSError):
+        except REDIS_DOWN:
             await self._not_confirmed(entries)
             raise
         await self._not_confirmed(
@@ -264,11 +263,11 @@ class AccessLog:
         if base is not None and until.at_s - base.until.at_s < _SNAPSHOT_EVERY_S:
             return
         accesses, until = await self._accesses(stream, base.until if base is not None else BEGINNING, until)
-        snapshot = await asyncio.to_thread(summed_up, base, accesses, until, self._half_life_s, _MOST_SNAPSHOT_KEYS)
-        oldest = max(0, until.ms - round(KEEP_S * 1000))
-        await self._redis.eval(
-            _WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], encode_snapshot(snapshot), oldest
+        snapshot = await asyncio.to_thread(
+            lambda: encode_snapshot(summed_up(base, accesses, until, self._half_life_s, _MOST_SNAPSHOT_KEYS))
         )
+        oldest = max(0, until.ms - round(KEEP_S * 1000))
+        await self._redis.eval(_WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], snapshot, oldest)
 
     async def _accesses(self, stream: str, after: EntryName, until: EntryName) -> tuple[list[Access], EntryName]:
         """The entries of a stream between these two, and the last one that was taken."""

@@ -7,6 +7,9 @@ out; what comes too early is held, up to a bound; a newer generation voids every
     lost        some are missing: the worker's snapshot is to be read
     asked       that snapshot leads nowhere: the worker was asked for another one
 
+The registry is the authority on generations. One that is older than what the worker's stream told is late, and says
+nothing; if it stays for `OVERRULED_S`, Redis has lost its data and counts from an earlier clock, and it is the truth.
+
 A snapshot that is not older than what was applied replaces it, and following goes on after it. The stream is the only
 memory of what was not applied: whoever follows reads again from `sequence`, whatever was held or dropped.
 """
@@ -22,6 +25,8 @@ from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot
 MOST_HELD = 64
 # A registration that is ahead of the stream for so long tells of batches that the stream has lost.
 GRACE_S = 1.0
+# A registration that is of an older generation for so long is not late.
+OVERRULED_S = 5.0
 # So many requests without a block told of are no accident.
 _SILENT_REQUESTS = 3
 
@@ -83,6 +88,8 @@ class WorkerFeed:
         self._held: dict[int, ClaimChange] = {}
         # The last snapshot taken in: a gap that is still there after it needs another one.
         self._snapshot_sequence = -1
+        # Since when the registration has been of an older generation.
+        self._older_since_s: float | None = None
         # Since when, and after which batch, there has been nothing to read although there should be.
         self._behind: tuple[float, int] | None = None
 
@@ -97,9 +104,9 @@ class WorkerFeed:
         return max(0, told - self.sequence)
 
     def registered(self, generation: int, claims_sequence: int, now_s: float) -> list[Instruction]:
-        """What the worker's registration says now, on a monotonic clock. An older generation's says nothing."""
-        if generation > self.generation:
-            restart = self._restart_if_newer(generation)
+        """What the worker's registration says now, on a monotonic clock."""
+        if generation > self.generation or self._is_overruled(generation, now_s):
+            restart = self._restart(generation)
             if claims_sequence:
                 self._told = claims_sequence
                 self.mode = Mode.LOST
@@ -160,15 +167,25 @@ class WorkerFeed:
         assert self._snapshot_sequence <= self.sequence <= self._told, "applied what nobody told"
 
     def _restart_if_newer(self, generation: int) -> list[Instruction]:
-        if generation <= self.generation:
-            return []
+        return self._restart(generation) if generation > self.generation else []
+
+    def _restart(self, generation: int) -> list[Instruction]:
         self.generation = generation
         self.sequence = self._told = 0
         self.mode = Mode.FOLLOWING
         self._held.clear()
         self._snapshot_sequence = -1
-        self._behind = None
+        self._behind = self._older_since_s = None
         return [Restart(generation)]
+
+    def _is_overruled(self, generation: int, now_s: float) -> bool:
+        """Whether the registration has been of an older generation for too long to be late."""
+        if generation >= self.generation:
+            self._older_since_s = None
+            return False
+        if self._older_since_s is None:
+            self._older_since_s = now_s
+        return now_s - self._older_since_s >= OVERRULED_S
 
     def _leads_on(self, snapshot: ClaimSnapshot) -> bool:
         if snapshot.generation != self.generation:

@@ -10,11 +10,17 @@ from control_plane.prefix_index import PrefixIndex
 from control_plane.redis_index import IndexFollower
 
 
+def whole_blocks(tokens: int, block_tokens: int) -> int:
+    """So many tokens, rounded up to whole blocks."""
+    return -(-tokens // block_tokens) * block_tokens
+
+
 class FollowedIndex:
     """`start` once, `close` once. router_id: another one with each start."""
 
     def __init__(self, config: RachisConfig, redis_url: str, service_id: str, membership: Membership) -> None:
         section = config.index
+        chunk_tokens = whole_blocks(section.chunk_tokens, config.engine.block_size_tokens)
         self.router_id = secrets.token_hex(8)
         self.index = PrefixIndex(section.max_entries, section.half_life_s)
         self.claims = IndexFollower(
@@ -25,6 +31,7 @@ class FollowedIndex:
             refresh_s=section.refresh_s,
             max_staleness_s=section.max_staleness_s,
             silent_after_s=section.silent_after_s,
+            is_fit=lambda block_tokens: whole_blocks(section.chunk_tokens, block_tokens) == chunk_tokens,
         )
         self.accesses = AccessLog(
             redis_url,

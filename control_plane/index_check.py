@@ -118,12 +118,13 @@ class IndexCheck:
         except RachisError as error:
             check.error = str(error)
             return
-        # Nothing is waited for from here on: the index is compared as it is now.
+        # What is compared is the index as it is now.
         believed = self._index.claims(worker_id)
-        device, host = compared(believed[0], _keys(answer.device)), compared(believed[1], _keys(answer.host))
+        check.index_generation, check.generation = self._index.generation(worker_id), answer.generation
+        device = await asyncio.to_thread(compared, believed[0], _keys(answer.device))
+        host = await asyncio.to_thread(compared, believed[1], _keys(answer.host))
         comparison.device = device if comparison.device is None else comparison.device.and_still(device)
         comparison.host = host if comparison.host is None else comparison.host.and_still(host)
-        check.index_generation, check.generation = self._index.generation(worker_id), answer.generation
         check.after_s = monotonic_s() - started_s
 
 

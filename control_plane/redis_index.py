@@ -11,14 +11,14 @@ following goes on where it stood, or from snapshots where that is not possible.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
-from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from redis.exceptions import ClusterDownError, ReadOnlyError, RedisClusterException, TryAgainError
 
 from cluster_core.clock import monotonic_s
 from control_plane.claim_following import (
@@ -55,7 +55,15 @@ _KEYS_A_SLICE = 1024
 # The event loop is given back after so long.
 _SLICE_S = 0.001
 # Answers that are about Redis as a whole; other errors are about the one key that was asked for.
-_NO_ANSWER = (redis.ConnectionError, redis.TimeoutError, ClusterDownError, TryAgainError, ReadOnlyError, OSError)
+_NO_ANSWER = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    ClusterDownError,
+    TryAgainError,
+    ReadOnlyError,
+    RedisClusterException,
+    OSError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,10 @@ class _Followed:
 
 
 class IndexFollower:
-    """`follow` until cancelled, then `close`. `membership_changed` is called whenever the registrations were read."""
+    """`follow` until cancelled, then `close`. `membership_changed` is called whenever the registrations were read.
+
+    is_fit: whether a worker whose blocks have so many tokens tells of the chunks that the router asks for.
+    """
 
     def __init__(
         self,
@@ -118,6 +129,7 @@ class IndexFollower:
         refresh_s: float,
         max_staleness_s: float,
         silent_after_s: float,
+        is_fit: Callable[[int], bool] = lambda block_tokens: True,
     ) -> None:
         self._redis = connect(url, _TIMEOUT_S)
         self._service_id = service_id
@@ -126,17 +138,21 @@ class IndexFollower:
         self._refresh_s = refresh_s
         self._max_staleness_s = max_staleness_s
         self._silent_after_s = silent_after_s
+        self._is_fit = is_fit
         self._workers: dict[str, _Followed] = {}
         self._counts = FeedCounts()
         self._complete_s = monotonic_s()
         self._paused_s = 0.0
+        # Of the keys of single workers, in this poll.
+        self._errors = 0
+        self._misfits: set[tuple[str, int]] = set()
         self.connected = True
 
     async def follow(self) -> None:
         while not_cancelled():
             try:
                 await self.poll()
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 if self.connected:
                     logger.warning("Redis does not answer, the prefix index stays as it is: %s", error)
                 self.connected = False
@@ -166,23 +182,26 @@ class IndexFollower:
                 feed, silence = WorkerFeed(self._counts), SilenceWatch(self._silent_after_s)
                 followed = self._workers[worker_id] = _Followed(feed, silence)
             followed.generation, followed.claims_sequence = record.generation, record.claims_sequence
+            self._complain_of_misfit(worker_id, record.block_size_tokens)
             followed.silence.observe(record.cacheable_requests, record.stored_blocks, now)
             for instruction in followed.feed.registered(record.generation, record.claims_sequence, now):
                 if isinstance(instruction, Restart):
                     self._index.join(worker_id, instruction.generation)
 
     async def poll(self) -> None:
-        """Reads what there is. Raises redis.RedisError or OSError when Redis does not answer."""
+        """Reads what there is. Raises one of REDIS_DOWN."""
         self.membership_changed()
+        self._errors = 0
         wanted: Sequence[str] = list(self._workers)
         for _ in range(_ROUNDS_A_POLL):
             more: list[str] = []
             for start in range(0, len(wanted), _WORKERS_A_READ):
                 more += await self._read(wanted[start : start + _WORKERS_A_READ])
-            if wanted := more:
-                continue
-            break
-        self._complete_s = monotonic_s()
+            wanted = more
+            if not wanted:
+                break
+        if not wanted and not self._errors:
+            self._complete_s = monotonic_s()
 
     def is_stale(self) -> bool:
         return self._staleness_s() > self._max_staleness_s
@@ -208,6 +227,18 @@ class IndexFollower:
             followed.feed.check_invariants()
             assert self._index.generation(worker_id) == followed.feed.generation, f"{worker_id}: another generation"
 
+    def _complain_of_misfit(self, worker_id: str, block_tokens: int) -> None:
+        """Once: nothing that the worker claims is ever found. 0: its engine is starting."""
+        if not block_tokens or (worker_id, block_tokens) in self._misfits or self._is_fit(block_tokens):
+            return
+        self._misfits.add((worker_id, block_tokens))
+        logger.error(
+            "%s has blocks of %d tokens, with which chunks are not those of engine.block_size_tokens: "
+            "its cached prefixes will not be found",
+            worker_id,
+            block_tokens,
+        )
+
     def _staleness_s(self) -> float:
         return monotonic_s() - self._complete_s
 
@@ -226,6 +257,7 @@ class IndexFollower:
             answers = await pipeline.execute(raise_on_error=False)
         self._paused_s = monotonic_s()
         self._raise_outage(answers)
+        self._errors += sum(isinstance(answer, Exception) for answer in answers)
         more = []
         for (worker_id, feed), mode, answer in zip(asked, modes, answers, strict=True):
             if await self._take(worker_id, feed, mode, answer):

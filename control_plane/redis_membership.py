@@ -8,10 +8,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
@@ -52,7 +51,7 @@ class RegistryFollower:
         while not_cancelled():
             try:
                 registrations = await self._read()
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 if self.connected:
                     logger.warning("the registry does not answer, the last known workers stay: %s", error)
                 self.connected = False

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import secrets
 
-import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -65,7 +64,7 @@ class Replicator:
             try:
                 if await self._redis.eval(_HOLD, 1, self._key, self._router_id, _LEASE_MS):
                     await self.step()
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 logger.info("hot prefixes are not copied while Redis does not answer: %s", error)
             except Exception:
                 logger.exception("hot prefixes could not be copied, it is tried again")

@@ -2,29 +2,44 @@
 
 The record is a `WorkerRegistration`; the lease is the key's own expiry, so a worker that dies without a word leaves
 the registry by itself. Redis that does not answer is waited for, never fatal: the engine goes on serving. A worker
-whose id another one has taken over leaves the record to that one.
+whose id another one has taken over, which has a newer generation, leaves the record to that one.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
-
-from cluster_core.clock import unix_ms
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
 
-# Never below the time in milliseconds, so that a registry that lost its data does not repeat a generation.
+# Never below Redis's own time in milliseconds, so that a registry that lost its data does not repeat a generation.
+# KEYS: counter.
 _NEXT_GENERATION = """
-local generation = math.max(redis.call('INCR', KEYS[1]), tonumber(ARGV[1]))
+local now = redis.call('TIME')
+local generation = math.max(redis.call('INCR', KEYS[1]), now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', generation))
 return generation
+"""
+# KEYS: record, its generation, worker ids, counter. ARGV: worker id, generation, record, lease in ms.
+# A counter that was lost goes on after the generations of those who live.
+_PUBLISH = """
+local holder = redis.call('GET', KEYS[2])
+if holder and tonumber(holder) > tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
+redis.call('SADD', KEYS[3], ARGV[1])
+if tonumber(redis.call('GET', KEYS[4]) or 0) < tonumber(ARGV[2]) then redis.call('SET', KEYS[4], ARGV[2]) end
+return 1
+"""
+# KEYS: record, its generation. ARGV: generation.
+_REMOVE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1], KEYS[2])
 """
 
 
@@ -43,7 +58,9 @@ class Registration:
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = connect(url, lease_s)
+        self._publish, self._remove = map(self._redis.register_script, (_PUBLISH, _REMOVE))
         self._service_id = service_id
+        self._keys = [key(service_id, record.worker_id) for key in (registry.worker_key, registry.holder_key)]
         self._record = record
         self._lease_s = lease_s
         self._refresh = refresh
@@ -51,9 +68,9 @@ class Registration:
         self._is_superseded = False
 
     async def open(self) -> int:
-        """Takes the next generation of the service. Raises redis.RedisError when Redis does not answer."""
+        """Takes the next generation of the service. Raises one of REDIS_DOWN."""
         key = registry.generation_key(self._service_id)
-        generation = int(await self._redis.eval(_NEXT_GENERATION, 1, key, unix_ms()))
+        generation = int(await self._redis.eval(_NEXT_GENERATION, 1, key))
         self._record.generation = generation
         return generation
 
@@ -66,17 +83,19 @@ class Registration:
         self._is_superseded = True
 
     async def publish(self) -> None:
+        """Writes the record, unless it is another worker's by now. Raises one of REDIS_DOWN."""
         if self._is_superseded:
             return
         self._refresh()
-        key = registry.worker_key(self._service_id, self._record.worker_id)
-        async with self._redis.pipeline(transaction=True) as batch:
-            batch.set(key, self._record.SerializeToString(), px=round(self._lease_s * 1000))
-            batch.sadd(registry.workers_key(self._service_id), self._record.worker_id)
-            await batch.execute()
+        name, generation = self._record.worker_id, self._record.generation
+        keys = [*self._keys, registry.workers_key(self._service_id), registry.generation_key(self._service_id)]
+        args = (name, generation, self._record.SerializeToString(), round(self._lease_s * 1000))
+        if not await self._publish(keys=keys, args=args) and not self._is_superseded:
+            logger.error("another worker has registered as %s: this one leaves the record to it", name)
+            self._is_superseded = True
 
     async def keep(self) -> None:
-        """Renews the record until cancelled; an outage of Redis is logged once and outlived."""
+        """Renews the record until cancelled; an outage of Redis, and whatever else fails, is logged and outlived."""
         lost = False
         while not_cancelled():
             try:
@@ -85,10 +104,12 @@ class Registration:
                 if lost:
                     logger.warning("the registry answers again")
                 lost = False
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 if not lost:
                     logger.warning("the registry does not answer, renewing goes on: %s", error)
                 lost = True
+            except Exception:
+                logger.exception("the registration of %s could not be renewed", self._record.worker_id)
             try:
                 async with asyncio.timeout(self._lease_s / RENEWALS_PER_LEASE):
                     await self._changed.wait()
@@ -99,7 +120,7 @@ class Registration:
         """Takes the record out, where Redis still answers."""
         try:
             if not self._is_superseded:
-                await self._redis.delete(registry.worker_key(self._service_id, self._record.worker_id))
-        except (redis.RedisError, OSError) as error:
+                await self._remove(keys=self._keys, args=(self._record.generation,))
+        except REDIS_DOWN as error:
             logger.warning("the registration could not be removed, it ends with its lease: %s", error)
         await self._redis.aclose()

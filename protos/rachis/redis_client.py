@@ -5,8 +5,13 @@ from typing import TypeAlias
 
 import redis.asyncio as redis
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
 
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
+
+# What a client raises when Redis does not do what it is asked to. A cluster that cannot be reached at all is no
+# `RedisError`.
+REDIS_DOWN: tuple[type[Exception], ...] = (redis.RedisError, RedisClusterException, OSError)
 
 _CLUSTER = "+cluster"
 

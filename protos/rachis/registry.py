@@ -3,15 +3,20 @@
 What stands in braces is the hash tag: keys of one tag lie on one slot of a Redis Cluster, so that a script or a
 transaction may touch them together.
 
-rachis:{<service>}:generation             counter, at least the time in ms; each start takes the next
+rachis:{<service>}:generation             counter, at least Redis's own time in ms; each start takes the next
 rachis:{<service>}:workers                set of worker ids that ever registered
 rachis:{<service>}:worker:<worker id>     serialised WorkerRegistration; expires with the worker's lease
+rachis:{<service>}:holder:<worker id>     generation of that record, and expires with it; an older one is not written
 rachis:{<service>}:replication            name of the router that copies hot prefixes; expires with its lease
 rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
 rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it
 rachis:{<service>:<worker id>}:resync     set by a router that needs a snapshot; expires
 rachis:{<service>:<family>}:accesses      stream of AccessBatch for the prefixes of this family
 rachis:{<service>:<family>}:hotness       snapshot of their hotness
+
+No clock but Redis's own counts, and living workers tell a registry that has lost its data which generations it gave
+away. A generation may still be lower than one before: Redis lost its data while no worker lived, and its clock is
+behind. What the registry says for a while is the truth then, see `control_plane.claim_following`.
 """
 
 # Prefixes that begin with the same chunk are one family; families share so many slots.
@@ -28,6 +33,10 @@ def workers_key(service_id: str) -> str:
 
 def worker_key(service_id: str, worker_id: str) -> str:
     return f"rachis:{{{service_id}}}:worker:{worker_id}"
+
+
+def holder_key(service_id: str, worker_id: str) -> str:
+    return f"rachis:{{{service_id}}}:holder:{worker_id}"
 
 
 def replication_key(service_id: str) -> str:
