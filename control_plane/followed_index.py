@@ -4,6 +4,7 @@ import asyncio
 import secrets
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.clock import unix_ms
 from control_plane.access_log import AccessLog
 from control_plane.membership import Membership
 from control_plane.prefix_index import PrefixIndex
@@ -22,7 +23,7 @@ class FollowedIndex:
         section = config.index
         chunk_tokens = whole_blocks(section.chunk_tokens, config.engine.block_size_tokens)
         self.router_id = secrets.token_hex(8)
-        self.index = PrefixIndex(section.max_entries, section.half_life_s)
+        self.index = PrefixIndex(section.max_entries, section.half_life_s, unix_ms() / 1000)
         self.claims = IndexFollower(
             redis_url,
             service_id,

@@ -77,16 +77,19 @@ class _Prediction:
 
 
 class PrefixIndex:
-    """See the module. max_entries: chunks remembered at most, 16 bytes each. Times of `accessed` are Redis's, in s."""
+    """See the module. max_entries: chunks remembered; a place takes 16 bytes. Times of `accessed` are Redis's, in s.
 
-    def __init__(self, max_entries: int, half_life_s: float) -> None:
+    start_s: about now, on that clock: as hot as that is what workers claim before anything is asked for.
+    """
+
+    def __init__(self, max_entries: int, half_life_s: float, start_s: float = 0.0) -> None:
         self._table = PrefixTable(max_entries)
         self._sets = HolderSets()
         self._half_life_s = half_life_s
         self._holders: dict[str, _Holder] = {}
         self._names: list[str | None] = []
-        self._reference_s = 0.0
-        self._latest_s = 0.0
+        self._reference_s = start_s
+        self._latest_s = start_s
         # By worker's slot and first chunk: predictions of one family are withdrawn together.
         self._predictions: dict[tuple[int, int], list[_Prediction]] = {}
         self._expiries: list[tuple[float, tuple[int, int]]] = []

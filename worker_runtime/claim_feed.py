@@ -4,8 +4,9 @@ Every batch has the next number of the worker's generation, and generation and n
 a batch only behind the one that was written before it, so that nothing is written twice, out of order, or for a worker
 whose id another one has taken over (a newer generation: this one falls silent for good). Where the stream does not end
 with what was written, because Redis has lost its data, all claims are written anew, as a snapshot with a number of its
-own. While Redis does not answer, changes are merged: of a chunk only its last state counts. What waits to be written is
-never more than what is claimed, plus `_SLACK_KEYS`: beyond that a snapshot is shorter.
+own. While Redis does not answer, changes are merged behind the batches that were on their way: of a chunk only its last
+state counts. What waits to be written is never more than what is claimed, plus `_SLACK_KEYS`: beyond that a snapshot is
+shorter.
 
 Each script touches keys of one hash tag only, as a Redis Cluster demands. Keys that are no longer written expire.
 """
@@ -19,9 +20,8 @@ from itertools import islice
 from typing import Protocol
 
 import numpy as np
-import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
@@ -132,8 +132,9 @@ class _Sealed:
 class ClaimFeed:
     """One generation of one worker. `changed` at any time; `open` once, then `keep` until cancelled, then `close`.
 
-    sequence: number of the last batch that is known to be written. timeout_s: longest that Redis is waited for.
-    on_superseded: another worker has taken over the id.
+    sequence: number of the last batch that is known to be written. stored_blocks: what `count_stored_blocks` gave, the
+    engine's count, when what is written by now was taken. timeout_s: longest that Redis is waited for. on_superseded:
+    another worker has taken over the id.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class ClaimFeed:
         *,
         timeout_s: float,
         on_superseded: Callable[[], None] = lambda: None,
+        count_stored_blocks: Callable[[], int] = lambda: 0,
     ) -> None:
         self.sequence = 0
+        self.stored_blocks = 0
         self.counters = FeedCounters()
         self._redis = connect(url, timeout_s)
         self._write, self._snapshot, self._check = map(self._redis.register_script, (_WRITE, _SNAPSHOT, _CHECK))
@@ -158,6 +161,7 @@ class ClaimFeed:
         self._generation = generation
         self._index = index
         self._on_superseded = on_superseded
+        self._count_stored_blocks = count_stored_blocks
         # By tier: what is claimed, and what of it has changed since the last seal.
         self._claims: tuple[set[int], set[int]] = (set(), set())
         self._pending: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
@@ -165,6 +169,8 @@ class ClaimFeed:
         self._last_sealed = 0
         self._told = asyncio.Event()
         self._is_lost = self._resync = False
+        # A defect keeps claims from being written, or `keep` has ended.
+        self._is_stuck = False
         # Since the last snapshot, and where the stream begins that was kept with it.
         self._keys_since = 0
         self._snapshot_sequence = 0
@@ -173,6 +179,11 @@ class ClaimFeed:
     @property
     def is_superseded(self) -> bool:
         return self.counters.superseded > 0
+
+    @property
+    def claims_sequence(self) -> int:
+        """What the registration tells: a feed that is stuck owes a batch, so that nobody believes to be in sync."""
+        return self.sequence + self._is_stuck
 
     def changed(self, change: PrefixClaimChange) -> None:
         """The engine's claims have changed. On the loop."""
@@ -205,28 +216,44 @@ class ClaimFeed:
         return sequence, claims
 
     async def open(self) -> None:
-        """Voids what earlier generations have claimed. Raises redis.RedisError, StartError for a newer generation."""
-        snapshot = encode_snapshot(ClaimSnapshot(self._generation, 0, _keys(()), _keys(())))
+        """Voids what earlier generations have claimed. Raises one of REDIS_DOWN, StartError for a newer generation."""
+        snapshot = _encoded_snapshot(self._generation, 0, [[], []])
         args = (self._generation, self._id(0), _KEEP_MS, snapshot, self._id(0))
         if await self._snapshot(keys=self._keys, args=args) != b"ok":
             raise StartError(f"a newer worker goes by the name {self._worker_id}")
 
     async def keep(self) -> None:
-        """Writes what has changed until cancelled or superseded; an outage of Redis is logged once and outlived."""
+        """Writes what has changed until cancelled or superseded; an outage of Redis is logged once and outlived.
+
+        So is whatever else fails: all claims are written anew then.
+        """
+        try:
+            await self._keep()
+        finally:
+            self._is_stuck = True
+
+    async def _keep(self) -> None:
         is_down = False
         while not self.is_superseded and not_cancelled():
             try:
                 await self._exchange()
-            except (redis.RedisError, OSError) as error:
+            except REDIS_DOWN as error:
                 if not is_down:
                     self.counters.outages += 1
                     logger.warning("claims of %s cannot be written, they are kept: %s", self._worker_id, error)
                 is_down = True
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if is_down:
+            except Exception:
+                if not self._is_stuck:
+                    logger.exception("claims of %s cannot be written for a defect", self._worker_id)
+                self._is_stuck = True
+                self._lose("what was written of them last is not known")
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if is_down or self._is_stuck:
                 logger.warning("claims of %s are written again", self._worker_id)
-            is_down = False
+            is_down = self._is_stuck = False
             await asyncio.sleep(self._index.write_interval_s)
             if not self._is_lost and not self._resync:
                 with contextlib.suppress(TimeoutError):
@@ -259,9 +286,13 @@ class ClaimFeed:
         return self._last_sealed
 
     async def _exchange(self) -> None:
-        """Writes what has changed by now, and a snapshot of just that where one is due. Raises redis.RedisError."""
+        """Writes what has changed by now, and a snapshot of just that where one is due. Raises one of REDIS_DOWN."""
+        # What has a number already goes first: what has changed since is merged until that is written.
+        if self._sealed and not self._is_lost and not await self._write_sealed(self._last_sealed):
+            return
         self._told.clear()
-        snapshot: ClaimSnapshot | None = None
+        stored_blocks = self._count_stored_blocks()
+        claims: list[list[int]] | None = None
         if self._is_lost:
             self._drop_changes()
             self._last_sealed += 1
@@ -269,16 +300,17 @@ class ClaimFeed:
             self._seal()
         last = self._last_sealed
         if self._is_lost or self._resync or self._keys_since > self._index.snapshot_keys:
-            snapshot = ClaimSnapshot(self._generation, last, *map(_keys, self._claims))
+            claims = [list(each) for each in self._claims]
         anew, self._is_lost = self._is_lost, False
         try:
             if not anew and not await self._write_sealed(last):
                 return
-            if snapshot is not None:
-                await self._write_snapshot(snapshot)
+            if claims is not None and not await self._write_snapshot(last, claims):
+                return
         except BaseException:
             self._is_lost |= anew
             raise
+        self.stored_blocks = stored_blocks
         if monotonic_s() >= self._next_check_s and last == self.sequence:
             answer = await self._check(keys=self._keys, args=(self._generation, self._id(self.sequence), _KEEP_MS))
             self._next_check_s = monotonic_s() + _CHECK_S
@@ -300,15 +332,21 @@ class ClaimFeed:
             self.counters.batches += len(part)
         return True
 
-    async def _write_snapshot(self, snapshot: ClaimSnapshot) -> None:
-        """The stream keeps what was written since the snapshot before: who is a little behind needs no snapshot."""
-        id_, oldest = self._id(snapshot.sequence), self._id(self._snapshot_sequence + 1)
-        args = (self._generation, id_, _KEEP_MS, encode_snapshot(snapshot), oldest)
-        if self._heed(await self._snapshot(keys=self._keys, args=args)):
-            self.sequence = self._snapshot_sequence = snapshot.sequence
-            self._keys_since = 0
-            self._resync = False
-            self.counters.snapshots += 1
+    async def _write_snapshot(self, sequence: int, claims: list[list[int]]) -> bool:
+        """Whether the claims after that batch are written. The claims are the call's own: a thread reads them.
+
+        The stream keeps what was written since the snapshot before: who is a little behind needs no snapshot.
+        """
+        snapshot = await asyncio.to_thread(_encoded_snapshot, self._generation, sequence, claims)
+        oldest = self._id(self._snapshot_sequence + 1)
+        args = (self._generation, self._id(sequence), _KEEP_MS, snapshot, oldest)
+        if not self._heed(await self._snapshot(keys=self._keys, args=args)):
+            return False
+        self.sequence = self._snapshot_sequence = sequence
+        self._keys_since = 0
+        self._resync = False
+        self.counters.snapshots += 1
+        return True
 
     def _heed(self, answer: bytes) -> bool:
         """Whether Redis has done what it was asked to."""
@@ -337,6 +375,10 @@ class ClaimFeed:
 
     def _id(self, sequence: int) -> str:
         return f"{self._generation}-{sequence}"
+
+
+def _encoded_snapshot(generation: int, sequence: int, claims: list[list[int]]) -> bytes:
+    return encode_snapshot(ClaimSnapshot(generation, sequence, *map(_keys, claims)))
 
 
 def _keys(keys: Iterable[int] | Sequence[int]) -> Keys:

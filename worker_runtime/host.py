@@ -10,13 +10,16 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 import grpc
 from rachis import wire as conventions
+from rachis.redis_client import REDIS_DOWN
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 ENGINE_DIED_EXIT_CODE = 70
 START_FAILED_EXIT_CODE = 71
 FAILURE_LINGER_S = 15.0
+_RETRY_S = 0.25
 _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DECODE}
 
 
@@ -104,11 +108,17 @@ class WorkerHost:
             self._ready.set()
 
     async def _serve(self) -> None:
+        async with AsyncExitStack() as ends:
+            await self._serve_until_stopped(ends)
+
+    async def _serve_until_stopped(self, ends: AsyncExitStack) -> None:
+        """What is to be ended goes to `ends`, which ends all of it, the last first, even where one of them fails."""
         from worker_runtime.vllm_engine import VllmEngine
 
         os.environ.update(engine_environment(self._settings.engine))
         settings = self._settings
         engine = VllmEngine(replace(settings.engine, service_id=settings.service_id))
+        ends.push_async_callback(engine.stop)
         registration = Registration(
             settings.redis_url,
             settings.service_id,
@@ -124,27 +134,35 @@ class WorkerHost:
             settings.engine.index,
             timeout_s=settings.redis_lease_s,
             on_superseded=registration.superseded,
+            count_stored_blocks=lambda: engine.status().counters.stored_blocks,
         )
+        ends.push_async_callback(feed.close)
+        ends.push_async_callback(registration.close)
         tasks = [asyncio.create_task(registration.keep())]
+        ends.push_async_callback(_cancelled, tasks)
         engine.follow_claims(feed.changed)
-        try:
-            await self._start_engine_in_time(engine, registration)
-            server = await self._start_server(engine, registration)
-            # Whoever sees that this generation is ready finds that what the one before has claimed is void.
-            await feed.open()
-            tasks.append(asyncio.create_task(feed.keep()))
-            self._record.phase = "serving"
-            self._record.state = wire.WORKER_STATE_READY
-            await registration.publish()
-            self._ready.set()
-            await self._stop_asked.wait()
-            await server.stop(grace=0.5)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await registration.close()
-            await feed.close()
-            await engine.stop()
+        await self._start_engine_in_time(engine, registration)
+        server = await self._start_server(engine, registration)
+        # Whoever sees that this generation is ready finds that what the one before has claimed is void.
+        await self._with_retries(feed.open)
+        tasks.append(asyncio.create_task(feed.keep()))
+        self._record.phase = "serving"
+        self._record.state = wire.WORKER_STATE_READY
+        await self._with_retries(registration.publish)
+        self._ready.set()
+        await self._stop_asked.wait()
+        await server.stop(grace=0.5)
+
+    async def _with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
+        """A model that took minutes to load is not given up because Redis is away for a moment."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(REDIS_DOWN),
+            stop=stop_after_delay(self._settings.start_timeout_s),
+            wait=wait_fixed(_RETRY_S),
+            reraise=True,
+        ):
+            with attempt:
+                await write()
 
     def _bring_up_to_date(self, engine: Engine) -> None:
         """What changes all the time and is as good as the last renewal."""
@@ -152,9 +170,9 @@ class WorkerHost:
         self._record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
         self._record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
         self._record.cacheable_requests = status.counters.cacheable_requests
-        self._record.stored_blocks = status.counters.stored_blocks
         if self._feed is not None:
-            self._record.claims_sequence = self._feed.sequence
+            self._record.stored_blocks = self._feed.stored_blocks
+            self._record.claims_sequence = self._feed.claims_sequence
 
     async def _start_engine_in_time(self, engine: Engine, registration: Registration) -> None:
         timeout_s = self._settings.start_timeout_s
@@ -191,3 +209,10 @@ class WorkerHost:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""
         logger.error("the engine of %s died: %s", self._settings.worker_id, why)
         os._exit(ENGINE_DIED_EXIT_CODE)
+
+
+async def _cancelled(tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """Ends them; returns once they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

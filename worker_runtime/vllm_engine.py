@@ -6,6 +6,7 @@ asyncio loop that started it. An engine that raises in a step is dead: every job
 """
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -44,6 +45,8 @@ from kv_transfer.radix_tree import Tier
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.step_costs import StepCosts
+
+logger = logging.getLogger(__name__)
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
 _NAP_S = 0.001
@@ -242,6 +245,8 @@ class VllmEngine:
             -(-self._settings.index.chunk_tokens // size),
         )
         group = self._claims_group = vllm_private.claims_group(self._engine)
+        if group < 0:
+            logger.warning("no layers of the model have full attention: the index is told of none of its prefixes")
         sink = block_events.EventSink(lambda events: block_events.apply(events, claims, group))
         vllm_private.hand_over_block_events(self._engine, sink)
         self._claims = claims
@@ -455,7 +460,7 @@ class VllmEngine:
         first = self._first_output(stream, output) if first_output else {}
         stream.found_tokens = first.get("cached_tokens", stream.found_tokens)
         if reason is not None:
-            self._counters.cacheable_requests += self._has_filled_a_block(stream)
+            self._counters.cacheable_requests += self._claims_group >= 0 and self._has_filled_a_block(stream)
         return EngineOutput(
             token_ids=tuple(tokens),
             text=text[skipped:],

@@ -1,6 +1,7 @@
 """All routers count the same requests, each once, whatever their clocks say and whenever Redis is away."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from rachis.redis_client import connect
 from cluster_core.clock import unix_ms
 from control_plane import access_log
 from control_plane.access_log import MOST_BUFFERED_KEYS, AccessLog
-from control_plane.hotness_snapshot import summed_up
+from control_plane.hotness_snapshot import HotnessSnapshot, encode_snapshot, summed_up
 from control_plane.prefix_index import PrefixIndex
 from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
 from tests.fakes.cluster import until
@@ -269,6 +270,25 @@ async def test_a_snapshot_counts_nothing_that_the_one_before_has_counted(
     await late.polls()
 
     assert late.requests(prompt(1)) == pytest.approx(5.0, abs=NEARLY)
+
+
+async def test_snapshots_are_made_beside_the_event_loop(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 0)
+    threads = []
+
+    def noted(snapshot: HotnessSnapshot) -> bytes:
+        threads.append(threading.current_thread())
+        return encode_snapshot(snapshot)
+
+    monkeypatch.setattr(access_log, "encode_snapshot", noted)
+    router = make_router()
+    router.log.record(prompt(1))
+    await router.polls()
+
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_a_late_snapshot_is_not_made_again(

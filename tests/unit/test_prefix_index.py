@@ -358,6 +358,19 @@ def test_rates_stay_right_after_years() -> None:
         assert found.hotness(keys(1), at_s + 500)[0] == pytest.approx(expected, rel=0.03)
 
 
+def test_claims_from_before_the_first_request_are_not_the_coldest() -> None:
+    start_s = 1.7e9
+    found = PrefixIndex(1024, HALF_LIFE_S, start_s)
+    found.join("a", 1)
+    held = keys(*range(1, 100))
+    found.apply("a", ClaimChange(device_stored=held))
+    found.accessed(keys(500), start_s + 1)
+    rng = np.random.default_rng(6)
+    for _ in range(40):
+        found.accessed(rng.integers(1, 2**64, 64, dtype=np.uint64), start_s - 20 * HALF_LIFE_S)
+    assert matched(found, "a", held)[0] == 99, "what was asked for long ago is colder"
+
+
 def test_hottest_are_prefixes_not_chunks() -> None:
     found = index()
     found.apply("a", device(1, 2))

@@ -22,7 +22,7 @@ from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import PrefixClaimChange
 from control_plane import redis_index
-from control_plane.claim_following import GRACE_S, Apply, Instruction, Mode, Replace, WorkerFeed
+from control_plane.claim_following import GRACE_S, OVERRULED_S, Apply, Instruction, Mode, Replace, WorkerFeed
 from control_plane.membership import Membership
 from control_plane.prefix_index import PrefixIndex
 from control_plane.redis_index import IndexFollower
@@ -512,8 +512,94 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
     assert followed.device("decode-1") == set(KEYS)
     health = followed.follower.health()
     assert health.workers_out_of_sync == ("decode-0",)
-    assert not health.stale
     assert health.counts.damaged >= 1
+
+
+async def test_the_index_ages_while_a_stream_cannot_be_read(followed: Followed) -> None:
+    followed.worker("decode-0")
+    followed.store.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
+    followed.now_s += 11.0
+    await followed.follower.poll()
+    assert followed.follower.is_stale()
+
+    followed.store.broken.clear()
+    await followed.follower.poll()
+
+    assert not followed.follower.is_stale()
+
+
+async def test_the_index_ages_while_more_is_written_than_read(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_index, "_ROUNDS_A_POLL", 1)
+    worker = followed.worker("decode-0")
+    for key in KEYS[:20]:
+        worker.change(0, [key])
+        worker.write()
+    followed.now_s += 11.0
+    await followed.follower.poll()
+    assert followed.follower.is_stale()
+
+    for _ in range(3):
+        await followed.follower.poll()
+
+    assert not followed.follower.is_stale()
+    assert followed.device("decode-0") == set(KEYS[:20])
+
+
+async def test_a_worker_that_starts_again_with_a_lower_generation_is_followed(followed: Followed) -> None:
+    """Redis has lost its data, and its clock is behind."""
+    older = followed.worker("decode-0", generation=9)
+    older.change(0, KEYS[:5])
+    older.write()
+    await followed.follower.poll()
+    followed.store.flush()
+    worker = followed.worker("decode-0", generation=8)
+    worker.change(0, KEYS[5:])
+    worker.write()
+    followed.register("decode-0", generation=8, claims_sequence=worker.sequence)
+    await followed.follower.poll()
+    assert followed.index.generation("decode-0") == 9
+
+    followed.now_s += OVERRULED_S
+    await followed.follower.poll()
+
+    assert followed.index.generation("decode-0") == 8
+    assert followed.device("decode-0") == set(KEYS[5:])
+    assert followed.follower.health().workers_out_of_sync == ()
+    followed.follower.check_invariants()
+
+
+async def test_an_error_of_the_client_leaves_the_index_as_it_is(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = followed.worker("decode-0")
+    worker.change(0, KEYS)
+    worker.write()
+    await followed.follower.poll()
+
+    def fails(*, transaction: bool) -> None:
+        raise redis.exceptions.RedisClusterException("no node can be reached")
+
+    monkeypatch.setattr(followed.client, "pipeline", fails)
+    async with followed.following():
+        await until(lambda: not followed.follower.connected)
+
+        assert followed.device("decode-0") == set(KEYS)
+
+
+async def test_a_worker_whose_chunks_are_others_is_complained_of_once(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed.follower._is_fit = lambda block_tokens: block_tokens == 16
+    followed.register("decode-0", block_size_tokens=16)
+    followed.register("decode-1", block_size_tokens=48)
+    followed.register("decode-2")
+    for _ in range(3):
+        await followed.follower.poll()
+
+    assert caplog.text.count("blocks of") == 1
+    assert "decode-1 has blocks of 48 tokens" in caplog.text
 
 
 async def test_a_redis_that_answers_that_it_cannot_answer_is_away(followed: Followed) -> None:
