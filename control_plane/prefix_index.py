@@ -371,6 +371,8 @@ class PrefixIndex:
 
     def _rates(self, heat: NDArray[np.floating], now_s: float) -> NDArray[np.float64]:
         counts = np.exp2(heat.astype(np.float64) - self._score(now_s, 1.0))
+        # No more than what nobody has asked for.
+        counts[counts <= _UNASKED * (1 + _STEP)] = 0.0
         rates: NDArray[np.float64] = counts * math.log(2) / self._half_life_s
         return rates
 
