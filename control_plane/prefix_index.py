@@ -205,7 +205,7 @@ class PrefixIndex:
             return
         self._follow_time(at_s)
         worth = self._score(at_s, weight)
-        places = self._table.find_or_add(keys, self._score(at_s, weight * _UNASKED), worth)
+        places = self._table.find_or_add(keys, -math.inf, worth)
         places = places[places != NOWHERE]
         self._table.heat[places] = np.logaddexp2(self._table.heat[places], np.float32(worth))
         self._prompts[int(keys[-1])] = keys

@@ -64,10 +64,12 @@ class PrefixTable:
     def find_or_add(self, keys: Keys, heat: float, worth: float) -> Places:
         """As `find`; what was missing is added with this heat, NOWHERE where all others are hotter than it is worth."""
         places = self.find(keys)
-        missing = keys[places == NOWHERE]
-        if len(missing):
-            self._add(np.unique(missing), heat, worth)
+        is_missing = places == NOWHERE
+        if is_missing.any():
+            # While they come in they do not give way to each other.
+            self._add(np.unique(keys[is_missing]), worth)
             places = self.find(keys)
+            self.heat[places[is_missing & (places != NOWHERE)]] = heat
         return places
 
     def used(self) -> Places:
@@ -85,7 +87,7 @@ class PrefixTable:
         rows[:, 1] = (keys & _LOWER_HALF) * np.uint64(self._rows) >> _HALF_BITS
         return rows
 
-    def _add(self, missing: Keys, heat: float, worth: float) -> None:
+    def _add(self, missing: Keys, worth: float) -> None:
         """Each of these takes the coldest of its places, free ones first, of the emptier row.
 
         Two that want the same place in one round: the first takes it, the other chooses again.
@@ -111,7 +113,7 @@ class PrefixTable:
             self.dropped += int(len(first) - is_free[first].sum())
             self.keys[chosen] = missing[first]
             self.sets[chosen] = UNKNOWN
-            self.heat[chosen] = heat
+            self.heat[chosen] = worth
             missing = np.delete(missing, first)
 
 

@@ -5,6 +5,7 @@ python -m tests.integration.claim_trials prefill|decode      one JSON object, by
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -122,8 +123,7 @@ async def random_prompts(trial: Trial) -> dict[str, Any]:
         "foreign": engine_claims.foreign_blocks,
         "cacheable_requests": counters.cacheable_requests,
         "stored_blocks": counters.stored_blocks,
-        "costs": [trial.engine.status().costs.prefill_s_per_token, trial.engine.status().costs.decode_step_s],
-        "load_s_per_token": trial.engine.status().costs.load_s_per_token,
+        "costs": dataclasses.asdict(trial.engine.status().costs),
     }
 
 

@@ -175,6 +175,21 @@ def test_a_table_full_of_what_was_asked_for_once_lets_in_what_is_asked_for_now()
     assert (found.hotness(hot, 203.0) > 0).all()
 
 
+@pytest.mark.parametrize("by_requests", [True, False])
+def test_requests_and_claims_each_get_into_a_table_full_of_what_was_asked_for_once(by_requests: bool) -> None:
+    found = index(entries=1024)
+    rng = np.random.default_rng(5)
+    for second in range(200):
+        found.accessed(rng.integers(1, 2**64, 64, dtype=np.uint64), float(second))
+    new = keys(*range(1, 33))
+    if by_requests:
+        found.accessed(new, 200.0)
+        assert found.hotness(new, 200.0) == pytest.approx([math.log(2) / HALF_LIFE_S] * 32, rel=1e-3)
+    else:
+        found.apply("a", ClaimChange(device_stored=new))
+        assert len(found.claims("a")[0]) == 32
+
+
 def test_a_worker_that_leaves_or_comes_back_holds_nothing() -> None:
     found = index()
     for worker in WORKERS:

@@ -1,5 +1,8 @@
 """Hot prefixes are copied before their holders are saturated, within bounds, and given up when they cool."""
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from control_plane.recent_prompts import RecentPrompt, RecentPrompts
 from control_plane.replication import Copy, Demand, Replication
 from control_plane.replicator import Replicator
 from kv_transfer.prefix_chunks import chunk_keys
+from tests.fakes.redis_server import running_redis
 from tests.unit.test_placer import CHUNK, World, prompt
 
 IDLE = {"a": 0.0, "b": 0.0, "c": 0.0}
@@ -173,3 +177,39 @@ async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypa
     hot.now_s += 30.0
     hot.index.expire(hot.now_s)
     assert await busy.step() is not None
+
+
+@pytest.mark.integration
+async def test_one_router_makes_copies_and_another_one_takes_over(
+    tmp_path: Path, hot: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("control_plane.replicator._INTERVAL_S", 0.02)
+    monkeypatch.setattr("control_plane.replicator._LEASE_MS", 500)
+    steps: list[str] = []
+    with running_redis(tmp_path) as url:
+        routers = {}
+        for name in ("first", "second"):
+            made: Any = Replicator(url, "s", name, hot.placer, Workers(hot), Replication(1.0, 1))  # type: ignore[arg-type]
+
+            async def step(name: str = name) -> None:
+                steps.append(name)
+
+            made.step = step
+            routers[name] = made
+        first = asyncio.create_task(routers["first"].run())
+        await _until(lambda: len(steps) > 2)
+        second = asyncio.create_task(routers["second"].run())
+        await asyncio.sleep(0.7)
+        assert set(steps) == {"first"}, "the lease is renewed"
+        first.cancel()
+        await _until(lambda: "second" in steps)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        for made in routers.values():
+            await made.close()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for is a list
+            await asyncio.sleep(0.01)

@@ -4,6 +4,7 @@ Every test ends with a check that nothing is left: no blocks, no leases, no in-f
 """
 
 import asyncio
+import math
 
 import pytest
 from rachis.v1 import generation_pb2 as generation
@@ -17,6 +18,7 @@ from tests.fakes.cluster import (
     collected,
     completion_of,
     named,
+    running_cluster,
     text_of,
     tokens_of,
     until,
@@ -152,6 +154,52 @@ async def test_requests_spread_over_idle_workers(cluster_2x2: Cluster) -> None:
         worker.engine.resume()
     routes = [completion_of([response async for response in call]).route for call in (first, second)]
     assert [route.decode_worker_id for route in routes] == ["decode-0", "decode-1"]
+
+
+async def test_a_decode_worker_that_computes_the_prompt_is_busy_with_it_until_its_first_token(cluster: Cluster) -> None:
+    await cluster.unregister(named(cluster, "prefill-0"))
+    engine = named(cluster, "decode-0").engine
+
+    def busy() -> tuple[float, float]:
+        """Requests there, and prompt tokens that are to be computed."""
+        loads = cluster.router.membership.candidates(DECODE, 0.0)
+        return float(loads.in_flight_requests[0]), float(loads.uncomputed_tokens[0])
+
+    for held_before, expected in ((0, (1, 5)), (3, (1, 0))):
+        engine.hold_before(held_before)
+        running = asyncio.create_task(collected(cluster.call()))
+        await engine.held.wait()
+        await until(lambda expected=expected: busy() == expected)  # type: ignore[misc]
+        engine.resume()
+        await running
+
+
+async def test_a_short_prompt_is_prefilled_where_it_is_decoded_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_cluster(monkeypatch, placement__disaggregation="conditional") as cluster:
+        await cluster.add(PREFILL)
+        await cluster.add(DECODE)
+        answer = await cluster.generate()
+        route = completion_of(answer).route
+        assert (route.prefill_worker_id, route.decode_worker_id) == ("", "decode-0")
+        assert text_of(answer) == whole_text()
+
+
+async def test_every_prompt_is_counted_as_asked_for_once(cluster: Cluster) -> None:
+    """Without Redis, by this router alone."""
+    prompt = "a prompt that fills a chunk. " * 6
+    prefixes, placer = cluster.router._prefixes, cluster.router._placer
+    for _ in range(3):
+        await cluster.generate(prompt)
+    keys = placer.packed(list(prompt.encode()), "").keys
+    one = math.log(2) / 600
+
+    def rate() -> float:
+        return float(prefixes.index.hotness(keys, prefixes.accesses.now_s())[0])
+
+    await until(lambda: rate() > 2.5 * one)
+    assert rate() < 3.5 * one
 
 
 async def test_two_requests_under_one_name_do_not_disturb_each_other(cluster: Cluster) -> None:
