@@ -16,7 +16,7 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
-SOURCES := benchmarks builtin_model cluster_configs cluster_core control_plane decode_worker kv_transfer prefill_worker \
+SOURCES := benchmarks builtin_model cluster_configs cluster_core cluster_sim control_plane decode_worker kv_transfer prefill_worker \
 	protos tests worker_runtime
 BUF := node_modules/.bin/buf
 

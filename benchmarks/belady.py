@@ -17,8 +17,8 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 
-from benchmarks.prefix_traces import Trace, TraceRequest
 from cluster_core.errors import InvalidInputError
+from cluster_sim.traces import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

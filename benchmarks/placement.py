@@ -26,7 +26,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.placement_costs import PrefillCosts
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
-from benchmarks.prefix_traces import Trace
+from cluster_sim.traces import Trace
 from control_plane.loads import Work
 from control_plane.long_prompts import LongPrompts
 from control_plane.membership import Member, Membership

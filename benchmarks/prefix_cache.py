@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.belady import belady
-from benchmarks.prefix_traces import Trace, TraceFile, TraceRequest
+from cluster_sim.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.block_references import BlockReferences
 from kv_transfer.radix_tree import BlockHash
 from kv_transfer.tier_settings import TierSettings, make_tiers

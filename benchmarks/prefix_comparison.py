@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.prefix_cache import RECIPES, HitRatios, Recipe, optimum, replay
-from benchmarks.prefix_traces import Trace, TraceFile
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError
+from cluster_sim.traces import Trace, TraceFile
 
 BASELINE = "lru"
 OPTIMUM = "belady"

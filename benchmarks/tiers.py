@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks.closed_loop import Answer, closed_loop
 from benchmarks.measuring_process import Reports, foreign_cpu_s, in_process_engine, run_measurement
-from benchmarks.prefix_traces import Trace
 from benchmarks.tiers_workload import (
     ANSWER_TOKENS,
     TiersWorkload,
@@ -37,6 +36,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine, EngineInfo, TierReport
 from cluster_core.errors import UnavailableError
+from cluster_sim.traces import Trace
 from worker_runtime.engine_settings import EngineRole
 
 STOCK, COPY_EVERYTHING, RACHIS = "stock", "copy_everything", "rachis"

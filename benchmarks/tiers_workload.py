@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.prefix_traces import SHAPES, Trace, generated
 from cluster_core.errors import InvalidInputError
+from cluster_sim.traces import SHAPES, Trace, generated
 
 # As many blocks as prompts share, over the blocks of the device, where nothing else is asked for.
 WORKING_SET_FACTOR = 2.5

@@ -14,8 +14,8 @@ from benchmarks.placement import BASELINE, Cluster, Run, at_speed, prompts_of, s
 from benchmarks.placement_costs import PrefillCosts, default_costs, read_costs
 from benchmarks.placement_plot import save_plot
 from benchmarks.placement_world import Caches, Prompt
-from benchmarks.prefix_traces import Trace, open_trace
 from cluster_core.errors import ConfigError
+from cluster_sim.traces import Trace, open_trace
 from control_plane.cli.bench_prefix_cache import check_picture, tokens
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.placement_terms import POLICIES

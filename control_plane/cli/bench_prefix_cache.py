@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from benchmarks.hit_ratio_plot import FORMATS, save_plot, short_tokens
 from benchmarks.prefix_comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
-from benchmarks.prefix_traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
 from cluster_core.errors import ConfigError
+from cluster_sim.traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
 from control_plane.cli.output import err, out, print_json, print_table
 from control_plane.cli.profile import check_writable
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring_process import measure_in_process
-from benchmarks.prefix_traces import SHAPES
 from benchmarks.tiers_workload import TiersWorkload, fewest_device_blocks, require_model_length
 from benchmarks.ttft_plot import save_plot
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
+from cluster_sim.traces import SHAPES
 from control_plane.cli.bench import warn_of_foreign_cores
 from control_plane.cli.bench_prefix_cache import check_picture
 from control_plane.cli.output import out, print_json, print_table

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.prefix_traces import Trace
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK
 from benchmarks.tiers_workload import TiersWorkload
+from cluster_sim.traces import Trace
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.belady import belady
-from benchmarks.prefix_traces import SHAPES, Trace, TraceRequest, generated, read_trace
 from cluster_core.errors import InvalidInputError
+from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated, read_trace
 
 BLOCK_TOKENS = 4
 # A block is named by all the symbols up to and including its own: equal name, equal prefix.

@@ -22,8 +22,8 @@ from benchmarks.placement import (
 )  # fmt: skip
 from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read_costs
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
-from benchmarks.prefix_traces import SHAPES, Trace, TraceRequest, generated
 from cluster_core.errors import ConfigError, InvalidInputError
+from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated
 from control_plane.cli.bench_placement import policy_names
 from control_plane.cli.main import app
 from control_plane.placement_terms import POLICIES

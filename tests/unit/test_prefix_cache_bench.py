@@ -20,8 +20,8 @@ from benchmarks.prefix_comparison import (
     number_of_replays,
     policy_names,
 )  # fmt: skip
-from benchmarks.prefix_traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
 from cluster_core.errors import ConfigError, InvalidInputError
+from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
 from control_plane.cli.bench_prefix_cache import tokens
 from control_plane.cli.main import app
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from benchmarks.belady import belady
 from benchmarks.prefix_cache import RECIPES, Replay, replay
-from benchmarks.prefix_traces import Trace, TraceRequest, full_blocks_only
 from cluster_configs.schema import TiersSection
+from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
 from kv_transfer import radix_tree
 from kv_transfer.eviction_policies import LeastRecentlyUsed
 from kv_transfer.radix_tree import RadixTree, Tier

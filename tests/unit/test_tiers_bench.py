@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.closed_loop import Answer, closed_loop
-from benchmarks.prefix_traces import SHAPES
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK, Run, compare, require_identical, ttft_ms
 from benchmarks.tiers_workload import (
     TiersWorkload,
@@ -23,6 +22,7 @@ from benchmarks.tiers_workload import (
 from benchmarks.ttft_plot import save_plot
 from cluster_core.engine import EngineJob, TierReport
 from cluster_core.errors import ClientFault, UnavailableError
+from cluster_sim.traces import SHAPES
 from control_plane.cli.main import app
 from tests.fakes.engine import FakeEngine
 

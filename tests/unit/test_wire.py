@@ -8,9 +8,9 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from rachis import registry, wire
 
-from benchmarks.prefix_traces import TraceError
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
+from cluster_sim.traces import TraceError
 from control_plane.worker_client import _ERRORS, WorkerLostError
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.prefix_traces import SHAPES, FewShotShape, Trace, TraceError, generated, open_trace, read_trace
 from cluster_core.errors import InvalidInputError
+from cluster_sim.traces import SHAPES, FewShotShape, Trace, TraceError, generated, open_trace, read_trace
 
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 published_traces = pytest.mark.skipif("RACHIS_TRACES" not in os.environ, reason="RACHIS_TRACES names no folder")

@@ -1,0 +1,122 @@
+"""What the simulated cluster asks of a worker's engine; the simulated counterpart of `cluster_core.engine.Engine`.
+
+An engine lives in the time that it is told. The cluster calls `add`, `landed`, `release`, `abort` when they happen, and
+`advance` at the time of `next_s`; what comes of it are outcomes. After each call `next_s` may be another.
+
+Who holds the KV blocks of a job:
+    waiting                            nobody
+    prefills, or pulls                 the engine, from admission on
+    prefilled with `hand_off`          the engine, until `release`
+    decodes                            the engine, until it has finished or is aborted
+Blocks of a prefix that is known stay cached after that, until room is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from cluster_core.engine import EngineCosts
+from kv_transfer.claims import ClaimChange
+from kv_transfer.prefix_chunks import Keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimJob:
+    """One prompt for one engine.
+
+    number: unique in the simulation. keys: names of the prompt's full blocks, in order, each covering all before it
+    (`kv_transfer.prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept for somebody
+    who pulls them. pulls: the prompt's KV is to be pulled, apart from what is cached here; the first token is known.
+    """
+
+    number: int
+    prompt_tokens: int
+    keys: Keys
+    output_tokens: int
+    hand_off: bool = False
+    pulls: bool = False
+    tenant: str = ""
+
+
+class OutcomeKind(Enum):
+    """PULLS: the job has its blocks; `tokens` of KV are to be pulled, and `landed` is to be called then.
+    FIRST_TOKEN: the first token that this engine has generated. FINISHED: the last one. REFUSED: it can never fit.
+    """
+
+    PULLS = "pulls"
+    FIRST_TOKEN = "first_token"
+    FINISHED = "finished"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """tokens: of PULLS, KV to be pulled; of FIRST_TOKEN, prompt tokens that were computed here."""
+
+    job: SimJob
+    kind: OutcomeKind
+    at_s: float
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Since the start. Seconds of engine steps; tokens; hits are prompt tokens found on the device and in host memory;
+    batch_token_steps: decode tokens of all steps, over `decode_steps` the mean batch."""
+
+    busy_s: float = 0.0
+    prefill_tokens: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    preemptions: int = 0
+
+
+class SimEngine(Protocol):
+    """totals: kept up to date with each `advance`."""
+
+    totals: EngineTotals
+
+    def add(self, job: SimJob, now_s: float) -> None: ...
+
+    def landed(self, number: int, now_s: float) -> None:
+        """The job's KV has been pulled."""
+        ...
+
+    def release(self, number: int, now_s: float) -> None:
+        """Nobody pulls what a finished `hand_off` job has kept."""
+        ...
+
+    def abort(self, number: int, now_s: float) -> None:
+        """The job, wherever it is; unknown numbers are ignored."""
+        ...
+
+    def next_s(self) -> float:
+        """When `advance` is wanted; infinity while nothing can go on by itself."""
+        ...
+
+    def advance(self, now_s: float) -> Sequence[Outcome]:
+        """All that has happened up to now."""
+        ...
+
+    def told(self) -> ClaimChange:
+        """Cached blocks that have come or gone since the last call."""
+        ...
+
+    def slow_down(self, factor: float, now_s: float) -> None:
+        """Steps that begin from now on take so many times as long as the cost model says."""
+        ...
+
+    def load(self) -> tuple[int, int]:
+        """(free, all) device blocks."""
+        ...
+
+    def costs(self) -> EngineCosts:
+        """As measured from its own steps."""
+        ...
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when blocks are lost or owned twice."""
+        ...
