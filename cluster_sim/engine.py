@@ -62,8 +62,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Since the start. Seconds of engine steps; tokens; hits are prompt tokens found on the device and in host memory;
-    batch_token_steps: decode tokens of all steps, over `decode_steps` the mean batch."""
+    """Since the start. busy_s: of engine steps. Hits are prompt tokens found on the device and in host memory, of
+    prompts that are computed here and not pulled. decode_tokens over decode_steps is the mean batch."""
 
     busy_s: float = 0.0
     prefill_tokens: int = 0

@@ -88,15 +88,16 @@ class Figures:
 
     Requests: every one that arrived has one outcome. attained: within both objectives (`slo_*`, 0: none).
     ttft_s: from arrival; tpot_s: mean time between the tokens of a request after its first; e2e_s: to the last token.
-    duration_s: from the first arrival to the last outcome. gpus: of all workers. dollars_per_gpu_hour: of one.
-    tokens: `generated` per second in `throughput`; in flight requests sampled in `in_flight` (sum of samples and
-    their number, window by window). busy_s: engine seconds of each pool, over workers times duration is utilization.
+    duration_s: from the first arrival to the last outcome. gpus: of all workers. dollars_per_hour: of all of them.
+    transfer_s: from the wish to pull to the last byte. busy_s: engine seconds of each pool; imbalance: those of its
+    busiest worker over the mean. Series: `throughput` and `steps` are tokens and steps of decoding, `prompts` and
+    `hits` prompt tokens that were begun and those of them that were cached; `completions` has every outcome.
     """
 
     name: str
     workers: dict[str, int]
     gpus: int
-    dollars_per_gpu_hour: float
+    dollars_per_hour: float
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -117,9 +118,11 @@ class Figures:
     ttft_s: Histogram = field(default_factory=Histogram)
     tpot_s: Histogram = field(default_factory=Histogram)
     e2e_s: Histogram = field(default_factory=Histogram)
-    queue_s: Histogram = field(default_factory=Histogram)
     transfer_s: Histogram = field(default_factory=Histogram)
     throughput: Series = field(default_factory=Series)
+    steps: Series = field(default_factory=Series)
+    prompts: Series = field(default_factory=Series)
+    hits: Series = field(default_factory=Series)
     arrivals: Series = field(default_factory=Series)
     completions: Series = field(default_factory=Series)
 
@@ -152,7 +155,7 @@ class Figures:
     @property
     def dollars_per_million_tokens(self) -> float:
         """Of generated tokens; all GPUs are paid for from the first arrival to the last outcome."""
-        dollars = self.gpus * self.dollars_per_gpu_hour * self.duration_s / 3600
+        dollars = self.dollars_per_hour * self.duration_s / 3600
         return dollars / self.generated_tokens * 1e6 if self.generated_tokens else 0.0
 
     def utilization(self, pool: str) -> float:
@@ -176,7 +179,6 @@ def as_json(figures: Figures, *, curves: bool = False) -> dict[str, Any]:
         **_quantiles("ttft", figures.ttft_s),
         **_quantiles("tpot", figures.tpot_s),
         **_quantiles("e2e", figures.e2e_s),
-        "queue_p90_ms": round(figures.queue_s.quantile(0.9) * 1000, 2),
         "transfer_p90_ms": round(figures.transfer_s.quantile(0.9) * 1000, 2),
         "hit_ratio": round(figures.hit_ratio, 4),
         "device_hit_tokens": figures.device_hit_tokens,
@@ -193,7 +195,7 @@ def as_json(figures: Figures, *, curves: bool = False) -> dict[str, Any]:
     }
     if curves:
         told["ttft_ccdf"] = [[round(value, 6), round(share, 6)] for value, share in figures.ttft_s.ccdf()]
-        for name in ("throughput", "arrivals", "completions"):
+        for name in ("throughput", "steps", "prompts", "hits", "arrivals", "completions"):
             told[f"{name}_per_s"] = [[round(at_s, 3), round(rate, 3)] for at_s, rate in getattr(figures, name).per_s()]
     return told
 

@@ -58,19 +58,22 @@ class Placement:
 class Flight:
     """A request on a worker, from the call to its end."""
 
-    def __init__(self, membership: Membership, member: Member | None, work: Work) -> None:
+    def __init__(
+        self, membership: Membership, member: Member | None, work: Work, now_s: Callable[[], float] = monotonic_s
+    ) -> None:
         self._membership = membership
         self._member = member
         self._work = work
+        self._now_s = now_s
 
     def prefilled(self) -> None:
         """The worker has computed the prompt; whoever comes now does not wait for it."""
         if self._work.expected_s:
-            self._membership.prefilled(self._member, self._work, monotonic_s())
+            self._membership.prefilled(self._member, self._work, self._now_s())
             self._work = Work(self._work.tokens)
 
     def end(self) -> None:
-        self._membership.release(self._member, self._work, monotonic_s())
+        self._membership.release(self._member, self._work, self._now_s())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +100,8 @@ class Explanation:
 class Placer:
     """See the module.
 
-    is_stale: whether the index is too old to be believed. index_time_s: now, on the clock of hotness.
+    is_stale: whether the index is too old to be believed. index_time_s: now, on the clock of hotness. now_s: now, on
+    the clock of load.
     asked_for(keys): told of each request's prompt, once.
     counts: what was decided so far.
     """
@@ -113,6 +117,7 @@ class Placer:
         is_stale: Callable[[], bool] = lambda: False,
         index_time_s: Callable[[], float] = lambda: unix_ms() / 1000,
         asked_for: Callable[[Keys], None] = lambda keys: None,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._membership = membership
         self._index = index
@@ -122,6 +127,7 @@ class Placer:
         self._is_stale = is_stale
         self._asked_for = asked_for
         self._now_of_index = index_time_s
+        self._now_s = now_s
         weights = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
         self._policies = {
             pool: make_policy(settings.policy, pool, weights[pool].model_dump() if settings.policy == _OURS else None)
@@ -201,13 +207,13 @@ class Placer:
 
     def prefill_queues(self) -> dict[str, float]:
         """Seconds that each usable prefill worker has before it."""
-        candidates = self._membership.candidates(wire.POOL_PREFILL, monotonic_s())
+        candidates = self._membership.candidates(wire.POOL_PREFILL, self._now_s())
         return {each.worker_id: float(s) for each, s in zip(candidates.workers, candidates.queue_s, strict=True)}
 
     def copy_placement(self, copy: Copy) -> Placement | None:
         """A prefix for a worker that shall hold it too; None where its tokens or the worker are not known any more."""
         prompts = self._recent.with_prefix(copy.key, copy.chunks)
-        candidates = self._membership.candidates(wire.POOL_PREFILL, monotonic_s())
+        candidates = self._membership.candidates(wire.POOL_PREFILL, self._now_s())
         rows = [row for row, each in enumerate(candidates.workers) if each.worker_id == copy.worker_id]
         if not prompts or not rows:
             return None
@@ -220,10 +226,13 @@ class Placer:
     @contextmanager
     def in_flight(self, placement: Placement) -> Iterator["Flight"]:
         """The request is on the worker: counted there, and its prefix is predicted to be there from now on."""
-        now_s = monotonic_s()
+        now_s = self._now_s()
         worker_id, keys = placement.worker.worker_id, placement.prompt.keys
         flight = Flight(
-            self._membership, self._membership.acquire(placement.worker, placement.work, now_s), placement.work
+            self._membership,
+            self._membership.acquire(placement.worker, placement.work, now_s),
+            placement.work,
+            self._now_s,
         )
         try:
             self._index.predict(worker_id, keys, now_s + self._settings.prediction_s)
@@ -236,7 +245,7 @@ class Placer:
             flight.end()
 
     def _decided(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]]) -> Choice:
-        now_s = monotonic_s()
+        now_s = self._now_s()
         self._index.expire(now_s)
         candidates = self._membership.candidates(pool, now_s)
         stale = self._is_stale()

@@ -86,7 +86,11 @@ class CostModel:
 
         Raises InvalidInputError naming file and key.
         """
-        content = _read(path)
+        return cls.of_content(path, _read(path), rest)
+
+    @classmethod
+    def of_content(cls, path: Path, content: Mapping[str, Any], rest: "CostModel") -> "CostModel":
+        """As `load`, of what was read from `path`."""
         curves = {key: _curve(path, key, content[key]) for key in _ALL_KEYS if key in content}
         if not curves:
             raise InvalidInputError(f"has none of the keys {', '.join(_ALL_KEYS)}", field=str(path))

@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import os
+import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine, EngineInfo, EngineJob, EngineLoad, EngineOutput, FirstToken, SamplingSpec
+from cluster_sim.faults.block_engine import BlockEngine, BlockEngineSettings, Fabric
+from cluster_sim.faults.network import Network
 from tests.fakes.engine import FakeEngine
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
@@ -16,9 +19,16 @@ PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rom
 _names = itertools.count()
 
 
-@pytest.fixture(scope="session", params=["fake", pytest.param("vllm", marks=pytest.mark.integration)])
+@pytest.fixture(scope="session", params=["fake", "blocks", pytest.param("vllm", marks=pytest.mark.integration)])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
-    engine = FakeEngine() if request.param == "fake" else vllm_engine(EngineRole.PREFILL)
+    engine: Engine
+    match request.param:
+        case "fake":
+            engine = FakeEngine()
+        case "blocks":
+            engine = block_engine()
+        case _:
+            engine = vllm_engine(EngineRole.PREFILL)
     deaths: list[str] = []
     info = await engine.start(lambda phase: None, deaths.append)
     yield engine, info
@@ -31,6 +41,12 @@ async def engine(started: tuple[Engine, EngineInfo]) -> AsyncIterator[Engine]:
     """The engine, which every test leaves without jobs, leases and blocks in use."""
     yield started[0]
     await until(started[0], is_idle)
+
+
+def block_engine() -> Engine:
+    """Steps of it take next to no time."""
+    settings = BlockEngineSettings(blocks=2048, step_s=1e-5, token_s=1e-7)
+    return BlockEngine("alone", "alone", Fabric(Network(random.Random(0))), settings)
 
 
 def vllm_engine(role: EngineRole) -> Engine:

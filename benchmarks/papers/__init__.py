@@ -1,0 +1,1 @@
+"""Figures of the papers, run in the simulator and set beside what the papers say."""

@@ -1,0 +1,105 @@
+"""What a job or a session is to a `block_engine.BlockEngine`, and what of its tokens may be shown. Pure."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cluster_core.clock import UnixMs
+from cluster_core.engine import (
+    EngineJob,
+    EngineOutput,
+    FinishReason,
+    HandoffReport,
+    PositionLogprobs,
+    SamplingSpec,
+    TokenLogprob,
+)
+
+if TYPE_CHECKING:
+    from cluster_sim.faults.block_pool import BlockHash
+    from cluster_sim.faults.block_session import BlockSession
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """tokens: the prompt and what was generated. computed: tokens whose KV lies in `blocks`. names: of its full blocks,
+    as far as they were needed. is_open: its prompt may still change, so its last token is not computed.
+
+    pulls: its prompt is to be pulled by `deadline`, which was not tried yet. pulling: it is, and the blocks are not
+    used until then. abandoned: nobody waits for it any more. has_published: blocks that nobody else had.
+    """
+
+    job: EngineJob
+    tokens: list[int]
+    prompt_tokens: int
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    names: "list[BlockHash]" = field(default_factory=list)
+    session: "BlockSession | None" = None
+    is_open: bool = False
+    pulls: bool = False
+    pulling: bool = False
+    deadline: UnixMs | None = None
+    abandoned: bool = False
+    has_published: bool = False
+    report: HandoffReport | None = None
+    cached_tokens: int = 0
+    is_started: bool = False
+    text: str = ""
+    shown: int = 0
+    outputs: "asyncio.Queue[EngineOutput | Exception]" = field(default_factory=asyncio.Queue)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens whose KV may be computed now."""
+        return max(0, len(self.tokens) - 1) if self.is_open else len(self.tokens)
+
+    def generated(self, token: int) -> EngineOutput:
+        """The next token of its answer is this one; what its caller is told of it."""
+        position = len(self.tokens) - self.prompt_tokens
+        sampling, first = self.job.sampling, self.job.first
+        is_replayed = first is not None and position == 0
+        if first is not None and position == 0:
+            token, self.shown = first.token_id, len(first.sent_text)
+        self.tokens.append(token)
+        self.text, reason = _ending(self.text + chr(token), token, position, sampling)
+        shown = max(self.shown, len(self.text) if reason else len(self.text) - _held_back(sampling))
+        text, self.shown = self.text[self.shown : shown], shown
+        tokens = () if is_replayed else (token,)
+        is_first, self.is_started = not self.is_started, True
+        return EngineOutput(
+            token_ids=tokens,
+            text=text,
+            logprobs=_logprobs(tokens, sampling.logprobs),
+            finish_reason=reason,
+            handoff=self.report if is_first else None,
+            cached_tokens=self.cached_tokens if is_first else 0,
+        )
+
+
+def _ending(text: str, token: int, position: int, sampling: SamplingSpec) -> tuple[str, FinishReason | None]:
+    """The text without what ends it, and why the job ends here, if it does."""
+    found = [place for place in (text.find(stop) for stop in sampling.stop) if place >= 0]
+    if found:
+        return text[: min(found)], FinishReason.STOP
+    if token in sampling.stop_token_ids and position + 1 >= sampling.min_tokens:
+        return text[:-1], FinishReason.STOP
+    return text, FinishReason.LENGTH if position + 1 == sampling.max_tokens else None
+
+
+def _held_back(sampling: SamplingSpec) -> int:
+    """Characters at the end of the text that may be the beginning of a stop string."""
+    return max((len(stop) for stop in sampling.stop), default=1) - 1
+
+
+def _logprobs(tokens: tuple[int, ...], count: int | None) -> tuple[PositionLogprobs, ...]:
+    if count is None:
+        return ()
+    top = range(count)
+    return tuple(
+        PositionLogprobs(
+            TokenLogprob(token, -0.5, 1),
+            tuple(TokenLogprob(token + rank, -0.5 * (rank + 1), rank + 1) for rank in top),
+        )
+        for token in tokens
+    )

@@ -1,0 +1,239 @@
+"""Scenario files: YAML that says which cluster gets which requests, in variants to compare.
+
+`variants` are names with what is different in them; without any there is one, as the rest says. Paths are relative to
+the file. Everything is checked before anything runs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from cluster_configs.schema import PlacementSection, Section, TiersSection
+from cluster_core.errors import ConfigError
+from cluster_sim import costs
+from cluster_sim.costs import CostModel
+from cluster_sim.dispatch import DispatchSettings
+from cluster_sim.engine import SimEngine
+from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.worker import PoolSettings
+from cluster_sim.workloads import Workload, WorkloadSection, open_workload
+from cluster_sim.world import Fault, World, WorldSettings
+from kv_transfer.tier_settings import TierSettings
+from kv_transfer.tiers import TierRules
+
+_MOST_WORKERS = 4096
+# Hotness is remembered for so many times the blocks that a worker can hold.
+_REMEMBERED = 4
+
+
+class PoolSection(Section):
+    """One pool of workers."""
+
+    workers: int = Field(1, ge=0, le=_MOST_WORKERS)
+    cost_model: str | None = Field(None, description="Instead of the scenario's.")
+    max_running_requests: int = Field(256, ge=1, le=100_000, description="As vLLM's `max_num_seqs`.")
+    max_batched_tokens: int = Field(8192, ge=1, le=1_000_000, description="As vLLM's `max_num_batched_tokens`.")
+    device_tokens: int | None = Field(None, ge=1, description="KV that fits on the device; null: as the model says.")
+    host_tokens: int | None = Field(None, ge=0, description="KV in host memory; null: as the model says.")
+
+
+class PoolsSection(Section):
+    """`prefill.workers: 0` makes it an aggregated service, whose workers do both."""
+
+    prefill: PoolSection = PoolSection()
+    decode: PoolSection = PoolSection()
+
+
+class SloSection(Section):
+    """What a request has to keep to count as goodput; 0: no objective."""
+
+    ttft_ms: float = Field(0.0, ge=0)
+    tpot_ms: float = Field(0.0, ge=0, description="Mean time between the tokens of one request, after its first.")
+
+
+class FaultSection(Section):
+    """Something that goes wrong at a time, on one worker."""
+
+    at_s: float = Field(ge=0)
+    kind: Literal["kill", "slow", "link"]
+    worker: str = Field(description="Such as `prefill-0000`.")
+    for_s: float = Field(30.0, gt=0)
+    factor: float = Field(10.0, gt=0, description="How many times slower steps or links are.")
+
+
+class RouterSection(Section):
+    hop_ms: float = Field(0.5, ge=0, description="Of one message between router and worker.")
+    prefill_attempts: int = Field(2, ge=1, le=10)
+    worker_wait_s: float = Field(30.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0)
+    event_delay_ms: float = Field(100.0, ge=0, description="From a change in a worker's caches to the index.")
+    report_s: float = Field(2.0, gt=0, description="How often workers renew their registrations.")
+    worker_lease_s: float = Field(5.0, gt=0)
+
+
+class Scenario(Section):
+    """One variant, whole."""
+
+    name: str = Field("scenario", min_length=1, max_length=100)
+    seed: int = Field(0, ge=0)
+    cost_model: str = Field("h100-llama-3.1-8b", description="A name, or a JSON file; see `cluster_sim.costs`.")
+    engine: Literal["light", "vllm"] = Field("light", description="`vllm`: vLLM's own scheduler classes in the loop.")
+    pools: PoolsSection = PoolsSection()
+    workload: WorkloadSection = WorkloadSection(requests_per_s=1.0)
+    placement: PlacementSection = PlacementSection()
+    tiers: TiersSection = TiersSection()
+    router: RouterSection = RouterSection()
+    slo: SloSection = SloSection()
+    faults: tuple[FaultSection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """text: as it was read."""
+
+    name: str
+    text: str
+    variants: tuple[Scenario, ...]
+
+
+def read(path: Path, overrides: Mapping[str, Any] | None = None) -> ScenarioFile:
+    """overrides: values of all variants, by dotted key. Raises ConfigError naming file, key and limit."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", field=str(path)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"is not valid YAML: {error}", field=str(path)) from None
+    if not isinstance(tree, dict):
+        raise ConfigError("must be a table of sections", field=str(path))
+    changes = tree.pop("variants", None) or [{}]
+    if not isinstance(changes, list) or not all(isinstance(each, dict) for each in changes):
+        raise ConfigError("must be a list of tables", field=f"{path}: variants")
+    title = str(tree.get("name", path.stem))
+    variants = []
+    for change in changes:
+        whole = _merged(_merged(tree, change), _tree(overrides or {}))
+        whole["name"] = change.get("name", title)
+        variants.append(_checked(whole, path))
+    names = [each.name for each in variants]
+    if len(set(names)) < len(names):
+        raise ConfigError("must have names of their own", field=f"{path}: variants")
+    return ScenarioFile(title, text, tuple(variants))
+
+
+def make_world(scenario: Scenario, *, block_tokens: int) -> World:
+    """Raises InvalidInputError or ConfigError for cost models and faults that cannot be."""
+    pools = {name: _pool(scenario, name, getattr(scenario.pools, name), block_tokens) for name in ("prefill", "decode")}
+    known = {f"{name}-{number:04}" for name, pool in pools.items() for number in range(pool.workers)}
+    for fault in scenario.faults:
+        if fault.worker not in known:
+            raise ConfigError(f"there is no worker {fault.worker}; the first is decode-0000", field="faults.worker")
+    router = scenario.router
+    return World(
+        scenario.name,
+        WorldSettings(
+            pools=pools,
+            block_tokens=block_tokens,
+            placement=scenario.placement,
+            dispatch=DispatchSettings(
+                router.hop_ms / 1000, router.prefill_attempts, router.worker_wait_s, router.request_timeout_s
+            ),
+            faults=[Fault(**fault.model_dump()) for fault in scenario.faults],
+            event_delay_s=router.event_delay_ms / 1000,
+            report_s=router.report_s,
+            lease_s=router.worker_lease_s,
+            slo_ttft_s=scenario.slo.ttft_ms / 1000,
+            slo_tpot_s=scenario.slo.tpot_ms / 1000,
+        ),
+    )
+
+
+def workload_of(scenario: Scenario) -> Workload:
+    return open_workload(scenario.workload, scenario.seed)
+
+
+def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:
+    model = costs.load(section.cost_model or scenario.cost_model)
+    device_tokens = section.device_tokens or model.device_tokens
+    host_tokens = model.host_tokens if section.host_tokens is None else section.host_tokens
+    device_blocks, host_blocks = device_tokens // block_tokens, host_tokens // block_tokens
+    if not device_blocks:
+        raise ConfigError(f"must hold a block of {block_tokens} tokens", field=f"pools.{name}.device_tokens")
+    tiers = _tier_settings(scenario.tiers, device_blocks + host_blocks)
+    make: Callable[[], SimEngine]
+    if scenario.engine == "light":
+        settings = LightEngineSettings(
+            block_tokens, device_blocks, host_blocks, section.max_running_requests, section.max_batched_tokens, tiers
+        )
+        make = partial(LightEngine, model, settings)
+    else:
+        make = _vllm_engine(name, model, section, tiers, (block_tokens, device_tokens, host_tokens))
+    return PoolSettings(section.workers, model, make, section.max_running_requests)
+
+
+def _tier_settings(section: TiersSection, blocks: int) -> TierSettings:
+    names = {each.name for each in (*fields(TierSettings), *fields(TierRules))}
+    given = {name: value for name, value in section.model_dump().items() if name in names}
+    fewest = 1 << (_REMEMBERED * max(256, blocks)).bit_length()
+    return TierSettings.of({**given, "filter_entries": min(section.filter_entries, fewest)})
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        known = merged.get(key)
+        merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return tree
+
+
+def _checked(tree: dict[str, Any], path: Path) -> Scenario:
+    try:
+        scenario = Scenario.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{first['msg']}, got {first['input']!r}", field=f"{path}: {key}") from None
+    if scenario.pools.decode.workers < 1:
+        raise ConfigError("must be at least 1: all requests decode", field=f"{path}: pools.decode.workers")
+    file = scenario.workload.file
+    if file is not None and not file.is_absolute():
+        workload = scenario.workload.model_copy(update={"file": path.parent / file})
+        scenario = scenario.model_copy(update={"workload": workload})
+    return scenario
+
+
+def _vllm_engine(
+    name: str, model: CostModel, section: PoolSection, tiers: TierSettings, sizes: tuple[int, int, int]
+) -> Callable[[], SimEngine]:
+    """vLLM is imported here because nobody else needs it. sizes: tokens of a block, of the device, of host memory."""
+    from cluster_sim.vllm_engine import VllmSimEngine
+    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+
+    block_tokens, device_tokens, host_tokens = sizes
+    settings = VllmEngineSettings(
+        kind=SchedulerKind.STREAMING if name == "prefill" else SchedulerKind.DECODE,
+        block_tokens=block_tokens,
+        device_blocks=device_tokens // block_tokens,
+        host_blocks=host_tokens // block_tokens,
+        max_running_requests=section.max_running_requests,
+        max_batched_tokens=section.max_batched_tokens,
+        tiers=tiers,
+    )
+    return partial(VllmSimEngine, model, settings)

@@ -1,0 +1,482 @@
+"""A worker's engine in simulated time with vLLM's real scheduler in it; arithmetic takes the place of the model.
+
+The scheduler decides each step as in production: whom it admits, which blocks it takes, finds and gives up, whom it
+preempts. The cost model says how long the step takes; what is sampled is arbitrary. As the engine's thread does, what
+comes in meanwhile is taken in between two steps.
+
+Steps are taken at once, up to a bound (a leap), where the scheduler would do nothing but give each running request
+one token: all of them decode, none ends before the last step, and nobody could join. What comes in cuts a leap short.
+Only blocks are then allocated later than they would be, and there have to be enough of them.
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from cluster_core.engine import EngineCosts
+from cluster_sim.costs import CostModel, StepWork
+from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimJob
+from cluster_sim.vllm_schedulers import (
+    HANDS_OFF,
+    PULLS,
+    BlockNames,
+    SchedulerKind,
+    SimClock,
+    VllmEngineSettings,
+    make_scheduler,
+)
+from kv_transfer import vllm_private
+from kv_transfer.claims import ClaimChange
+from kv_transfer.copy_worker import CopyReport
+from kv_transfer.host_swap import COPIES
+from kv_transfer.host_tier import BACKGROUND
+from worker_runtime.step_costs import StepCosts
+
+_NEVER = math.inf
+_TOKEN = 1
+_LEAP_STEPS = 16
+# A step that computes nothing may leave the next one something to do: as often in a row.
+_VAIN_STEPS = 3
+_LEARNING_POLICIES = ("bandit", "q_learning")
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One job. preemptions: as counted so far. asked_s: when it wanted to pull."""
+
+    job: SimJob
+    request: Any
+    preemptions: int = 0
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Steps:
+    """A step under way, or several alike. ends_s: of each. prefilled: of each prompt, tokens before and in the step."""
+
+    output: Any
+    began_s: float
+    ends_s: list[float]
+    prefilled: list[tuple[int, int]]
+    decoding: int
+
+    @property
+    def end_s(self) -> float:
+        return self.ends_s[-1]
+
+
+class _Readers:
+    """Which prompt blocks are read by those that decode, and how many tokens are read more than once."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.names: dict[str, list[int]] = {}
+        self.repeated_tokens = 0
+        self._block_tokens = block_tokens
+        self._references: dict[int, int] = {}
+
+    def join(self, name: str, blocks: list[int]) -> None:
+        self.names[name] = blocks
+        repeated, references = 0, self._references
+        for block in blocks:
+            readers = references.get(block, 0)
+            references[block] = readers + 1
+            repeated += readers > 0
+        self.repeated_tokens += repeated * self._block_tokens
+
+    def leave(self, name: str) -> None:
+        repeated, references = 0, self._references
+        for block in self.names.pop(name, ()):
+            readers = references[block] - 1
+            if readers:
+                references[block] = readers
+                repeated += 1
+            else:
+                del references[block]
+        self.repeated_tokens -= repeated * self._block_tokens
+
+
+class _Copies:
+    """Copies in the background, one after the other: (end, number, direction, seconds) of each."""
+
+    def __init__(self) -> None:
+        self.under_way: deque[tuple[float, int, str, float]] = deque()
+        self._free_s = 0.0
+
+    def begin(self, number: int, direction: str, seconds: float, now_s: float) -> None:
+        self._free_s = max(self._free_s, now_s) + seconds
+        self.under_way.append((self._free_s, number, direction, seconds))
+
+    def next_s(self) -> float:
+        return self.under_way[0][0] if self.under_way else _NEVER
+
+    def ended(self, now_s: float) -> CopyReport | None:
+        """Those that have ended since the last call."""
+        if self.next_s() > now_s:
+            return None
+        ended: Counter[int] = Counter()
+        seconds: Counter[str] = Counter()
+        while self.next_s() <= now_s:
+            _, number, direction, each_s = self.under_way.popleft()
+            ended[number] += 1
+            seconds[direction] += each_s  # type: ignore[assignment]
+        return CopyReport(ended, set(), seconds)
+
+
+class VllmSimEngine:
+    """See `cluster_sim.engine.SimEngine`. The settings' blocks have the size of those that jobs have keys of."""
+
+    def __init__(self, cost_model: CostModel, settings: VllmEngineSettings) -> None:
+        self.totals = EngineTotals()
+        self.settings = settings
+        self._model = cost_model
+        self._clock = SimClock()
+        with self._clock:
+            self._scheduler = make_scheduler(settings)
+        self._pool = vllm_private.pool_of(self._scheduler)
+        self._measured = StepCosts()
+        self._entries: dict[str, _Entry] = {}
+        self._parameters: dict[int, Any] = {}
+        self._pulling: set[str] = set()
+        self._readers = _Readers(settings.block_tokens)
+        self._copies = _Copies()
+        self._steps: _Steps | None = None
+        # What has come in while a step ran; when the next step is wanted while none runs.
+        self._commands: list[Callable[[], None]] = []
+        self._wanted_s = _NEVER
+        self._factor = 1.0
+        self._loaded_s, self._loaded_tokens = 0.0, 0
+        self._outcomes: list[Outcome] = []
+        self._learns = settings.kind is SchedulerKind.DECODE and settings.decode.policy in _LEARNING_POLICIES
+
+    # What the cluster asks.
+
+    def add(self, job: SimJob, now_s: float) -> None:
+        self._take(now_s, lambda: self._add(job))
+
+    def landed(self, number: int, now_s: float) -> None:
+        self._take(now_s, lambda: self._landed(str(number), now_s))
+
+    def release(self, number: int, now_s: float) -> None:
+        self._take(now_s, lambda: self._release(str(number)))
+
+    def abort(self, number: int, now_s: float) -> None:
+        self._catch_up(now_s)
+        self._outcomes = [each for each in self._outcomes if each.job.number != number]
+        self._entries.pop(str(number), None)
+        self._take(now_s, lambda: self._abort(str(number)))
+
+    def next_s(self) -> float:
+        if self._outcomes:
+            return self._clock.now_s
+        return self._next_turn_s()
+
+    def advance(self, now_s: float) -> Sequence[Outcome]:
+        self._catch_up(now_s)
+        while self._next_turn_s() <= now_s:
+            self._turn()
+        self._clock.now_s = max(self._clock.now_s, now_s)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def told(self) -> ClaimChange:
+        told: ClaimChange = self._pool.told()
+        return told
+
+    def slow_down(self, factor: float, now_s: float) -> None:
+        self._catch_up(now_s)
+        self._cut(now_s)
+        self._factor = factor
+
+    def load(self) -> tuple[int, int]:
+        return self._pool.get_num_free_blocks(), self._pool.num_gpu_blocks - 1
+
+    def costs(self) -> EngineCosts:
+        return self._measured.costs()
+
+    def check_invariants(self) -> None:
+        scheduler = self._scheduler
+        held = [each for name in scheduler.requests for each in vllm_private.request_blocks(scheduler, name)]
+        host_tier = scheduler.connector.host_tier
+        if host_tier is not None:
+            self._pool.check_invariants()
+            held += host_tier.held_blocks()
+        owners = Counter(each.block_id for each in held)
+        for block in held:
+            assert block.ref_cnt == owners[block.block_id], f"block {block.block_id}: {block.ref_cnt} references"
+        free, total = self.load()
+        assert free + len(owners) == total, f"{free} free and {len(owners)} held of {total} blocks"
+        assert self._steps or self._readers.names.keys() <= {each.request_id for each in scheduler.running}
+        if not self._readers.names:
+            assert not self._readers.repeated_tokens, "blocks of nobody are counted as read"
+
+    # What comes in.
+
+    def _take(self, now_s: float, command: Callable[[], None]) -> None:
+        """Between two steps."""
+        self._catch_up(now_s)
+        if self._steps is not None:
+            self._cut(now_s)
+            self._commands.append(command)
+            return
+        self._clock.now_s = now_s
+        with self._clock:
+            command()
+        self._wanted_s = now_s
+
+    def _add(self, job: SimJob) -> None:
+        settings = self.settings
+        most = job.prompt_tokens + job.output_tokens
+        if -(-most // settings.block_tokens) > settings.device_blocks or most > settings.max_model_tokens:
+            self._outcomes.append(Outcome(job, OutcomeKind.REFUSED, self._clock.now_s))
+            return
+        self._scheduler.add_request(self._request(job, [_TOKEN] * job.prompt_tokens))
+
+    def _request(self, job: SimJob, tokens: list[int]) -> Any:
+        """vLLM's own, and an entry for it."""
+        parameters = self._parameters.get(job.output_tokens)
+        if parameters is None:
+            parameters = SamplingParams(max_tokens=job.output_tokens, temperature=0.0, ignore_eos=True)
+            self._parameters[job.output_tokens] = parameters
+        names = BlockNames(job.number, job.keys, self.settings.block_tokens) if self.settings.prefix_caching else None
+        name, now_s = str(job.number), self._clock.now_s
+        request = Request(name, tokens, parameters, None, arrival_time=now_s, block_hasher=names)
+        if job.pulls or job.hand_off:
+            request.kv_transfer_params = {PULLS: job.pulls, HANDS_OFF: job.hand_off}
+        self._entries[name] = _Entry(job, request)
+        return request
+
+    def _landed(self, name: str, landed_s: float) -> None:
+        if name not in self._pulling:
+            return
+        self._pulling.remove(name)
+        entry = self._entries.get(name)
+        if entry is not None:
+            lacked = entry.request.prefill_stats.num_external_cached_tokens if entry.request.prefill_stats else 0
+            self._measured.pulled(landed_s - entry.asked_s, lacked)
+        self._report(KVConnectorOutput(finished_recving={name}))
+
+    def _release(self, name: str) -> None:
+        request = self._scheduler.requests.get(name)
+        if request is not None and request.is_finished() and name not in self._pulling:
+            self._report(KVConnectorOutput(finished_sending={name}))
+            self._entries.pop(name, None)
+
+    def _abort(self, name: str) -> None:
+        request = self._scheduler.requests.get(name)
+        if request is None:
+            return
+        if not request.is_finished():
+            self._scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self._readers.leave(name)
+        if name in self._pulling:
+            self._landed(name, self._clock.now_s)
+        else:
+            self._release(name)
+
+    def _report(self, transfers: KVConnectorOutput) -> None:
+        """As a step without work that brings back what the workers have to say."""
+        output = ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=transfers)
+        self._scheduler.update_from_output(SchedulerOutput.make_empty(), output)
+
+    # Time.
+
+    def _next_turn_s(self) -> float:
+        return self._steps.end_s if self._steps is not None else min(self._wanted_s, self._copies.next_s())
+
+    def _catch_up(self, now_s: float) -> None:
+        """All that was over before now."""
+        while self._next_turn_s() < now_s:
+            self._turn()
+
+    def _turn(self) -> None:
+        """The steps under way end, if there are any; what has come in is taken in; the next step begins."""
+        self._clock.now_s = max(self._clock.now_s, self._next_turn_s())
+        self._wanted_s = _NEVER
+        with self._clock:
+            if self._steps is not None:
+                steps, self._steps = self._steps, None
+                self._end(steps)
+            else:
+                report = self._copies.ended(self._clock.now_s)
+                if report is not None:
+                    self._report(KVConnectorOutput(kv_connector_worker_meta=report))
+            commands, self._commands = self._commands, []
+            for command in commands:
+                command()
+            self._begin()
+
+    def _cut(self, now_s: float) -> None:
+        """Steps that have not begun do not happen as planned."""
+        steps = self._steps
+        if steps is not None and len(steps.ends_s) > 1:
+            del steps.ends_s[bisect_right(steps.ends_s, now_s) + 1 :]
+
+    # Steps.
+
+    def _begin(self) -> None:
+        scheduler = self._scheduler
+        for _ in range(_VAIN_STEPS):
+            if scheduler.get_num_unfinished_requests() <= len(self._pulling):
+                if not scheduler.connector.has_pending_push_work() or self._copies.under_way:
+                    return
+            output = scheduler.schedule()
+            self._take_pulls()
+            self._count_preemptions(output)
+            copies_s = self._begin_copies(output)
+            if output.total_num_scheduled_tokens:
+                self._steps = self._steps_of(output, copies_s)
+                return
+            self._report_nothing(output)
+
+    def _report_nothing(self, output: Any) -> None:
+        self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+
+    def _take_pulls(self) -> None:
+        pulled = self._scheduler.connector.pulled
+        now_s = self._clock.now_s
+        for name, tokens in pulled:
+            self._pulling.add(name)
+            entry = self._entries.get(name)
+            if entry is not None:
+                entry.asked_s = now_s
+                self._outcomes.append(Outcome(entry.job, OutcomeKind.PULLS, now_s, tokens))
+        pulled.clear()
+
+    def _count_preemptions(self, output: Any) -> None:
+        for name in output.preempted_req_ids or ():
+            self._readers.leave(name)
+            entry = self._entries.get(name)
+            if entry is not None and entry.request.num_preemptions > entry.preemptions:
+                entry.preemptions = entry.request.num_preemptions
+                self.totals.preemptions += 1
+
+    def _begin_copies(self, output: Any) -> float:
+        """Those in the background begin; returns the seconds of those that the step waits for."""
+        metadata, block_tokens = output.kv_connector_metadata, self.settings.block_tokens
+        for each in getattr(metadata, BACKGROUND):
+            out, back = len(each.copies.out) * block_tokens, len(each.copies.back) * block_tokens
+            seconds = self._model.store_s(out) if out else self._model.load_s(back)
+            self._copies.begin(each.number, "out" if out else "back", seconds, self._clock.now_s)
+        copies = getattr(metadata, COPIES)
+        out, back = len(copies.out) * block_tokens, len(copies.back) * block_tokens
+        seconds = (self._model.store_s(out) if out else 0.0) + (self._model.load_s(back) if back else 0.0)
+        if back:
+            self._loaded_s += self._model.load_s(back)
+            self._loaded_tokens += back
+            self._measured.loaded(self._loaded_s, self._loaded_tokens)
+        return seconds
+
+    def _steps_of(self, output: Any, copies_s: float) -> _Steps:
+        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        cached, prefilled = output.scheduled_cached_reqs, []
+        prefill_tokens, pairs, decoding, context = 0, 0.0, len(scheduled), 0
+        names: Iterable[str] = scheduled
+        if total == decoding:
+            context = decoding + sum(cached.num_computed_tokens)
+            context += sum(each.num_computed_tokens for each in output.scheduled_new_reqs)
+        else:
+            names = []
+            rows = [(each.req_id, each.num_computed_tokens) for each in output.scheduled_new_reqs]
+            for name, before in (*rows, *zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
+                tokens = scheduled[name]
+                if tokens == 1:
+                    context += before + 1
+                    names.append(name)
+                else:
+                    prefill_tokens += tokens
+                    pairs += tokens * (before + tokens / 2)
+                    prefilled.append((before, tokens))
+            decoding = len(names)
+        self._join(names)
+        read = context - self._readers.repeated_tokens if decoding else 0
+        work = StepWork(prefill_tokens, pairs, decoding, context, read)
+        began_s = self._clock.now_s
+        ends_s = [began_s + copies_s + self._model.step_s(work) * self._factor]
+        if not prefilled and self.settings.leaps:
+            for step in range(1, self._leap_steps(scheduled)):
+                grown = step * decoding
+                work = StepWork(0, 0.0, decoding, context + grown, read + grown)
+                ends_s.append(ends_s[-1] + self._model.step_s(work) * self._factor)
+        return _Steps(output, began_s, ends_s, prefilled, decoding)
+
+    def _join(self, names: Iterable[str]) -> None:
+        """Those that decode for the first time since they were admitted."""
+        readers, block_tokens = self._readers, self.settings.block_tokens
+        for name in names:
+            if name not in readers.names:
+                full = self._scheduler.requests[name].num_prompt_tokens // block_tokens
+                blocks = vllm_private.request_blocks(self._scheduler, name)[:full]
+                readers.join(name, [each.block_id for each in blocks])
+
+    def _leap_steps(self, scheduled: dict[str, int]) -> int:
+        """How many steps are alike, with the one that has been scheduled."""
+        scheduler, running = self._scheduler, self._scheduler.running
+        if self._learns or len(scheduled) != len(running) or scheduler.connector.has_pending_push_work():
+            return 1
+        if scheduler.waiting or len(scheduler.kv_holding_waiting) > len(self._pulling):
+            return 1
+        steps = _LEAP_STEPS
+        for request in running:
+            generated = request.num_output_tokens
+            if not generated:
+                return 1
+            steps = min(steps, request.max_tokens - generated)
+        needed = len(running) * (steps // self.settings.block_tokens + 1)
+        return steps if needed <= self._pool.get_num_free_blocks() else 1
+
+    def _end(self, steps: _Steps) -> None:
+        scheduler, count, totals = self._scheduler, len(steps.ends_s), self.totals
+        if count > 1:
+            for request in scheduler.running:
+                request.append_output_token_ids([_TOKEN] * (count - 1))
+                request.num_computed_tokens += count - 1
+        names = list(steps.output.num_scheduled_tokens)
+        requests = scheduler.requests
+        sampled = [
+            [] if (request := requests.get(name)) is None or request.is_prefill_chunk else [_TOKEN] for name in names
+        ]
+        report = self._copies.ended(self._clock.now_s)
+        outputs = scheduler.update_from_output(
+            steps.output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=sampled,
+                kv_connector_output=KVConnectorOutput(kv_connector_worker_meta=report) if report is not None else None,
+            ),
+        )
+        seconds = steps.end_s - steps.began_s
+        totals.busy_s += seconds
+        totals.prefill_tokens += sum(tokens for _, tokens in steps.prefilled)
+        totals.decode_tokens += steps.decoding * count
+        totals.decode_steps += count if steps.decoding else 0
+        self._measured.stepped(seconds / count, steps.prefilled, steps.decoding)
+        for each in outputs.values():
+            for output in each.outputs:
+                if output.finish_reason is not None or output.prefill_stats is not None:
+                    self._take_output(output)
+
+    def _take_output(self, output: Any) -> None:
+        name, now_s = output.request_id, self._clock.now_s
+        entry = self._entries.get(name)
+        if entry is not None and output.prefill_stats is not None:
+            stats = output.prefill_stats
+            self.totals.device_hit_tokens += stats.num_local_cached_tokens
+            if not entry.job.pulls:
+                self.totals.host_hit_tokens += stats.num_external_cached_tokens
+            first = Outcome(entry.job, OutcomeKind.FIRST_TOKEN, now_s, stats.num_computed_tokens)
+            self._outcomes.append(first)
+        if output.finish_reason is not None:
+            self._readers.leave(name)
+            if entry is not None:
+                self._outcomes.append(Outcome(entry.job, OutcomeKind.FINISHED, now_s))
+                if not entry.job.hand_off:
+                    del self._entries[name]

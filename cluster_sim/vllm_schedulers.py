@@ -1,0 +1,310 @@
+"""vLLM's scheduler classes, real ones, with what they need around them to run without a model and in simulated time.
+
+Made by `make_scheduler`: the scheduler of a worker with a block pool that says which blocks come and go, a connector
+that pulls and hands off as `kv_transfer.engine_connector` does but transfers nothing, and a clock that stands still.
+Prompts have the names of their blocks from the trace, so nothing is hashed.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from importlib import resources
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from decode_worker import batch_settings
+from decode_worker.batch_settings import BatchSettings
+from decode_worker.engine_scheduler import DecodeScheduler
+from kv_transfer import tiered_scheduling, vllm_private
+from kv_transfer.block_events import EventfulBlockPool
+from kv_transfer.claims import ClaimChange
+from kv_transfer.host_tier import HostTiering
+from kv_transfer.prefix_chunks import Keys
+from kv_transfer.radix_tree import Tier
+from kv_transfer.tier_settings import TierSettings
+from prefill_worker import scheduler_settings
+from prefill_worker.engine_scheduler import StreamingScheduler
+from prefill_worker.preemption import CostModel as PreemptionCosts
+
+PULLS, HANDS_OFF = "do_remote_prefill", "do_remote_decode"
+_KEY = np.dtype(">u8")
+_GROUP = 0
+
+
+class SchedulerKind(Enum):
+    """PLAIN: vLLM's own. STREAMING: that of the prefill pool. DECODE: that of the decode pool."""
+
+    PLAIN = "plain"
+    STREAMING = "streaming"
+    DECODE = "decode"
+
+
+_CLASSES: dict[SchedulerKind, type] = {
+    SchedulerKind.PLAIN: Scheduler,
+    SchedulerKind.STREAMING: StreamingScheduler,
+    SchedulerKind.DECODE: DecodeScheduler,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngineSettings:
+    """device_blocks, host_blocks: of KV. max_running_requests, max_batched_tokens: of one step. max_model_tokens: of a
+    prompt and its answer.
+
+    policy, preemption, starvation_s: of streaming schedulers, with the meaning of `cluster_configs.schema`;
+    preemption_costs: what `cost` compares, None for rough figures. decode: of decode schedulers. tiers: of both; a
+    plain scheduler has none, and uses no host memory. seed: of decode policies that explore. leaps: whether steps that
+    are sure to be alike are taken at once.
+    """
+
+    kind: SchedulerKind
+    block_tokens: int
+    device_blocks: int
+    host_blocks: int = 0
+    max_running_requests: int = 256
+    max_batched_tokens: int = 8192
+    max_model_tokens: int = 1 << 20
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    preemption: str = "cost"
+    starvation_s: float = 5.0
+    preemption_costs: PreemptionCosts | None = None
+    decode: BatchSettings = field(default_factory=BatchSettings)
+    tiers: TierSettings = field(default_factory=TierSettings)
+    seed: int = 0
+    leaps: bool = True
+
+
+class SimClock:
+    """Simulated seconds; while it is a context, what asks the monotonic clock of this process gets them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._real = time.monotonic
+
+    def _read(self) -> float:
+        return self.now_s
+
+    def __enter__(self) -> None:
+        self._real = time.monotonic
+        time.monotonic = self._read
+
+    def __exit__(self, *_: object) -> None:
+        time.monotonic = self._real
+
+
+class BlockNames:
+    """Names the full blocks of one request for vLLM, as its block hasher: a prompt's by the keys of the trace, others
+    by the request's number. `known` takes the keys of a prompt that has changed."""
+
+    def __init__(self, number: int, keys: Keys, block_tokens: int) -> None:
+        self._number = number
+        self._block_tokens = block_tokens
+        self._version = 0
+        self._names = _names(keys)
+
+    def known(self, keys: Keys) -> None:
+        self._names = _names(keys)
+        self._version += 1
+
+    def __call__(self, request: Any) -> list[bytes]:
+        """Those that the request does not have yet."""
+        have, full = len(request.block_hashes), request.num_tokens // self._block_tokens
+        if full <= have:
+            return []
+        named = self._names[have:full]
+        own = self._number.to_bytes(8, "big") + self._version.to_bytes(4, "big")
+        return named + [own + place.to_bytes(4, "big") for place in range(have + len(named), full)]
+
+
+def _names(keys: Keys) -> list[bytes]:
+    packed = keys.astype(_KEY).tobytes()
+    return [packed[start : start + _KEY.itemsize] for start in range(0, len(packed), _KEY.itemsize)]
+
+
+class ToldBlockPool(EventfulBlockPool):
+    """Mixed into a pool that vLLM, or the tiers, have made: keeps which blocks of prompts have come and gone."""
+
+    # By tier: what may have changed since the last `told`, and what was there then.
+    touched: tuple[dict[bytes, None], dict[bytes, bool]]
+    claimed: tuple[dict[bytes, None], dict[bytes, None]]
+
+    def cache_full_blocks(
+        self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
+    ) -> None:
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+        self.touched[Tier.DEVICE].update(dict.fromkeys(request.block_hashes[num_cached_blocks:num_full_blocks]))
+
+    def tell(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
+        if tier is Tier.HOST:
+            self.touched[Tier.HOST].update(dict.fromkeys(hashes, there))
+        else:
+            self.touched[Tier.DEVICE].update(dict.fromkeys(hashes))
+
+    def _emit_block_removed_events(self, block_hashes: list[Any]) -> None:
+        self.touched[Tier.DEVICE].update((get_block_hash(each), None) for each in block_hashes)
+
+    def told(self) -> ClaimChange:
+        """What has changed since the last call, of blocks with keys."""
+        device, host = self.touched
+        if not device and not host:
+            return ClaimChange()
+        there = {each: self.get_cached_block(each, [_GROUP]) is not None for each in device if len(each) == 8}
+        host_there = {each: is_there for each, is_there in host.items() if len(each) == 8}
+        changes = []
+        for claimed, now in zip(self.claimed, (there, host_there), strict=True):
+            come = [each for each, is_there in now.items() if is_there and each not in claimed]
+            gone = [each for each, is_there in now.items() if not is_there and each in claimed]
+            claimed.update(dict.fromkeys(come))
+            for each in gone:
+                del claimed[each]
+            changes += [_keys(come), _keys(gone)]
+        device.clear()
+        host.clear()
+        return ClaimChange(*changes)
+
+
+def _keys(names: Sequence[bytes]) -> Keys:
+    return np.frombuffer(b"".join(names), dtype=_KEY).astype(np.uint64)
+
+
+class _Transfers(KVConnectorBase_V1):
+    """What `kv_transfer.engine_connector` answers the scheduler, without a transfer.
+
+    pulled: requests that have got their blocks, and the tokens they lack, since somebody has last looked.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.pulled: list[tuple[str, int]] = []
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        pulls = (request.kv_transfer_params or {}).get(PULLS)
+        remote = request.num_prompt_tokens - num_computed_tokens if pulls else 0
+        return remote, remote > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        params = request.kv_transfer_params or {}
+        if params.get(PULLS):
+            # Once: who is preempted afterwards computes its prompt itself.
+            params[PULLS] = False
+            self.pulled.append((request.request_id, num_external_tokens))
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        hands_off = (request.kv_transfer_params or {}).get(HANDS_OFF, False)
+        return hands_off and request.status is RequestStatus.FINISHED_LENGTH_CAPPED, None
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("there is no model")
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError("there is no model")
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("there is no model")
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError("there is no model")
+
+
+class SimConnector(HostTiering, _Transfers):
+    """The scheduler's side of a worker's connector."""
+
+
+def make_scheduler(settings: VllmEngineSettings) -> Any:
+    """A scheduler without a model."""
+    with _quiet():
+        return _make_scheduler(settings)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without vLLM's advice for models that are served."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _make_scheduler(settings: VllmEngineSettings) -> Any:
+    model = ModelConfig(model=str(resources.files("builtin_model") / "weights"), seed=settings.seed)
+    model.max_model_len = settings.max_model_tokens
+    streaming = {key: getattr(settings, key) for key in ("policy", "preemption", "starvation_s")}
+    config = VllmConfig(
+        model_config=model,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=settings.max_running_requests,
+            max_num_batched_tokens=settings.max_batched_tokens,
+            max_model_len=settings.max_model_tokens,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(block_size=settings.block_tokens, enable_prefix_caching=settings.prefix_caching),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector=SimConnector.__name__,
+            kv_connector_module_path=__name__,
+            kv_role="kv_both",
+            # Blocks of a model without layers have no bytes: this counts blocks.
+            kv_connector_extra_config={"rachis_host_bytes": settings.host_blocks},
+        ),
+        additional_config={
+            scheduler_settings.KEY: {**streaming, "cost_profile": None},
+            tiered_scheduling.KEY: _flat(settings.tiers) if settings.prefix_caching else None,
+            batch_settings.KEY: asdict(settings.decode),
+        },
+    )
+    # The CPU platform sets its own.
+    config.cache_config.block_size = settings.block_tokens
+    # vLLM keeps one block for itself.
+    config.cache_config.num_gpu_blocks = settings.device_blocks + 1
+    spec = FullAttentionSpec(block_size=settings.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    scheduler: Any = _CLASSES[settings.kind](
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=settings.device_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=settings.block_tokens,
+        hash_block_size=settings.block_tokens,
+        log_stats=False,
+    )
+    # The runner that GPUs have by default: it gets prompts by reference.
+    scheduler.use_v2_model_runner = True
+    if settings.preemption_costs is not None:
+        with suppress(AttributeError):
+            scheduler.cost_model = settings.preemption_costs
+    pool = vllm_private.pool_of(scheduler)
+    pool.__class__ = type("ToldBlockPool", (ToldBlockPool, type(pool)), {})
+    pool.touched, pool.claimed = ({}, {}), ({}, {})
+    return scheduler
+
+
+def _flat(tiers: TierSettings) -> dict[str, Any]:
+    """As the configuration's section."""
+    given = asdict(tiers)
+    return {**given.pop("rules"), **given}
