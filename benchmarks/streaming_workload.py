@@ -13,7 +13,7 @@ context, `time_scale` the retriever's delays, not the arrivals.
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -115,6 +115,11 @@ class TracedSession:
 
 
 def draw_trace(spec: WorkloadSpec, vocabulary_size: int, max_model_len: int) -> tuple[TracedSession, ...]:
+    """The sessions of `draw_sessions`, all at once."""
+    return tuple(draw_sessions(spec, vocabulary_size, max_model_len))
+
+
+def draw_sessions(spec: WorkloadSpec, vocabulary_size: int, max_model_len: int) -> Iterator[TracedSession]:
     """Sessions by arrival, which is a Poisson process. Longer contexts are cut to what the model takes.
 
     Raises InvalidInputError for a model too short for any context.
@@ -123,12 +128,10 @@ def draw_trace(spec: WorkloadSpec, vocabulary_size: int, max_model_len: int) -> 
     if longest < 1:
         raise InvalidInputError(f"{max_model_len} tokens are too few for any context", field="engine.max_model_len")
     rng = random.Random(spec.seed)
-    sessions: list[TracedSession] = []
     arrival_s = 0.0
     for _ in range(spec.sessions):
-        sessions.append(_session(rng, spec, arrival_s, vocabulary_size, longest))
+        yield _session(rng, spec, arrival_s, vocabulary_size, longest)
         arrival_s += rng.expovariate(spec.rate_per_s)
-    return tuple(sessions)
 
 
 def draw(percentiles: Percentiles, rng: random.Random) -> float:

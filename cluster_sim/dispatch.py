@@ -81,7 +81,6 @@ class SimDispatcher:
         traveller.job.lifecycle.at(Event.ADMITTED)
         self._events.at(traveller.job.deadline_s, lambda: self._expire(number))
         if self._placer.weigh(traveller.job, is_whole=True) in LOCAL:
-            self._figures.local_prefills += 1
             self._decode_alone(traveller)
         else:
             self._prefill(traveller)
@@ -151,6 +150,7 @@ class SimDispatcher:
     # Decode.
 
     def _decode_alone(self, traveller: Traveller) -> None:
+        self._figures.local_prefills += 1
         self._placer.keep(traveller.job)
         traveller.job.lifecycle.at(Event.PLACED_DECODE_ONLY)
         traveller.excluded.clear()

@@ -340,7 +340,7 @@ class LightEngine:
         self._measured.stepped(leap.step_s, [(each.computed, tokens) for each, tokens in leap.chunks], leap.decoding)
         self._decoded(leap.steps, now_s)
         for request, tokens in leap.chunks:
-            if request.at is not _At.PREFILLING:
+            if request.at is not _At.PREFILLING or request.job.number not in self._requests:
                 continue
             request.computed += tokens
             if not request.job.pulls:

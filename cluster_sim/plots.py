@@ -4,6 +4,7 @@ The same runs give the same bytes: no dates in the files, ids of SVG elements fr
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ _NO_METADATA = {
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 
+# In time, of one line.
+_MOST_WINDOWS = 64
+
+Points = list[tuple[float, float]]
 Draw = Callable[[Any, Sequence[Figures]], None]
 
 
@@ -33,7 +38,7 @@ def save(runs: Sequence[Figures], title: str, path: Path) -> None:
     """All panels in one picture. The format is that of the file's ending. Raises ValueError for an unknown one."""
     with _style() as pyplot:
         # Under a dark background nothing of a saved picture could be read otherwise.
-        figure, grid = pyplot.subplots(3, 2, figsize=(12, 12), layout="constrained", facecolor="white")
+        figure, grid = pyplot.subplots(4, 2, figsize=(12, 16), layout="constrained", facecolor="white")
         for axes, draw in zip(grid.flat, PANELS.values(), strict=True):
             draw(axes, runs)
         figure.suptitle(_plain(title))
@@ -56,25 +61,41 @@ def svg(runs: Sequence[Figures], panel: str) -> str:
     return text.replace(_INK, "currentColor").rstrip()
 
 
-def in_flight(figures: Figures) -> list[tuple[float, float]]:
+def in_flight(figures: Figures) -> Points:
     """(seconds, requests that had arrived and had no outcome), at the end of each window of the coarser of the two."""
-    window_s = max(figures.arrivals.window_s, figures.completions.window_s)
-    arrived, over = (_running_total(each, window_s) for each in (figures.arrivals, figures.completions))
-    windows = max(len(arrived), len(over))
-    return [((place + 1) * window_s, _at(arrived, place) - _at(over, place)) for place in range(windows)]
+    window_s, (arrived, over) = _aligned(figures.arrivals, figures.completions)
+    waiting = arrived.cumsum() - over.cumsum()
+    return [((place + 1) * window_s, float(number)) for place, number in enumerate(waiting)]
 
 
-def _running_total(series: Series, window_s: float) -> NDArray[np.float64]:
-    """By the end of each window. window_s: a multiple of the series' own, since windows only ever double."""
-    amounts = np.array([rate * series.window_s for _, rate in series.per_s()])
-    each = round(window_s / series.window_s)
-    padded = np.pad(amounts, (0, -len(amounts) % each))
-    totals: NDArray[np.float64] = padded.reshape(-1, each).sum(axis=1).cumsum()
-    return totals
+def ratio(part: Series, whole: Series) -> Points:
+    """(middle of the window, one over the other in it), where there is anything of `whole`."""
+    window_s, (parts, wholes) = _aligned(part, whole)
+    return [
+        ((place + 0.5) * window_s, float(parts[place] / amount)) for place, amount in enumerate(wholes) if amount > 0
+    ]
 
 
-def _at(totals: NDArray[np.float64], place: int) -> float:
-    return float(totals[min(place, len(totals) - 1)]) if len(totals) else 0.0
+def rate(series: Series) -> Points:
+    """(middle of the window, amount a second in it)."""
+    window_s, (amounts,) = _aligned(series)
+    return [((place + 0.5) * window_s, float(amount / window_s)) for place, amount in enumerate(amounts)]
+
+
+def _aligned(*series: Series) -> tuple[float, list[NDArray[np.float64]]]:
+    """Amounts in the same windows, few enough to be told apart in a picture. Windows only ever double, so those of one
+    are a multiple of those of another."""
+    window_s = max(each.window_s for each in series)
+    end_s = max(len(each.per_s()) * each.window_s for each in series)
+    while end_s > window_s * _MOST_WINDOWS:
+        window_s *= 2
+    windows = math.ceil(end_s / window_s)
+    found = []
+    for each in series:
+        amounts = np.array([rate * each.window_s for _, rate in each.per_s()])
+        many = round(window_s / each.window_s)
+        found.append(np.pad(amounts, (0, windows * many - len(amounts))).reshape(windows, many).sum(axis=1))
+    return window_s, found
 
 
 # The panels.
@@ -108,30 +129,42 @@ def _ccdf(
     axes.set(title=f"{name} of requests", xlabel=f"{name}, ms", ylabel="share of requests above it")
     if any(len(line.get_xdata()) for line in axes.lines):
         axes.set(xscale="log", yscale="log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+        # Less than a decade has few ticks but these.
+        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     _finish(axes)
 
 
 def _throughput(axes: Any, runs: Sequence[Figures]) -> None:
-    for place, run in enumerate(runs):
-        axes.step(*_columns(run.throughput.per_s()), where="post", **_line(place, run.name))
-    axes.set(title="Throughput", xlabel="seconds", ylabel="output tokens a second")
-    _finish(axes)
+    _over_time(axes, runs, "Throughput", "output tokens a second", lambda run: rate(run.throughput))
 
 
-def _arrivals(axes: Any, runs: Sequence[Figures]) -> None:
-    for place, run in enumerate(runs):
-        axes.step(*_columns(run.completions.per_s()), where="post", **_line(place, run.name))
-    axes.step(*_columns(runs[0].arrivals.per_s()), where="post", color=_GREY, linewidth=1, label="arrivals", zorder=0)
-    axes.set(title="Arrivals and outcomes", xlabel="seconds", ylabel="requests a second")
-    _finish(axes)
+def _requests(axes: Any, runs: Sequence[Figures]) -> None:
+    # All variants get the same requests.
+    axes.plot(*_columns(rate(runs[0].arrivals)), color=_GREY, linewidth=1, label="arrivals", zorder=0)
+    _over_time(axes, runs, "Requests that are over", "requests a second", lambda run: rate(run.completions))
 
 
 def _in_flight(axes: Any, runs: Sequence[Figures]) -> None:
+    _over_time(axes, runs, "Requests in flight", "requests", in_flight)
+
+
+def _batch(axes: Any, runs: Sequence[Figures]) -> None:
+    _over_time(axes, runs, "Mean decode batch", "requests in a step", lambda run: ratio(run.throughput, run.steps))
+
+
+def _hits(axes: Any, runs: Sequence[Figures]) -> None:
+    _over_time(
+        axes, runs, "Prompt tokens found cached", "share of prompt tokens", lambda run: ratio(run.hits, run.prompts)
+    )
+
+
+def _over_time(axes: Any, runs: Sequence[Figures], title: str, unit: str, points: Callable[[Figures], Points]) -> None:
     for place, run in enumerate(runs):
-        axes.plot(*_columns(in_flight(run)), **_line(place, run.name))
-    axes.set(title="In flight", xlabel="seconds", ylabel="requests")
+        axes.plot(*_columns(points(run)), **_line(place, run.name))
+    axes.set(title=title, xlabel="seconds", ylabel=unit)
+    axes.set_ylim(bottom=0)
     _finish(axes)
 
 
@@ -146,7 +179,7 @@ def _hit_ratio(axes: Any, runs: Sequence[Figures]) -> None:
     axes.barh(places, host, left=device, color=_COLOURS[5], label="in host memory")
     for place, share in zip(places, device + host, strict=True):
         axes.text(share, place, f" {share:.1%}", va="center", fontsize=8)
-    axes.set(title="Prompt tokens found cached", xlabel="share of prompt tokens", xlim=(0, 1.1))
+    axes.set(title="Where prompt tokens were found", xlabel="share of prompt tokens", xlim=(0, 1.1))
     axes.set_yticks(places, [_plain(run.name) for run in runs])
     axes.invert_yaxis()
     _finish(axes)
@@ -156,8 +189,10 @@ PANELS: dict[str, Draw] = {
     "ttft": _ttft_ccdf,
     "tpot": _tpot_ccdf,
     "throughput": _throughput,
-    "arrivals": _arrivals,
+    "requests": _requests,
     "in_flight": _in_flight,
+    "batch": _batch,
+    "hits": _hits,
     "hit_ratio": _hit_ratio,
 }
 

@@ -41,19 +41,21 @@ from kv_transfer.host_tier import BACKGROUND
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
+_NOTHING = ClaimChange()
 _TOKEN = 1
 _LEAP_STEPS = 16
-# A step that computes nothing may leave the next one something to do: as often in a row.
 _VAIN_STEPS = 3
 _LEARNING_POLICIES = ("bandit", "q_learning")
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
-    """One job. preemptions: as counted so far. asked_s: when it wanted to pull."""
+class Entry:
+    """One job, for engines alone. names: of its blocks. preemptions: as counted so far. asked_s: when it wanted to
+    pull."""
 
     job: SimJob
     request: Any
+    names: BlockNames | None = None
     preemptions: int = 0
     asked_s: float = 0.0
 
@@ -142,7 +144,7 @@ class VllmSimEngine:
             self._scheduler = make_scheduler(settings)
         self._pool = vllm_private.pool_of(self._scheduler)
         self._measured = StepCosts()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._parameters: dict[int, Any] = {}
         self._pulling: set[str] = set()
         self._readers = _Readers(settings.block_tokens)
@@ -187,6 +189,8 @@ class VllmSimEngine:
         return outcomes
 
     def told(self) -> ClaimChange:
+        if not any(self._pool.touched):
+            return _NOTHING
         told: ClaimChange = self._pool.told()
         return told
 
@@ -250,7 +254,7 @@ class VllmSimEngine:
         request = Request(name, tokens, parameters, None, arrival_time=now_s, block_hasher=names)
         if job.pulls or job.hand_off:
             request.kv_transfer_params = {PULLS: job.pulls, HANDS_OFF: job.hand_off}
-        self._entries[name] = _Entry(job, request)
+        self._entries[name] = Entry(job, request, names)
         return request
 
     def _landed(self, name: str, landed_s: float) -> None:
@@ -323,21 +327,29 @@ class VllmSimEngine:
 
     def _begin(self) -> None:
         scheduler = self._scheduler
-        for _ in range(_VAIN_STEPS):
-            if scheduler.get_num_unfinished_requests() <= len(self._pulling):
-                if not scheduler.connector.has_pending_push_work() or self._copies.under_way:
-                    return
+        copies_s = 0.0
+        for _ in range(self._vain_steps()):
+            if not self._has_work():
+                break
             output = scheduler.schedule()
             self._take_pulls()
             self._count_preemptions(output)
-            copies_s = self._begin_copies(output)
+            copies_s += self._begin_copies(output)
             if output.total_num_scheduled_tokens:
                 self._steps = self._steps_of(output, copies_s)
                 return
-            self._report_nothing(output)
+            scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
 
-    def _report_nothing(self, output: Any) -> None:
-        self._scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+    def _vain_steps(self) -> int:
+        """How many steps without work there may be in a row: one may leave the next one something to do."""
+        return _VAIN_STEPS
+
+    def _has_work(self) -> bool:
+        """Whether vLLM's engine would step: for requests, once more after the last has ended, and to begin copies."""
+        scheduler = self._scheduler
+        if scheduler.get_num_unfinished_requests() > len(self._pulling) or scheduler.finished_req_ids:
+            return True
+        return scheduler.connector.has_pending_push_work() and not self._copies.under_way
 
     def _take_pulls(self) -> None:
         pulled = self._scheduler.connector.pulled
@@ -477,6 +489,9 @@ class VllmSimEngine:
         if output.finish_reason is not None:
             self._readers.leave(name)
             if entry is not None:
-                self._outcomes.append(Outcome(entry.job, OutcomeKind.FINISHED, now_s))
-                if not entry.job.hand_off:
-                    del self._entries[name]
+                self._ended(name, entry)
+
+    def _ended(self, name: str, entry: Entry) -> None:
+        self._outcomes.append(Outcome(entry.job, OutcomeKind.FINISHED, self._clock.now_s))
+        if not entry.job.hand_off:
+            del self._entries[name]

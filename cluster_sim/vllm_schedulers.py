@@ -43,7 +43,7 @@ from prefill_worker.preemption import CostModel as PreemptionCosts
 
 PULLS, HANDS_OFF = "do_remote_prefill", "do_remote_decode"
 _KEY = np.dtype(">u8")
-_GROUP = 0
+_KEY_BYTES = _KEY.itemsize
 
 
 class SchedulerKind(Enum):
@@ -67,9 +67,9 @@ class VllmEngineSettings:
     prompt and its answer.
 
     policy, preemption, starvation_s: of streaming schedulers, with the meaning of `cluster_configs.schema`;
-    preemption_costs: what `cost` compares, None for rough figures. decode: of decode schedulers. tiers: of both; a
-    plain scheduler has none, and uses no host memory. seed: of decode policies that explore. leaps: whether steps that
-    are sure to be alike are taken at once.
+    preemption_costs: what `cost` compares, None for rough figures. decode: of decode schedulers. tiers: of both; None
+    for the order of eviction that a plain scheduler has, which uses no host memory for prefixes. seed: of decode
+    policies that explore. leaps: whether steps that are sure to be alike are taken at once.
     """
 
     kind: SchedulerKind
@@ -85,7 +85,7 @@ class VllmEngineSettings:
     starvation_s: float = 5.0
     preemption_costs: PreemptionCosts | None = None
     decode: BatchSettings = field(default_factory=BatchSettings)
-    tiers: TierSettings = field(default_factory=TierSettings)
+    tiers: TierSettings | None = field(default_factory=TierSettings)
     seed: int = 0
     leaps: bool = True
 
@@ -110,7 +110,7 @@ class SimClock:
 
 class BlockNames:
     """Names the full blocks of one request for vLLM, as its block hasher: a prompt's by the keys of the trace, others
-    by the request's number. `known` takes the keys of a prompt that has changed."""
+    by the request's number. `known` takes the keys of a prompt that has changed; None: it has none."""
 
     def __init__(self, number: int, keys: Keys, block_tokens: int) -> None:
         self._number = number
@@ -118,8 +118,8 @@ class BlockNames:
         self._version = 0
         self._names = _names(keys)
 
-    def known(self, keys: Keys) -> None:
-        self._names = _names(keys)
+    def known(self, keys: Keys | None) -> None:
+        self._names = _names(keys) if keys is not None else []
         self._version += 1
 
     def __call__(self, request: Any) -> list[bytes]:
@@ -134,48 +134,42 @@ class BlockNames:
 
 def _names(keys: Keys) -> list[bytes]:
     packed = keys.astype(_KEY).tobytes()
-    return [packed[start : start + _KEY.itemsize] for start in range(0, len(packed), _KEY.itemsize)]
+    return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
 
 
 class ToldBlockPool(EventfulBlockPool):
     """Mixed into a pool that vLLM, or the tiers, have made: keeps which blocks of prompts have come and gone."""
 
-    # By tier: what may have changed since the last `told`, and what was there then.
-    touched: tuple[dict[bytes, None], dict[bytes, bool]]
-    claimed: tuple[dict[bytes, None], dict[bytes, None]]
+    # By tier: what has come or gone since the last `told`, and what was there then.
+    touched: tuple[dict[bytes, bool], dict[bytes, bool]]
+    claimed: tuple[set[bytes], set[bytes]]
 
     def cache_full_blocks(
         self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
     ) -> None:
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-        self.touched[Tier.DEVICE].update(dict.fromkeys(request.block_hashes[num_cached_blocks:num_full_blocks]))
+        hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
+        self.touched[Tier.DEVICE].update(dict.fromkeys(hashes, True))
 
     def tell(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
-        if tier is Tier.HOST:
-            self.touched[Tier.HOST].update(dict.fromkeys(hashes, there))
-        else:
-            self.touched[Tier.DEVICE].update(dict.fromkeys(hashes))
+        self.touched[tier].update(dict.fromkeys(hashes, there))
 
     def _emit_block_removed_events(self, block_hashes: list[Any]) -> None:
-        self.touched[Tier.DEVICE].update((get_block_hash(each), None) for each in block_hashes)
+        known, device = self.cached_block_hash_to_block, self.touched[Tier.DEVICE]
+        for each in block_hashes:
+            device[get_block_hash(each)] = known.get_one_block(each) is not None
 
     def told(self) -> ClaimChange:
         """What has changed since the last call, of blocks with keys."""
-        device, host = self.touched
-        if not device and not host:
-            return ClaimChange()
-        there = {each: self.get_cached_block(each, [_GROUP]) is not None for each in device if len(each) == 8}
-        host_there = {each: is_there for each, is_there in host.items() if len(each) == 8}
         changes = []
-        for claimed, now in zip(self.claimed, (there, host_there), strict=True):
-            come = [each for each, is_there in now.items() if is_there and each not in claimed]
-            gone = [each for each, is_there in now.items() if not is_there and each in claimed]
-            claimed.update(dict.fromkeys(come))
-            for each in gone:
-                del claimed[each]
+        for claimed, touched in zip(self.claimed, self.touched, strict=True):
+            come = [each for each, there in touched.items() if there and len(each) == _KEY_BYTES]
+            come = [each for each in come if each not in claimed]
+            gone = [each for each, there in touched.items() if not there and each in claimed]
+            claimed.update(come)
+            claimed.difference_update(gone)
+            touched.clear()
             changes += [_keys(come), _keys(gone)]
-        device.clear()
-        host.clear()
         return ClaimChange(*changes)
 
 
@@ -272,7 +266,7 @@ def _make_scheduler(settings: VllmEngineSettings) -> Any:
         ),
         additional_config={
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
-            tiered_scheduling.KEY: _flat(settings.tiers) if settings.prefix_caching else None,
+            tiered_scheduling.KEY: _flat(settings.tiers) if settings.tiers is not None else None,
             batch_settings.KEY: asdict(settings.decode),
         },
     )
@@ -300,7 +294,7 @@ def _make_scheduler(settings: VllmEngineSettings) -> Any:
             scheduler.cost_model = settings.preemption_costs
     pool = vllm_private.pool_of(scheduler)
     pool.__class__ = type("ToldBlockPool", (ToldBlockPool, type(pool)), {})
-    pool.touched, pool.claimed = ({}, {}), ({}, {})
+    pool.touched, pool.claimed = ({}, {}), (set(), set())
     return scheduler
 
 

@@ -97,6 +97,15 @@ class Explanation:
     prices: Prices | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slots:
+    """Where these workers stand in the index. changes: `PrefixIndex.holder_changes` at that time."""
+
+    workers: Sequence[WorkerSnapshot]
+    changes: int
+    slots: NDArray[np.int64]
+
+
 class Placer:
     """See the module.
 
@@ -139,6 +148,9 @@ class Placer:
         self._recent = RecentPrompts()
         self._long_prompts = LongPrompts()
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
+        # The prefill worker that was found when the request was weighed, until anything else is decided.
+        self._weighed: tuple[Job, Choice] | None = None
+        self._slots: dict[Pool, _Slots] = {}
         self.counts = PlacementCounts()
 
     def packed(self, token_ids: Sequence[int] | NDArray[np.uint32], cache_salt: str) -> PackedPrompt:
@@ -158,7 +170,11 @@ class Placer:
         self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset(), *, prefills: bool = False
     ) -> Placement | None:
         """None when no worker of the pool may get the request. prefills: a decode worker is to compute the prompt."""
-        choice = self._decided(job, pool, excluded)
+        weighed, self._weighed = self._weighed, None
+        if weighed is not None and weighed[0] is job and pool == wire.POOL_PREFILL and not excluded:
+            choice = weighed[1]
+        else:
+            choice = self._decided(job, pool, excluded)
         load_only = choice.policy is self._load_only[pool]
         self.counts.placed(pool, choice.policy.name, choice.question, choice.decision, load_only=load_only)
         self._explanation(job).choices.append(choice)
@@ -168,13 +184,16 @@ class Placer:
         """Whether a decode worker had better prefill the request by itself, as things are.
 
         is_whole: nothing more comes to the prompt; what still arrives is prefilled where that is waited for.
+        `place` is to follow at once: it takes the prefill worker that was found here.
         """
+        self._weighed = None
         # A client may give one name to many requests: the last one is explained.
         self._explanations.pop(job.request_id, None)
         explanation = self._explanation(job)
         explanation.reason = Reason.ALWAYS if is_whole else Reason.SESSION
         if is_whole and self._settings.disaggregation != "always":
             prefill, decode = (self._decided(job, pool, frozenset()) for pool in _POOLS)
+            self._weighed = (job, prefill)
             if prefill.decision.winner < 0:
                 explanation.reason = Reason.PREFILL_DOWN
             elif decode.decision.winner < 0:
@@ -226,6 +245,7 @@ class Placer:
     @contextmanager
     def in_flight(self, placement: Placement) -> Iterator["Flight"]:
         """The request is on the worker: counted there, and its prefix is predicted to be there from now on."""
+        self._weighed = None
         now_s = self._now_s()
         worker_id, keys = placement.worker.worker_id, placement.prompt.keys
         flight = Flight(
@@ -250,13 +270,14 @@ class Placer:
         candidates = self._membership.candidates(pool, now_s)
         stale = self._is_stale()
         prompt = self._prompt(job)
-        question = self._question(job, prompt.keys, candidates, excluded, knows_prefixes=not stale)
+        question = self._question(job, pool, prompt.keys, candidates, excluded, knows_prefixes=not stale)
         policy = (self._load_only if stale else self._policies)[pool]
         return Choice(pool, policy, prompt, question, policy.choose(question, candidates, self._choice))
 
     def _question(
         self,
         job: Job,
+        pool: Pool,
         keys: Keys,
         candidates: Candidates,
         excluded: frozenset[tuple[str, int]],
@@ -267,7 +288,7 @@ class Placer:
         device, host, shared, sharers = np.zeros((4, rows))
         if knows_prefixes and rows and len(keys):
             matches = self._index.lookup(keys)
-            slots = np.array([self._slot(worker) for worker in candidates.workers], dtype=np.int64)
+            slots = self._slots_of(pool, candidates.workers)
             known = slots >= 0
             device[known] = matches.warm[slots[known]] * self.chunk_tokens
             host[known] = matches.held[slots[known]] * self.chunk_tokens - device[known]
@@ -288,9 +309,13 @@ class Placer:
             self._long_prompts.long_s if self._settings.long_prompts_apart else math.inf,
         )
 
-    def _slot(self, worker: WorkerSnapshot) -> int:
-        """Claims of another generation say nothing of this one."""
-        return self._index.slot(worker.worker_id, worker.generation)
+    def _slots_of(self, pool: Pool, workers: Sequence[WorkerSnapshot]) -> NDArray[np.int64]:
+        """Their places in the index. Claims of another generation say nothing of this one."""
+        known = self._slots.get(pool)
+        if known is None or known.workers is not workers or known.changes != self._index.holder_changes:
+            slots = np.array([self._index.slot(each.worker_id, each.generation) for each in workers], dtype=np.int64)
+            known = self._slots[pool] = _Slots(workers, self._index.holder_changes, slots)
+        return known.slots
 
     def _placement(self, job: Job, choice: Choice, *, prefills: bool) -> Placement | None:
         worker, row, question = choice.decision.worker, choice.decision.winner, choice.question

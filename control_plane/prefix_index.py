@@ -87,6 +87,8 @@ class PrefixIndex:
         self._sets = HolderSets()
         self._half_life_s = half_life_s
         self._holders: dict[str, _Holder] = {}
+        # How often a worker has come or gone: while it stays, `slot` answers the same.
+        self.holder_changes = 0
         self._names: list[str | None] = []
         self._reference_s = start_s
         self._latest_s = start_s
@@ -110,6 +112,7 @@ class PrefixIndex:
         if slot == len(self._names):
             self._names.append(None)
         self._names[slot] = worker_id
+        self.holder_changes += 1
         self._holders[worker_id] = _Holder(generation, slot)
 
     def leave(self, worker_id: str) -> None:
@@ -118,6 +121,7 @@ class PrefixIndex:
         if holder is not None:
             self._forget(holder.slot)
             self._names[holder.slot] = None
+            self.holder_changes += 1
 
     def slot(self, worker_id: str, generation: int) -> int:
         """The worker's place in the arrays of `Matches`; -1 where it, or this start of it, is not in the index."""

@@ -51,7 +51,7 @@ class TieredScheduling(_Scheduler):
         slots = connector.swaps.slots if connector is not None and connector.swaps is not None else 0
         self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
         take_over(pool, self.tiers)
-        if connector is not None:
+        if connector is not None and slots:
             self._host_tier = connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
 
     def add_request(self, request: Request) -> None:

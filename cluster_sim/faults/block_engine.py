@@ -51,8 +51,8 @@ from prefill_worker.sessions import longest_common_prefix
 _MOST_RUNNING = 32
 _STEP_TOKENS = 64
 _KV_BYTES_PER_TOKEN = 64
-# How often a transfer over a cut link tries again.
-_RETRY_S = 0.05
+# A transfer goes as fast as its link is for so long.
+_SLICE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class BlockEngine:
         del self._fabric.engines[self._id]
         for task in self._tasks:
             task.cancel()
-        for run in self._names.values():
+        for run in list(self._names.values()):
             self._fail(run, UnavailableError(f"the engine died: {why}"))
         self._between_two_steps()
 
@@ -535,10 +535,12 @@ class BlockEngine:
         peer = self._fabric.engines.get(params["engine"])
         if peer is not None:
             link = self._fabric.network.link(self.host, peer.host)
-            await asyncio.sleep((self.settings.pull_s + self.settings.pull_token_s * tokens) * link.slow)
-            while link.is_cut and not _is_late(run):  # noqa: ASYNC110 - as a transport tries again
-                await asyncio.sleep(_RETRY_S)
-            if not link.is_cut and params["engine"] in self._fabric.engines:
+            left_s = self.settings.pull_s + self.settings.pull_token_s * tokens
+            while left_s > 0 and not (link.is_cut and _is_late(run)):
+                took_s = min(left_s * link.slow, _SLICE_S)
+                await asyncio.sleep(took_s)
+                left_s -= 0 if link.is_cut else max(took_s / link.slow, 1e-9)
+            if left_s <= 0 and params["engine"] in self._fabric.engines:
                 content = [list(peer.pool.kv[block]) for block in params["blocks"][first:]]
         pull.ended_s = monotonic_s()
         pull.failed = not content or _is_late(run)

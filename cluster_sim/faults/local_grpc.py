@@ -110,9 +110,9 @@ class _Wire:
         if not self.is_lost:
             self.is_lost = True
             self.responses.lane.close()
-            self.link.calls.pop(self, None)
             self.requests.close()
             self.responses.news()
+            self._leave_link()
             self.on_lost()
 
     def end(self, status: _Status) -> None:
@@ -121,17 +121,23 @@ class _Wire:
             self.status = status
             self.responses.close()
             self.requests.news()
+            self._leave_link()
             for callback in self.on_status:
                 callback()
 
     def answer(self, status: _Status) -> None:
         """The server has ended the call."""
-        self.link.calls.pop(self, None)
         self.responses.lane.send(lambda: self.end(status))
         self.responses.lane.close()
         # Whatever the client still sends is not read.
         self.is_lost = True
         self.requests.close()
+        self._leave_link()
+
+    def _leave_link(self) -> None:
+        """Once both ends are done with it."""
+        if self.is_lost and self.status is not None:
+            self.link.calls.pop(self, None)
 
     def may_break(self) -> None:
         """Called with each message that is sent."""
@@ -461,14 +467,14 @@ class LocalServer:
         self._transport = transport
         self.host = host
         self._interceptors = interceptors
-        self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self._handlers: list[Any] = []
         self._addresses: list[str] = []
         self._running: dict[asyncio.Task[None], LocalContext] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._wires: dict[_Wire, None] = {}
         self.is_serving = False
 
-    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]) -> None:
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:

@@ -31,9 +31,8 @@ COSTS = wire.WorkerCosts(
 class World:
     """A placer over two workers in each pool, on a clock that tests move."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr("control_plane.placer.monotonic_s", lambda: self.now_s)
         self.membership = Membership()
         self.records = {name: _record(name, 1) for name in POOLS}
         self.membership.replace(self.records.values(), 0.0)
@@ -46,6 +45,7 @@ class World:
             self.membership, self.index, PlacementSection(**{"disaggregation": "always", **settings}),
             service_id="s", chunk_tokens=CHUNK,
             is_stale=lambda: self.stale, index_time_s=lambda: self.now_s, asked_for=self.asked.append,
+            now_s=lambda: self.now_s,
         )  # fmt: skip
         self.jobs = 0
 
@@ -71,8 +71,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = World(monkeypatch)
+def world() -> Iterator[World]:
+    made = World()
     yield made
     made.membership.check_invariants()
 
@@ -151,10 +151,8 @@ def test_a_stale_index_is_not_asked(world: World) -> None:
 
 
 @pytest.mark.parametrize(("apart", "workers"), [(True, {"p0"}), (False, {"p0", "p1"})])
-def test_long_prompts_keep_apart_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, apart: bool, workers: set[str]
-) -> None:
-    world = World(monkeypatch, long_prompts_apart=apart)
+def test_long_prompts_keep_apart_where_that_is_asked_for(apart: bool, workers: set[str]) -> None:
+    world = World(long_prompts_apart=apart)
     for seed in range(64):
         world.place(prompt(seed, CHUNK))
     for seed in range(64):
@@ -193,9 +191,9 @@ def test_a_request_counts_as_asked_for_once_with_its_whole_prompt(world: World) 
 # Disaggregation.
 
 
-def test_a_short_remainder_is_prefilled_where_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_remainder_is_prefilled_where_it_is_decoded() -> None:
     """160 tokens cost 160 ms on either side, and 52 ms to be pulled; who decodes meanwhile would wait as long."""
-    world = World(monkeypatch, disaggregation="conditional")
+    world = World(disaggregation="conditional")
     world.holds("d1", prompt(1))
     with ExitStack() as decoding:
         for seed in range(2, 6):
@@ -209,8 +207,8 @@ def test_a_short_remainder_is_prefilled_where_it_is_decoded(monkeypatch: pytest.
     assert world.placer.counts.reasons == dict.fromkeys(reasons, 1)
 
 
-def test_a_slow_or_missing_prefill_pool_is_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, disaggregation="conditional", local_prefill_tokens=0)
+def test_a_slow_or_missing_prefill_pool_is_gone_around() -> None:
+    world = World(disaggregation="conditional", local_prefill_tokens=0)
     assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.LONG_REMAINDER
     with ExitStack() as busy:
         for seed in range(10):
@@ -219,6 +217,42 @@ def test_a_slow_or_missing_prefill_pool_is_gone_around(monkeypatch: pytest.Monke
     for pool, reason in ((PREFILL, Reason.PREFILL_DOWN), (DECODE, Reason.DECODE_DOWN)):
         world.membership.replace([each for each in world.records.values() if each.pool != pool], 1.0)
         assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is reason
+
+
+def test_the_prefill_worker_found_in_weighing_is_taken_unless_anything_has_happened_since() -> None:
+    world = World(disaggregation="conditional", local_prefill_tokens=0)
+    looked_up: list[int] = []
+    lookup = world.index.lookup
+    world.index.lookup = lambda keys: looked_up.append(1) or lookup(keys)  # type: ignore[method-assign, func-returns-value]
+    job, other = world.job(prompt(1)), world.job(prompt(2))
+
+    def lookups(wanted: Job, excluded: frozenset[tuple[str, int]] = frozenset()) -> int:
+        looked_up.clear()
+        assert world.placer.place(wanted, PREFILL, excluded) is not None
+        return len(looked_up)
+
+    world.placer.weigh(job, is_whole=True)
+    assert lookups(job) == 0
+    assert lookups(job) == 1, "once only"
+    world.placer.weigh(job, is_whole=True)
+    assert lookups(job, frozenset({("p0", 1)})) == 1, "not where a worker is excluded"
+    world.placer.weigh(job, is_whole=True)
+    assert lookups(other) == 1, "not for another request"
+    assert lookups(job) == 1, "nor afterwards"
+    placed = world.place(prompt(3))
+    world.placer.weigh(job, is_whole=True)
+    with world.placer.in_flight(placed):
+        assert lookups(job) == 1, "not with more in flight"
+
+
+def test_a_worker_that_starts_again_is_looked_for_under_its_new_generation(world: World) -> None:
+    world.holds("p1", prompt(1))
+    assert world.winners(prompt(1)) == {"p1"}
+    world.index.join("p1", 2)
+    assert world.winners(prompt(1)) == {"p0", "p1"}, "claims of another generation say nothing"
+    world.index.join("p1", 1)
+    world.holds("p1", prompt(1))
+    assert world.winners(prompt(1)) == {"p1"}
 
 
 def test_always_means_always(world: World) -> None:

@@ -133,9 +133,9 @@ class Workers:
 
 
 @pytest.fixture
-def hot(monkeypatch: pytest.MonkeyPatch) -> World:
+def hot() -> World:
     """p0 holds a prefix that one tenant asks for five times a second."""
-    world = World(monkeypatch)
+    world = World()
     world.holds("p0", prompt(1), salt="tenant")
     for number in range(2000):
         world.now_s += 0.2

@@ -1,0 +1,194 @@
+"""Does the simulator predict a real cluster? The measurement behind `rachis bench simulator`.
+
+A real service of one prefill and one decode worker with the built-in model is measured at no load, then loaded with
+workloads that were not part of the measurement; the simulator gets the measured costs and the times of the arrivals,
+and says what it expects. Rates are shares of the prefill worker's measured time, so that they suit any machine.
+
+    light     Poisson arrivals of short prompts that share nothing
+    bursty    bursts (gaps with a coefficient of variation of 3) of prompts that share prefixes in groups
+    long_mix  Poisson arrivals, one prompt in eight of them long
+    flood     everything at once: what the cluster can do
+
+Each runs `rounds` times with other prompts; a figure is the median of the rounds, on both sides. Nothing is tuned to a
+workload. A throughput below saturation is little more than the rate of arrivals: `flood` is the one that tells.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.validation_cluster import Cluster, Measured, Prompt, Timed
+from cluster_configs.schema import RachisConfig
+from cluster_sim.figures import Figures
+from control_plane.client import RachisClient
+
+# Within which a prediction counts as right.
+TOLERANCE = 0.15
+# What a service has to be started with: every prompt takes the way through both pools.
+SETTINGS: Mapping[str, Any] = {"placement.disaggregation": "always"}
+FIGURES = ("ttft_p50_ms", "ttft_mean_ms", "ttft_p90_ms", "e2e_mean_ms", "throughput_tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """share: of the prefill worker's time, by what prompts take alone; 0: all at once. long_share: of the prompts."""
+
+    requests: int
+    tokens: tuple[int, int]
+    output_tokens: int
+    share: float
+    burstiness: float = 1.0
+    groups: int = 0
+    shared_tokens: int = 0
+    long_share: float = 0.0
+    long_tokens: int = 0
+
+
+LOADS: Mapping[str, Load] = {
+    "light": Load(150, (64, 512), 16, 0.2),
+    "bursty": Load(150, (32, 192), 16, 0.3, burstiness=3.0, groups=5, shared_tokens=1024),
+    "long_mix": Load(120, (64, 256), 24, 0.3, long_share=0.125, long_tokens=3000),
+    "flood": Load(64, (256, 768), 48, 0.0),
+}
+
+
+def prompts_of(load: Load, measured: Measured, cluster: Cluster, rng: random.Random) -> list[Prompt]:
+    shared = [cluster.fresh(load.shared_tokens) for _ in range(load.groups)]
+    drawn: list[tuple[int, ...]] = []
+    for _ in range(load.requests):
+        own = load.long_tokens if rng.random() < load.long_share else rng.randint(*load.tokens)
+        prefix = rng.choice(shared) if shared else ()
+        drawn.append((*prefix, *cluster.fresh(own)))
+    if not load.share:
+        return [Prompt(0.0, tokens, load.output_tokens) for tokens in drawn]
+    # Prefixes are computed once each: what a prompt takes is what follows it.
+    alone_s = mean(_prefill_s(measured, len(tokens) - load.shared_tokens) for tokens in drawn)
+    shape, at_s, prompts = 1 / load.burstiness**2, 0.0, []
+    for tokens in drawn:
+        prompts.append(Prompt(at_s, tokens, load.output_tokens))
+        at_s += rng.gammavariate(shape, alone_s / load.share / shape)
+    return prompts
+
+
+def _prefill_s(measured: Measured, tokens: int) -> float:
+    return float(
+        np.interp(tokens, [each.tokens for each in measured.prompts], [each.prefill_s for each in measured.prompts])
+    )
+
+
+def seen(timed: Sequence[Timed]) -> dict[str, float]:
+    """Of one run of the real cluster."""
+    ttft_ms = [each.ttft_s * 1000 for each in timed]
+    duration_s = max(each.end_s for each in timed) - min(each.sent_s for each in timed)
+    values = (
+        median(ttft_ms),
+        mean(ttft_ms),
+        float(np.quantile(ttft_ms, 0.9)),
+        mean(each.end_s - each.sent_s for each in timed) * 1000,
+        sum(len(each.token_s) for each in timed) / duration_s,
+    )
+    return dict(zip(FIGURES, values, strict=True))
+
+
+def predicted(figures: Figures, first_s: float) -> dict[str, float]:
+    """Of one simulated run. first_s: when its first request arrived."""
+    values = (
+        figures.ttft_s.quantile(0.5) * 1000,
+        figures.ttft_s.mean * 1000,
+        figures.ttft_s.quantile(0.9) * 1000,
+        figures.e2e_s.mean * 1000,
+        figures.generated_tokens / (figures.duration_s - first_s),
+    )
+    return dict(zip(FIGURES, values, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    load: str
+    figure: str
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+    @property
+    def within(self) -> bool:
+        return abs(self.ratio - 1) <= TOLERANCE
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "load": self.load,
+            "figure": self.figure,
+            "predicted": round(self.predicted, 2),
+            "measured": round(self.measured, 2),
+            "ratio": round(self.ratio, 3),
+            "within": self.within,
+        }
+
+
+def compared(load: str, rounds: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[Comparison]:
+    """rounds: (predicted, measured) of each."""
+    return [
+        Comparison(load, figure, median(each[figure] for each, _ in rounds), median(each[figure] for _, each in rounds))
+        for figure in FIGURES
+    ]
+
+
+def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """Rows for people: load, figure, predicted, measured, ratio, and whether it is within the tolerance."""
+    return [
+        (each.load, each.figure, f"{each.predicted:.1f}", f"{each.measured:.1f}", f"{each.ratio:.2f}",
+         "yes" if each.within else "no")
+        for each in comparisons
+    ]  # fmt: skip
+
+
+async def validate(
+    client: RachisClient,
+    config: RachisConfig,
+    folder: Path,
+    *,
+    rounds: int = 3,
+    seed: int = 0,
+    on_done: Callable[[], None] = lambda: None,
+    on_phase: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """client: of a service of 1 + 1 workers with `SETTINGS`. folder: where the measured cost model is put.
+
+    Raises UnavailableError where requests fail.
+    """
+    # vLLM is imported with it, and takes a while.
+    from benchmarks import validation_model
+
+    views = await client.workers()
+    cluster = Cluster(client, views[0].registration.model.vocabulary_size, seed, on_done)
+    on_phase("measuring")
+    measured = await cluster.measure()
+    file = folder / "measured-costs.json"
+    validation_model.write(validation_model.cost_model(measured, config), file)
+    comparisons: list[Comparison] = []
+    for name, load in LOADS.items():
+        on_phase(name)
+        pairs = []
+        for number in range(rounds):
+            prompts = prompts_of(load, measured, cluster, random.Random(f"{name}/{seed}/{number}"))
+            timed = await cluster.run(prompts)
+            figures = validation_model.simulate(file, measured, config, prompts, timed)
+            pairs.append((predicted(figures, min(each.sent_s for each in timed)), seen(timed)))
+        comparisons += compared(name, pairs)
+    return {
+        "measured": measured.as_json(),
+        "hop_s": validation_model.hop_s(measured),
+        "rounds": rounds,
+        "tolerance": TOLERANCE,
+        "comparisons": [each.as_json() for each in comparisons],
+        "within": sum(each.within for each in comparisons),
+        "of": len(comparisons),
+    }

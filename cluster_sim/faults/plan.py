@@ -1,0 +1,246 @@
+"""What happens in one run: a cluster, its requests and its faults, drawn from a seed or read from JSON. Pure.
+
+All faults are healed by `HEALED_S`; what follows is quiet.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+from cluster_core.errors import InvalidInputError
+
+# Requests and faults begin before, and everything is healed after so many seconds.
+ACTIVE_S = 20.0
+HEALED_S = 40.0
+ROUTER = "router"
+REDIS = "redis"
+_VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One message of a session, so long after the one before. kind: append, update, finish, cancel or close.
+
+    tokens: that it brings. keep: of the context, by an update.
+    """
+
+    kind: str
+    after_s: float
+    tokens: int = 0
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """shared_tokens: of its family's prompt. own_tokens: follow them. moves: of a session; none: a plain request.
+
+    cancel_s: when its client leaves. timeout_s: its deadline.
+    """
+
+    number: int
+    at_s: float
+    family: int
+    shared_tokens: int
+    own_tokens: int
+    max_tokens: int
+    salt: str = ""
+    seed: int | None = None
+    timeout_s: float | None = None
+    cancel_s: float | None = None
+    mode: str = "APPEND"
+    moves: tuple[Move, ...] = ()
+
+    @property
+    def prompt(self) -> list[int]:
+        """Of a session, what it is opened with."""
+        shared = drawn_tokens(f"family {self.family}", self.shared_tokens)
+        return shared + drawn_tokens(f"request {self.number}", self.own_tokens)
+
+    def piece(self, move: int) -> list[int]:
+        return drawn_tokens(f"request {self.number} move {move}", self.moves[move].tokens)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Its client takes it back."""
+        return self.cancel_s is not None or any(move.kind in ("cancel", "close") for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """kind: one of `FAULTS`. target: a worker, or two hosts as `one|other`. value: as the kind says."""
+
+    kind: str
+    at_s: float
+    for_s: float
+    target: str = ""
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """blocks: of one worker. pull_token_s: what a pull takes for each token. settings: as flags of the command line."""
+
+    seed: int
+    prefill: int
+    decode: int
+    prefill_blocks: int
+    decode_blocks: int
+    pull_token_s: float
+    settings: tuple[tuple[str, Any], ...]
+    requests: tuple[Request, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def workers(self) -> list[str]:
+        return [f"prefill-{i}" for i in range(self.prefill)] + [f"decode-{i}" for i in range(self.decode)]
+
+
+def drawn_tokens(name: str, count: int) -> list[int]:
+    rng = Random(name)
+    return [rng.randrange(_VOCABULARY) for _ in range(count)]
+
+
+def drawn(seed: int) -> Plan:
+    """The plan of a seed. One in ten has no faults: there everything has to succeed."""
+    rng = Random(seed)
+    prefill, decode = rng.randint(1, 3), rng.randint(1, 3)
+    is_tight = rng.random() < 0.5
+    plan = Plan(
+        seed=seed,
+        prefill=prefill,
+        decode=decode,
+        prefill_blocks=rng.choice((48, 64, 96)) if is_tight else 512,
+        decode_blocks=rng.choice((48, 64, 96)) if is_tight else 512,
+        pull_token_s=rng.choice((0.0002, 0.002, 0.02)),
+        settings=(
+            ("placement.disaggregation", rng.choice(("always", "always", "conditional"))),
+            ("placement.policy", rng.choice(("hotness", "hotness", "round_robin", "prefix_only"))),
+            ("router.prefill_attempts", rng.randint(1, 3)),
+            ("router.max_in_flight_requests", rng.choice((4, 64))),
+            ("streaming.max_unapplied_inputs", rng.choice((1, 4, 256))),
+        ),
+        requests=tuple(_requests(rng, rng.randint(20, 60))),
+        faults=(),
+    )
+    if rng.random() < 0.1:
+        return plan
+    return replace(plan, faults=tuple(_fault(rng, plan.workers) for _ in range(rng.randint(1, 8))))
+
+
+def _requests(rng: Random, count: int) -> list[Request]:
+    families = rng.randint(1, 4)
+    salts = rng.choice((("",), ("", "a"), ("a", "b", "c")))
+    at_s, requests = 0.0, []
+    for number in range(count):
+        at_s += rng.expovariate(count / ACTIVE_S) if rng.random() < 0.7 else 0.0
+        moves = _moves(rng) if rng.random() < 0.35 else ("APPEND", ())
+        request = Request(
+            number=number,
+            at_s=round(min(at_s, ACTIVE_S), 3),
+            family=rng.randrange(families),
+            shared_tokens=rng.choice((0, 8, 16, 32, 33, 48)),
+            own_tokens=rng.randint(1, 40),
+            max_tokens=rng.choice((1, 2, 5, 12, 24)),
+            salt=rng.choice(salts),
+            seed=rng.choice((None, rng.randrange(100))),
+            timeout_s=rng.choice((None, None, None, round(rng.uniform(0.05, 8), 3))),
+            cancel_s=round(rng.uniform(0.01, 3), 3) if rng.random() < 0.12 else None,
+            mode=moves[0],
+            moves=moves[1],
+        )
+        requests.append(request)
+    return requests
+
+
+def _moves(rng: Random) -> tuple[str, tuple[Move, ...]]:
+    mode = rng.choice(("APPEND", "UPDATE"))
+    moves, length = [], 0
+    for _ in range(rng.randint(0, 6)):
+        after_s = round(rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1))), 3)
+        tokens = rng.choice((1, 3, 8, 16))
+        if mode == "UPDATE" and rng.random() < 0.5:
+            keep = rng.randint(0, length)
+            moves.append(Move("update", after_s, tokens, keep))
+            length = keep + tokens
+        else:
+            moves.append(Move("append", after_s, tokens))
+            length += tokens
+    last = rng.choice(("finish",) * 8 + ("cancel", "close"))
+    return mode, (*moves, Move(last, round(rng.uniform(0, 0.5), 3)))
+
+
+def _fault(rng: Random, workers: Sequence[str]) -> Fault:
+    kind = rng.choice(list(FAULTS))
+    at_s = round(rng.uniform(0, ACTIVE_S), 3)
+    for_s = round(rng.choice((rng.uniform(0.05, 1), rng.uniform(1, 6), rng.uniform(6, HEALED_S - at_s))), 3)
+    target, value = FAULTS[kind](rng, workers)
+    return Fault(kind, at_s, min(for_s, round(HEALED_S - at_s, 3)), target, value)
+
+
+def _worker(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
+    return rng.choice(workers), value
+
+
+def _link(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
+    """Most links are the router's; pulls go between workers."""
+    one = rng.choice(workers)
+    others = [each for each in workers if each.partition("-")[0] != one.partition("-")[0]]
+    return f"{one}|{rng.choice((ROUTER, ROUTER, rng.choice(others)))}", value
+
+
+def _registry_link(rng: Random, workers: Sequence[str]) -> tuple[str, float]:
+    return f"{rng.choice((*workers, ROUTER))}|{REDIS}", 0.0
+
+
+_Target = Callable[[Random, Sequence[str]], tuple[str, float]]
+
+# What can go wrong, and what it hits:
+#   kill          the worker is gone without a word, and starts again at the end
+#   drain         the worker takes no new requests until the end
+#   slow_engine   steps take `value` times as long
+#   slow_link     messages and pulls take `value` times as long
+#   cut           nothing crosses the link
+#   reset         the calls on the link break, at once for their clients, `value` seconds later for their servers
+#   loss          with this share of messages their call breaks
+#   repeat        this share of unary requests arrives twice
+#   redis_down    Redis refuses connections
+#   redis_empty   the same, and it has lost its data at the end
+FAULTS: dict[str, _Target] = {
+    "kill": _worker,
+    "drain": _worker,
+    "slow_engine": lambda rng, workers: _worker(rng, workers, rng.choice((10.0, 100.0))),
+    "slow_link": lambda rng, workers: _link(rng, workers, rng.choice((10.0, 100.0, 1000.0))),
+    "cut": _link,
+    "cut_registry": _registry_link,
+    "reset": lambda rng, workers: _link(rng, workers, round(rng.choice((0.0, rng.uniform(0, 20))), 3)),
+    "loss": lambda rng, workers: _link(rng, workers, rng.choice((0.02, 0.2))),
+    "repeat": lambda rng, workers: _link(rng, workers, 0.5),
+    "redis_down": lambda rng, workers: ("", 0.0),
+    "redis_empty": lambda rng, workers: ("", 0.0),
+}
+
+
+def encode(plan: Plan) -> str:
+    return json.dumps(asdict(plan), indent=1)
+
+
+def decode(text: str) -> Plan:
+    """Raises InvalidInputError for what `encode` did not write."""
+    try:
+        values = json.loads(text)
+        requests = [
+            Request(**{**request, "moves": tuple(Move(**move) for move in request["moves"])})
+            for request in values["requests"]
+        ]
+        return Plan(
+            **{
+                **values,
+                "settings": tuple((name, value) for name, value in values["settings"]),
+                "requests": tuple(requests),
+                "faults": tuple(Fault(**fault) for fault in values["faults"]),
+            }
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(f"is no plan of a run with faults: {error}", field="replay") from None

@@ -1,0 +1,325 @@
+"""The simulated cluster as a whole: a request's way by hand, faults with everything given back, scenario files."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cluster_configs.schema import PlacementSection
+from cluster_core.errors import ConfigError
+from cluster_sim import dispatch, scenario
+from cluster_sim.costs import StepWork
+from cluster_sim.figures import Figures, as_json
+from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.request import Attempt
+from cluster_sim.worker import PoolSettings, SimWorker
+from cluster_sim.workloads import SimRequest, WorkloadSection, open_workload
+from cluster_sim.world import Fault, World, WorldSettings
+from control_plane.cli.main import app
+
+BLOCK = 10
+HOP_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A millisecond for each prompt token, ten for a step that decodes; a kilobyte a token, a megabyte a second."""
+
+    name: str = "by hand"
+    gpus: int = 2
+    gpu_dollars_per_hour: float = 3.0
+    kv_bytes_per_token: int = 1000
+    device_tokens: int = 1000
+    host_tokens: int = 0
+    network_bytes_per_s: float = 1e6
+    network_latency_s: float = 0.003
+
+    def step_s(self, work: StepWork) -> float:
+        return 0.001 * work.prefill_tokens + 0.01 * (work.decode_requests > 0)
+
+    def load_s(self, tokens: int) -> float:
+        return 0.0001 * tokens
+
+    def store_s(self, tokens: int) -> float:
+        return 0.0001 * tokens
+
+
+def request(arrival_s: float, tokens: int, output_tokens: int = 1, name: int = 1) -> SimRequest:
+    keys = np.arange(tokens // BLOCK, dtype=np.uint64) + np.uint64(1 + 1000 * name)
+    return SimRequest(arrival_s, tokens, output_tokens, keys)
+
+
+def world(prefill: int = 1, decode: int = 1, *, blocks: int = 100, **given: Any) -> World:
+    costs = Costs()
+    placement = PlacementSection(**{"disaggregation": "always", **given.pop("placement", {})})
+    settings = LightEngineSettings(BLOCK, blocks, max_batched_tokens=given.pop("budget", 8192))
+    pools = {
+        name: PoolSettings(number, costs, lambda: LightEngine(costs, settings))
+        for name, number in (("prefill", prefill), ("decode", decode))
+    }
+    return World("by hand", WorldSettings(pools, BLOCK, placement, **given))
+
+
+def run(made: World, *requests: SimRequest) -> Figures:
+    figures = made.run(requests)
+    made.check_invariants()
+    return figures
+
+
+def test_a_requests_times_by_hand() -> None:
+    """100 tokens of prompt, 5 of answer: prefill, pull, replay of the first token, four steps."""
+    figures = run(world(), request(0.0, 100, 5))
+    assert figures.outcomes == {"finished": 1}
+    ttft_s = HOP_S + 0.1 + HOP_S
+    assert figures.ttft_s.mean == pytest.approx(ttft_s)
+    pull_s = 0.003 + 100 * 1000 / 1e6
+    assert figures.transfer_s.mean == pytest.approx(pull_s)
+    assert figures.transferred_bytes == 100_000
+    rest_s = HOP_S + pull_s + 0.001 + 4 * 0.01 + HOP_S
+    assert figures.e2e_s.mean == pytest.approx(ttft_s + rest_s)
+    assert figures.tpot_s.mean == pytest.approx(rest_s / 4)
+    assert (figures.gpus, figures.generated_tokens) == (4, 5)
+    assert figures.dollars_per_million_tokens == pytest.approx(4 * 3 * (ttft_s + rest_s) / 3600 / 5 * 1e6)
+
+
+def test_an_aggregated_service_prefills_where_it_decodes() -> None:
+    figures = run(world(prefill=0), request(0.0, 100, 5))
+    assert figures.ttft_s.mean == pytest.approx(HOP_S + 0.1)
+    assert figures.e2e_s.mean == pytest.approx(HOP_S + 0.1 + 4 * 0.01 + HOP_S)
+    assert (figures.local_prefills, figures.transferred_bytes) == (1, 0)
+
+
+def test_a_prompt_that_was_seen_before_is_not_computed_again() -> None:
+    figures = run(world(), request(0.0, 100, 2), request(1.0, 100, 2), request(2.0, 100, 2, name=2))
+    assert (figures.device_hit_tokens, figures.prompt_tokens) == (90, 300)
+    assert figures.transferred_bytes == (100 + 10 + 100) * 1000, "the decode worker had it as well"
+
+
+def test_decoding_shares_its_steps_with_a_prompt_that_comes_meanwhile() -> None:
+    """The one that decodes waits for 50 tokens of the other's prompt at a time."""
+    figures = run(world(prefill=0, budget=51), request(0.0, 50, 11), request(0.1, 100, 2, name=2))
+    alone_s = HOP_S + 0.05 + 10 * 0.01 + HOP_S
+    assert figures.e2e_s.quantile(1.0) == pytest.approx(alone_s + 0.1, rel=0.01)
+
+
+def test_a_prompt_that_fits_no_worker_is_refused() -> None:
+    figures = run(world(blocks=5), request(0.0, 60, 2), request(0.0, 20, 2, name=2))
+    assert figures.outcomes == {"refused": 1, "finished": 1}
+
+
+def test_who_takes_too_long_expires_and_leaves_nothing() -> None:
+    settings = dispatch.DispatchSettings(timeout_s=0.15)
+    figures = run(world(dispatch=settings), request(0.0, 100, 5), request(1.0, 20, 2, name=2))
+    assert figures.outcomes == {"expired": 1, "finished": 1}
+
+
+@pytest.mark.parametrize(
+    ("at_s", "pool", "outcomes", "retries"),
+    [
+        (0.05, "prefill", {"finished": 1}, 1),  # prefilling: another one does it
+        (0.12, "prefill", {"finished": 1}, 1),  # being pulled: computed again where it decodes
+        (0.12, "decode", {"finished": 1}, 1),  # pulling: another decode worker
+        (0.24, "decode", {"failed": 1}, 1),  # answering: lost
+        (0.5, "decode", {"finished": 1}, 0),
+    ],
+)
+def test_a_worker_that_dies_costs_an_attempt_or_the_answer(
+    at_s: float, pool: str, outcomes: dict[str, int], retries: int
+) -> None:
+    plain = world(2, 2)
+    run(plain, request(0.0, 100, 5))
+    (worker,) = [name for name, each in plain.workers.items() if name.startswith(pool) and each.engine.totals.busy_s]
+    figures = run(world(2, 2, faults=[Fault(at_s, "kill", worker, for_s=1.0)]), request(0.0, 100, 5))
+    assert (figures.outcomes, figures.retries) == (outcomes, retries)
+
+
+def test_a_slow_worker_and_a_thin_link_take_longer_and_recover() -> None:
+    plain = run(world(), request(0.0, 100, 5)).e2e_s.mean
+    slow = run(world(faults=[Fault(0.0, "slow", "prefill-0000", 1.0, 3.0)]), request(0.0, 100, 5)).e2e_s.mean
+    thin = run(world(faults=[Fault(0.0, "link", "decode-0000", 9.0, 3.0)]), request(0.0, 100, 5)).e2e_s.mean
+    after = run(world(faults=[Fault(0.0, "slow", "prefill-0000", 1.0, 3.0)]), request(2.0, 100, 5)).e2e_s.mean
+    assert slow == pytest.approx(plain + 0.2)
+    assert thin == pytest.approx(plain + 0.2)
+    assert after == pytest.approx(plain)
+
+
+def drawn(seed: int) -> tuple[World, Sequence[SimRequest]]:
+    """A cluster, its faults and its requests, all from the seed."""
+    rng, costs = random.Random(seed), Costs()
+    sizes = {"prefill": rng.randrange(4), "decode": rng.randrange(1, 4)}
+    names = [f"{pool}-{number:04}" for pool, size in sizes.items() for number in range(size)]
+    faults = [
+        Fault(
+            rng.uniform(0, 20), rng.choice(("kill", "kill", "slow", "link")), rng.choice(names),
+            rng.uniform(0.5, 10), rng.choice((2.0, 10.0, 100.0)),
+        )
+        for _ in range(rng.randrange(1, 8))
+    ]  # fmt: skip
+    section = WorkloadSection(
+        kind=rng.choice(("prefix_groups", "prefix_tree")), requests=80, requests_per_s=6, shared_tokens=200,
+        own_tokens=100, output_tokens=30, block_tokens=BLOCK, tenants=rng.choice((1, 3)),
+    )  # fmt: skip
+    settings = LightEngineSettings(
+        BLOCK, rng.choice((60, 200)), rng.choice((0, 50)), max_running_requests=rng.choice((2, 8, 256)),
+        max_batched_tokens=rng.choice((64, 8192)),
+    )  # fmt: skip
+    placement = PlacementSection(
+        policy=rng.choice(("hotness", "round_robin", "cost_formula")),
+        disaggregation=rng.choice(("always", "conditional")),
+    )
+    pools = {name: PoolSettings(size, costs, lambda: LightEngine(costs, settings)) for name, size in sizes.items()}
+    return World(str(seed), WorldSettings(pools, BLOCK, placement, faults=faults, index_entries=1 << 14)), list(
+        open_workload(section, seed)
+    )
+
+
+def check(seed: int) -> Figures:
+    made, requests = drawn(seed)
+    figures = run(made, *requests)
+    assert figures.requests == len(requests)
+    assert "expired" not in figures.outcomes, "somebody was forgotten"
+    return figures
+
+
+def test_under_faults_every_request_has_one_outcome_and_nothing_is_left() -> None:
+    told: dict[str, int] = {}
+    for seed in range(25):
+        figures = check(seed)
+        for name, number in {**figures.outcomes, "retries": figures.retries}.items():
+            told[name] = told.get(name, 0) + number
+    assert told["finished"] > 1500
+    assert told["failed"] > 30
+    assert told["retries"] > 100
+
+
+PLANTS: dict[str, tuple[object, str, object]] = {
+    "the prefill worker keeps what was pulled": (SimWorker, "release", lambda self, number: None),
+    "who is aborted goes on": (LightEngine, "abort", lambda self, number, now_s: None),
+    "in-flight counts are not given back": (Attempt, "end", lambda self: None),
+    "who is lost is not told": (dispatch.SimDispatcher, "lost", lambda self, worker: None),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_is_noticed(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, broken = PLANTS[plant]
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        for seed in range(25):
+            check(seed)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    def bytes_of(seed: int) -> str:
+        made, requests = drawn(seed)
+        return json.dumps(as_json(run(made, *requests), curves=True))
+
+    assert bytes_of(3) == bytes_of(3)
+    assert bytes_of(3) != bytes_of(4)
+
+
+def test_nothing_of_a_request_is_kept_after_it() -> None:
+    made = world(2, 2)
+    section = WorkloadSection(
+        kind="prefix_groups", requests=600, requests_per_s=4, shared_tokens=50, own_tokens=20, output_tokens=5,
+        block_tokens=BLOCK,
+    )  # fmt: skip
+    sizes = []
+    made.run(open_workload(section), lambda number: sizes.append(len(made.dispatcher._running) + len(made.events)))
+    assert max(sizes) < 2600 and not made.dispatcher._running
+    assert len(made.dispatcher._open) == 0
+
+
+# Scenario files and the command
+
+
+QUICK = """
+name: tiny
+seed: 5
+pools: { prefill: { workers: 1 }, decode: { workers: 1 } }
+workload: { kind: prefix_groups, requests: 30, requests_per_s: 20, block_tokens: 32 }
+slo: { ttft_ms: 500, tpot_ms: 50 }
+variants:
+  - name: ours
+  - name: theirs
+    placement: { policy: round_robin }
+    pools: { decode: { workers: 2 } }
+"""
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    path = tmp_path / "quick.yaml"
+    path.write_text(QUICK)
+    return path
+
+
+def test_variants_change_what_they_name_and_nothing_else(quick: Path) -> None:
+    ours, theirs = scenario.read(quick, {"workload.requests": 7}).variants
+    assert (ours.name, ours.placement.policy, ours.pools.decode.workers) == ("ours", "hotness", 1)
+    assert (theirs.name, theirs.placement.policy, theirs.pools.decode.workers) == ("theirs", "round_robin", 2)
+    assert theirs.pools.prefill.workers == 1
+    assert ours.workload.requests == theirs.workload.requests == 7
+    assert ours.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("engine: heavy", "engine: Input should be 'light' or 'vllm', got 'heavy'"),
+        ("pool: {}", "pool: Extra inputs are not permitted"),
+        ("pools: { decode: { workers: 0 } }", "pools.decode.workers: must be at least 1"),
+        ("workload: { requests: -1 }", "workload.requests: Input should be greater than or equal to 0, got -1"),
+        ("variants: [a]", "variants: must be a list of tables"),
+        ("variants: [{name: a}, {name: a}]", "variants: must have names of their own"),
+        ("seed: [", "is not valid YAML"),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_key(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(line)
+    with pytest.raises(ConfigError) as raised:
+        scenario.read(path)
+    assert told in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_fault_on_a_worker_that_is_not_there_is_refused(quick: Path) -> None:
+    fault = {"at_s": 1, "kind": "kill", "worker": "decode-0007"}
+    (ours, _) = scenario.read(quick, {"faults": [fault]}).variants
+    with pytest.raises(ConfigError, match=r"no worker decode-0007"):
+        scenario.make_world(ours, block_tokens=32)
+
+
+def test_the_command_prints_the_same_json_each_time_and_writes_page_and_picture(quick: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "run.html", tmp_path / "run.svg"
+    results = [
+        CliRunner().invoke(app, ["simulate", str(quick), "--json", "--html", str(page), "--plot", str(picture)])
+        for _ in range(2)
+    ]
+    assert results[0].exit_code == 0, results[0].output
+    assert results[0].stdout == results[1].stdout
+    told = json.loads(results[0].stdout)
+    assert [each["name"] for each in told["variants"]] == ["ours", "theirs"]
+    assert all(each["outcomes"] == {"finished": 30} for each in told["variants"])
+    assert "<svg" in page.read_text() and "theirs" in page.read_text()
+    assert picture.stat().st_size > 1000
+
+
+def test_the_command_prints_a_table_for_people(quick: Path) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", "workload.requests=5"])
+    assert result.exit_code == 0, result.output
+    assert "TTFT P90" in result.stdout and "theirs" in result.stdout
+
+
+@pytest.mark.parametrize("change", ["seed", "=3", "workload.requests=["])
+def test_a_change_that_is_none_is_refused(quick: Path, change: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", change])
+    assert isinstance(result.exception, ConfigError)
+    assert "--set" in str(result.exception)
