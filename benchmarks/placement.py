@@ -14,9 +14,11 @@ imbalance: engine seconds of the busiest worker over the mean; load: as above, w
 """
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,15 +28,14 @@ from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.placement_costs import PrefillCosts
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
+from cluster_configs.schema import PlacementSection
+from cluster_sim.request import Traveller
 from cluster_sim.traces import Trace
-from control_plane.loads import Work
-from control_plane.long_prompts import LongPrompts
-from control_plane.membership import Member, Membership
-from control_plane.placement import Question, asked
-from control_plane.placement_terms import make_policy, prefill_s
+from cluster_sim.workloads import SimRequest, block_names
+from control_plane.membership import Membership
+from control_plane.placer import Placer
 from control_plane.prefix_index import PrefixIndex
 from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys
 
 BASELINE = "cost_formula"
 # Of the load that `speed_for` was asked for it may miss so much.
@@ -43,6 +44,7 @@ _MOST_TRIALS = 6
 _GENERATION = 1
 _HALF_LIFE_S = 60.0
 _SPARE_ENTRIES = 1 << 16
+_AT_ONCE_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def prompts_of(trace: Trace, seed: int = 0) -> list[Prompt]:
     return [
         Prompt(
             number, arrival_s - arrivals_s[0], request.input_tokens, request.output_tokens,
-            _names(request.hashes[: request.input_tokens // trace.block_tokens]),
+            block_names(np.array(request.hashes[: request.input_tokens // trace.block_tokens], dtype=np.uint64)),
         )
         for number, (arrival_s, request) in enumerate(zip(arrivals_s, trace, strict=True))
     ]  # fmt: skip
@@ -139,14 +141,6 @@ def simulate(prompts: Sequence[Prompt], policy: str, cluster: Cluster, done: Cal
     return pool.run()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ticket:
-    """What the router keeps of a placement until its prefill has ended."""
-
-    member: Member | None
-    work: Work
-
-
 class _Pool:
     """The workers, the router, and what is still to happen."""
 
@@ -154,7 +148,7 @@ class _Pool:
         self._cluster = cluster
         self._prompts = prompts
         self._names = [f"prefill-{number:04}" for number in range(cluster.workers)]
-        self._workers = [SimulatedWorker[_Ticket](cluster.caches, cluster.costs) for _ in self._names]
+        self._workers = [SimulatedWorker[ExitStack](cluster.caches, cluster.costs) for _ in self._names]
         self.router = SimulatedRouter(self._names, policy, cluster, sum(len(each.keys) for each in prompts))
         # When a worker's running prefill ends; a worker runs one at most.
         self._ends: list[tuple[float, int]] = []
@@ -213,53 +207,51 @@ class _Pool:
 
 
 class SimulatedRouter:
-    """The router's own parts in simulated time: what `control_plane.placer` does, for prompts of a trace."""
+    """The router's placement in simulated time, for prompts of a trace."""
 
     def __init__(self, names: Sequence[str], policy: str, cluster: Cluster, entries: int) -> None:
-        self._prediction_s = cluster.prediction_s
-        self._block_tokens = cluster.caches.block_tokens
-        self._policy = make_policy(policy, wire.POOL_PREFILL)
-        self._choice = random.Random(cluster.seed)
-        self._long_prompts = LongPrompts()
+        self._now_s = 0.0
+        self._rows = {name: row for row, name in enumerate(names)}
         self._membership = Membership()
         self._membership.replace([_registration(name, cluster) for name in names], 0.0)
         self._index = PrefixIndex(entries + _SPARE_ENTRIES, _HALF_LIFE_S)
         for name in names:
             self._index.join(name, _GENERATION)
-        self._slots = np.array([self._index.slot(name, _GENERATION) for name in names], dtype=np.int64)
+        # Without predictions: one that ends as it begins.
+        settings = PlacementSection(
+            policy=policy,
+            prediction_s=cluster.prediction_s or _AT_ONCE_S,
+            seed=cluster.seed,
+        )
+        self._placer = Placer(
+            self._membership,
+            self._index,
+            settings,
+            service_id="",
+            chunk_tokens=cluster.caches.block_tokens,
+            index_time_s=lambda: self._now_s,
+            asked_for=lambda keys: self._index.accessed(keys, self._now_s),
+            now_s=lambda: self._now_s,
+        )
 
-    def place(self, prompt: Prompt, now_s: float) -> tuple[int, _Ticket]:
+    def place(self, prompt: Prompt, now_s: float) -> tuple[int, ExitStack]:
         """The worker's number, and what `ended` has to be given."""
-        self._index.expire(now_s)
-        self._index.accessed(prompt.keys, now_s)
-        candidates = self._membership.candidates(wire.POOL_PREFILL, now_s)
-        question = self._question(prompt, len(candidates))
-        decision = self._policy.choose(question, candidates, self._choice)
-        row, worker = decision.winner, decision.worker
-        assert worker is not None
-        work = Work(prompt.tokens, round(float(question.uncached[row])), float(prefill_s(question, candidates)[row]))
-        self._long_prompts.add(work.expected_s)
-        if self._prediction_s:
-            self._index.predict(worker.worker_id, prompt.keys, now_s + self._prediction_s)
-        return row, _Ticket(self._membership.acquire(worker, work, now_s), work)
+        self._now_s = now_s
+        request = SimRequest(now_s, prompt.tokens, prompt.output_tokens, prompt.keys)
+        job = Traveller.of(prompt.number, request, math.inf).job
+        self._placer.keep(job)
+        placement = self._placer.place(job, wire.POOL_PREFILL)
+        assert placement is not None
+        ticket = ExitStack()
+        ticket.enter_context(self._placer.in_flight(placement))
+        return self._rows[placement.worker.worker_id], ticket
 
-    def ended(self, ticket: _Ticket, now_s: float) -> None:
-        self._membership.release(ticket.member, ticket.work, now_s)
+    def ended(self, ticket: ExitStack, now_s: float) -> None:
+        self._now_s = now_s
+        ticket.close()
 
     def told(self, name: str, change: ClaimChange) -> None:
         self._index.apply(name, change)
-
-    def _question(self, prompt: Prompt, rows: int) -> Question:
-        """The last token is always computed, and with it its block."""
-        keys = prompt.keys[: (prompt.tokens - 1) // self._block_tokens]
-        question = replace(asked(prompt.tokens, 1, rows), long_s=self._long_prompts.long_s)
-        if not len(keys):
-            return question
-        matches = self._index.lookup(keys)
-        device, held = (
-            each[self._slots].astype(np.float64) * self._block_tokens for each in (matches.warm, matches.held)
-        )
-        return replace(question, device=device, host=held - device)
 
 
 def _registration(name: str, cluster: Cluster) -> wire.WorkerRegistration:
@@ -297,14 +289,3 @@ def _spread(arrivals_s: Sequence[float], rng: random.Random) -> list[float]:
     tick_s = float(np.median(np.diff(ticks)))
     # Sorted over all of the trace: where ticks are closer than the typical one the order stays.
     return sorted(each + rng.random() * tick_s for each in arrivals_s)
-
-
-def _names(hashes: Sequence[int]) -> Keys:
-    """Blocks of a trace are numbered, keys of the index are hashes: a bijection that mixes (splitmix64)."""
-    mixed = np.array(hashes, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    # 0 names nothing.
-    mixed[mixed == 0] = 1
-    return mixed

@@ -1,29 +1,20 @@
 """A simulated prefill worker: a queue, the real tiers of its caches, and measured costs instead of an engine.
 
-Prompts are prefilled one by one in the order in which they came, each in one go. What is cached is decided by the
-classes that decide it online (`kv_transfer.tiers`). Who owns what:
-    waiting prompts   the queue; they hold nothing
-    the running one   its cached blocks, host slots being loaded and new blocks are referenced from `begin` to `end`
-    the rest          the tree refers to it, and gives it up when a prompt that begins needs room
-New blocks are published when the prefill has ended. A block counts one copy to host memory, which takes no time here.
-
-What changes in a tier is told as a worker tells it (`kv_transfer.claims`), with the trace's blocks as chunks.
+Prompts are prefilled one by one in the order in which they came, each in one go; `cluster_sim.block_cache` holds what
+is cached. New blocks are published when the prefill has ended; a copy to host memory takes no time here.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from benchmarks.placement_costs import PrefillCosts
-from kv_transfer.block_references import BlockReferences
+from cluster_sim.block_cache import BlockCache
 from kv_transfer.claims import ClaimChange
 from kv_transfer.prefix_chunks import Keys
-from kv_transfer.radix_tree import BlockHash, Match, Tier
-from kv_transfer.tier_settings import TierSettings, make_tiers
-from kv_transfer.tiers import Admission, TierRules
+from kv_transfer.radix_tree import BlockHash, Match
+from kv_transfer.tier_settings import TierSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,20 +62,11 @@ class SimulatedWorker(Generic[T]):
     """T: what the caller wants to have back with each prompt."""
 
     def __init__(self, caches: Caches, costs: PrefillCosts) -> None:
-        settings = caches.settings
-        if not caches.host_blocks:
-            settings = replace(settings, rules=TierRules(Admission.NONE, promotion=False))
         self._block_tokens = caches.block_tokens
         self._costs = costs
-        self._device = BlockReferences(caches.device_blocks)
-        self.tiers = make_tiers(
-            settings, caches.device_blocks, caches.host_blocks, lambda block: self._device.count(block) > 1
-        )
-        self.tiers.on_host_change = self._host_changed
+        self.cache = BlockCache(caches.settings, caches.device_blocks, caches.host_blocks)
         self._queue: deque[tuple[Prompt, T]] = deque()
         self._running: _Running[T] | None = None
-        # By tier, blocks that have come or gone since the last `told`; the last change counts.
-        self._changes: tuple[dict[BlockHash, bool], dict[BlockHash, bool]] = ({}, {})
         self.busy_s = 0.0
         self.device_hit_tokens = self.host_hit_tokens = 0
 
@@ -109,12 +91,11 @@ class SimulatedWorker(Generic[T]):
         assert self._running is None
         prompt, ticket = self._queue.popleft()
         hashes: list[BlockHash] = prompt.keys.tolist()
-        self.tiers.accessed(hashes)
+        self.cache.tiers.accessed(hashes)
         # The last token is always computed: without it there is no first token of the answer.
-        match = self.tiers.match(hashes[: (prompt.tokens - 1) // self._block_tokens])
-        self._device.refer(match.device)
-        self.tiers.hold(match.host)
-        blocks = self._take(-(-prompt.tokens // self._block_tokens) - len(match.device))
+        match = self.cache.match(hashes[: (prompt.tokens - 1) // self._block_tokens])
+        self.cache.hold(match)
+        blocks = self.cache.take(-(-prompt.tokens // self._block_tokens) - len(match.device))
         self._running = _Running(prompt, ticket, hashes, match, blocks)
         device_tokens, host_tokens = (len(each) * self._block_tokens for each in (match.device, match.host))
         self.device_hit_tokens += device_tokens
@@ -128,64 +109,19 @@ class SimulatedWorker(Generic[T]):
         assert self._running is not None
         running, self._running = self._running, None
         hashes, cached = running.hashes, len(running.match.device)
-        self.tiers.let_go(running.match.host, loaded=True)
+        self.cache.tiers.let_go(running.match.host, loaded=True)
         # The block of the last token may have been on the device all along.
-        first = len(self.tiers.match(hashes).device)
-        self._publish(hashes, first, running.blocks[first - cached : len(hashes) - cached])
+        first = len(self.cache.match(hashes).device)
+        self.cache.publish(hashes, first, running.blocks[first - cached : len(hashes) - cached])
         held = [*running.match.device, *running.blocks]
-        while (copy := self.tiers.worth_copying(hashes[: len(held)])) is not None:
-            self.tiers.copied_out(copy)
-        self._free(held)
-        if (promotion := self.tiers.promotion()) is not None:
-            before = self.tiers.match(promotion.hashes).device
-            self._device.refer(before)
-            blocks = self._take(len(promotion.slots))
-            self._publish(promotion.hashes, promotion.first, blocks)
-            self._free([*before, *blocks])
-            self.tiers.promoted(promotion, promotion.hashes[promotion.first :])
+        self.cache.copy_out(hashes[: len(held)])
+        self.cache.free(held)
+        self.cache.promote()
         return running.prompt, running.ticket
 
     def told(self) -> ClaimChange:
         """What has changed in the tiers since the last call."""
-        device, host = self._changes
-        change = ClaimChange(*(_keys(tier, there) for tier in (device, host) for there in (True, False)))
-        device.clear()
-        host.clear()
-        return change
+        return self.cache.told()
 
     def check_invariants(self) -> None:
-        self.tiers.check_invariants()
-        self._device.check_invariants()
-
-    def _take(self, number: int) -> list[int]:
-        """As many device blocks as can be had, up to that number."""
-        while self._device.free < number:
-            coldest = self.tiers.coldest_device_block()
-            if coldest is None:
-                break
-            node = self.tiers.tree.node_of(Tier.DEVICE, coldest)
-            assert node is not None
-            self._changes[Tier.DEVICE][node.hashes[-1]] = False
-            self.tiers.left_device(coldest)
-            self._device.release([coldest])
-        blocks = self._device.allocate(min(number, self._device.free))
-        assert blocks is not None
-        return blocks
-
-    def _publish(self, hashes: Sequence[BlockHash], first: int, blocks: list[int]) -> None:
-        refused = self.tiers.cached(hashes, first, blocks)
-        assert not refused, "prompts run one by one: nothing is computed twice"
-        self._device.refer(blocks)
-        self._changes[Tier.DEVICE].update(dict.fromkeys(hashes[first : first + len(blocks)], True))
-
-    def _free(self, blocks: list[int]) -> None:
-        self._device.release(blocks)
-        for block in reversed(blocks):
-            self.tiers.freed(block)
-
-    def _host_changed(self, hashes: Sequence[BlockHash], there: bool) -> None:
-        self._changes[Tier.HOST].update(dict.fromkeys(hashes, there))
-
-
-def _keys(changes: dict[BlockHash, bool], there: bool) -> Keys:
-    return np.array([each for each, is_there in changes.items() if is_there is there], dtype=np.uint64)
+        self.cache.check_invariants()

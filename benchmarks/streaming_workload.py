@@ -68,7 +68,11 @@ GENERATED_TOKENS = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Raises InvalidInputError for a rate or scale that is no number to multiply by."""
+    """coupled: the more pieces a context has, the more tokens; otherwise one says nothing of the other. Neither is
+    published.
+
+    Raises InvalidInputError for a rate or scale that is no number to multiply by.
+    """
 
     mode: SessionMode
     sessions: int
@@ -76,6 +80,7 @@ class WorkloadSpec:
     token_scale: float = 1.0
     time_scale: float = 1.0
     seed: int = 0
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rate_per_s", "token_scale", "time_scale"):
@@ -135,7 +140,11 @@ def draw_sessions(spec: WorkloadSpec, vocabulary_size: int, max_model_len: int) 
 
 
 def draw(percentiles: Percentiles, rng: random.Random) -> float:
-    share = rng.random()
+    return value_at(percentiles, rng.random())
+
+
+def value_at(percentiles: Percentiles, share: float) -> float:
+    """Below which that share of the draws lies."""
     for (low_share, low), (high_share, high) in pairwise(percentiles):
         if share <= high_share:
             return low + (high - low) * (share - low_share) / (high_share - low_share)
@@ -148,8 +157,9 @@ def _session(
     retriever = RETRIEVERS[spec.mode]
     prefix = _tokens(rng, rng.randint(*PREFIX_TOKENS), vocabulary_size)
     closing = _tokens(rng, rng.randint(*CLOSING_TOKENS), vocabulary_size)
-    total = min(longest, max(1, round(draw(retriever.tokens, rng) * spec.token_scale)))
-    chunks = max(1, round(draw(retriever.chunks, rng)))
+    share = rng.random()
+    total = min(longest, max(1, round(value_at(retriever.tokens, share) * spec.token_scale)))
+    chunks = max(1, round(value_at(retriever.chunks, share if spec.coupled else rng.random())))
     if spec.mode is SessionMode.APPEND:
         pieces = [_tokens(rng, size, vocabulary_size) for size in _split(rng, total, min(chunks, total))]
     else:

@@ -9,8 +9,9 @@ and says what it expects. Rates are shares of the prefill worker's measured time
     long_mix  Poisson arrivals, one prompt in eight of them long
     flood     everything at once: what the cluster can do
 
-Each runs `rounds` times with other prompts; a figure is the median of the rounds, on both sides. Nothing is tuned to a
-workload. A throughput below saturation is little more than the rate of arrivals: `flood` is the one that tells.
+Each runs `rounds` times with other prompts; a figure is the median of the rounds, on both sides. What other processes of
+the machine take is no part of the model: rounds that they disturb are run again, three times as many at most, and the
+quietest are taken; `foreign_cores` says what they took. Nothing is tuned to a workload. A throughput below saturation is little more than the rate of arrivals: `flood` is the one that tells.
 """
 
 import random
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.quiet import ForeignLoad
 from benchmarks.validation_cluster import Cluster, Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
 from cluster_sim.figures import Figures
@@ -29,6 +31,9 @@ from control_plane.client import RachisClient
 
 # Within which a prediction counts as right.
 TOLERANCE = 0.15
+# Cores that others may take in a round that counts as quiet, and rounds tried for each that is wanted.
+QUIET_CORES = 0.1
+ATTEMPTS = 3
 # What a service has to be started with: every prompt takes the way through both pools.
 SETTINGS: Mapping[str, Any] = {"placement.disaggregation": "always"}
 FIGURES = ("ttft_p50_ms", "ttft_mean_ms", "ttft_p90_ms", "e2e_mean_ms", "throughput_tokens_per_s")
@@ -170,25 +175,52 @@ async def validate(
     views = await client.workers()
     cluster = Cluster(client, views[0].registration.model.vocabulary_size, seed, on_done)
     on_phase("measuring")
-    measured = await cluster.measure()
+    measured, measured_cores = await _quietest_measurement(cluster)
     file = folder / "measured-costs.json"
     validation_model.write(validation_model.cost_model(measured, config), file)
     comparisons: list[Comparison] = []
+    foreign_cores = {"measuring": round(measured_cores, 2)}
     for name, load in LOADS.items():
         on_phase(name)
-        pairs = []
-        for number in range(rounds):
+        runs: list[tuple[float, list[Prompt], list[Timed]]] = []
+        for number in range(ATTEMPTS * rounds):
             prompts = prompts_of(load, measured, cluster, random.Random(f"{name}/{seed}/{number}"))
+            foreign = ForeignLoad()
             timed = await cluster.run(prompts)
-            figures = validation_model.simulate(file, measured, config, prompts, timed)
-            pairs.append((predicted(figures, min(each.sent_s for each in timed)), seen(timed)))
+            runs.append((foreign.cores(), prompts, timed))
+            if sum(cores <= QUIET_CORES for cores, *_ in runs) >= rounds:
+                break
+        runs = sorted(runs, key=lambda run: run[0])[:rounds]
+        foreign_cores[name] = round(runs[-1][0], 2)
+        pairs = [
+            (predicted(validation_model.simulate(file, measured, config, prompts, timed), _first_s(timed)), seen(timed))
+            for _, prompts, timed in runs
+        ]
         comparisons += compared(name, pairs)
     return {
         "measured": measured.as_json(),
         "hop_s": validation_model.hop_s(measured),
         "rounds": rounds,
+        "foreign_cores": foreign_cores,
         "tolerance": TOLERANCE,
         "comparisons": [each.as_json() for each in comparisons],
         "within": sum(each.within for each in comparisons),
         "of": len(comparisons),
     }
+
+
+async def _quietest_measurement(cluster: Cluster) -> tuple[Measured, float]:
+    """With the cores that others took meanwhile."""
+    tries: list[tuple[float, Measured]] = []
+    for _ in range(ATTEMPTS):
+        foreign = ForeignLoad()
+        measured = await cluster.measure()
+        tries.append((foreign.cores(), measured))
+        if tries[-1][0] <= QUIET_CORES:
+            break
+    cores, measured = min(tries, key=lambda each: each[0])
+    return measured, cores
+
+
+def _first_s(timed: Sequence[Timed]) -> float:
+    return min(each.sent_s for each in timed)

@@ -38,9 +38,10 @@ def save(runs: Sequence[Figures], title: str, path: Path) -> None:
     """All panels in one picture. The format is that of the file's ending. Raises ValueError for an unknown one."""
     with _style() as pyplot:
         # Under a dark background nothing of a saved picture could be read otherwise.
-        figure, grid = pyplot.subplots(4, 2, figsize=(12, 16), layout="constrained", facecolor="white")
-        for axes, draw in zip(grid.flat, PANELS.values(), strict=True):
-            draw(axes, runs)
+        rows = math.ceil(len(PANELS) / 2)
+        figure = pyplot.figure(figsize=(12, 4 * rows), layout="constrained", facecolor="white")
+        for place, draw in enumerate(PANELS.values(), 1):
+            draw(figure.add_subplot(rows, 2, place), runs)
         figure.suptitle(_plain(title))
         figure.savefig(path, dpi=100, metadata=_NO_METADATA.get(path.suffix.lower()))
         pyplot.close(figure)
@@ -131,8 +132,8 @@ def _ccdf(
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:g}")
-        # Less than a decade has few ticks but these.
-        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+            # Less than a decade has few ticks but these.
+            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     _finish(axes)
 
 
@@ -181,7 +182,8 @@ def _hit_ratio(axes: Any, runs: Sequence[Figures]) -> None:
         axes.text(share, place, f" {share:.1%}", va="center", fontsize=8)
     axes.set(title="Where prompt tokens were found", xlabel="share of prompt tokens", xlim=(0, 1.1))
     axes.set_yticks(places, [_plain(run.name) for run in runs])
-    axes.invert_yaxis()
+    # From the top, with room for the legend below.
+    axes.set_ylim(len(runs) + 0.2, -0.6)
     _finish(axes)
 
 

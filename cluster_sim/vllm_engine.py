@@ -481,8 +481,8 @@ class VllmSimEngine:
         entry = self._entries.get(name)
         if entry is not None and output.prefill_stats is not None:
             stats = output.prefill_stats
-            self.totals.device_hit_tokens += stats.num_local_cached_tokens
             if not entry.job.pulls:
+                self.totals.device_hit_tokens += stats.num_local_cached_tokens
                 self.totals.host_hit_tokens += stats.num_external_cached_tokens
             first = Outcome(entry.job, OutcomeKind.FIRST_TOKEN, now_s, stats.num_computed_tokens)
             self._outcomes.append(first)

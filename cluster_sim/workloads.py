@@ -102,7 +102,7 @@ def open_workload(settings: WorkloadSection, seed: int = 0) -> Workload:
             lambda: (
                 SimRequest(
                     each.arrival_s, each.input_tokens, each.output_tokens,
-                    _names(np.array(each.hashes[: each.input_tokens // trace.block_tokens], dtype=np.uint64)),
+                    block_names(np.array(each.hashes[: each.input_tokens // trace.block_tokens], dtype=np.uint64)),
                 )
                 for each in trace
             ), settings.requests,
@@ -161,7 +161,7 @@ def _of_tenants(requests: Iterator[SimRequest], settings: WorkloadSection, seed:
     weights = [1 / rank for rank in range(1, settings.tenants + 1)]
     for each in requests:
         number = rng.choices(range(settings.tenants), weights)[0]
-        keys = _names(each.keys ^ np.uint64(number + 1))
+        keys = block_names(each.keys ^ np.uint64(number + 1))
         yield SimRequest(each.arrival_s, each.prompt_tokens, each.output_tokens, keys, f"tenant-{number}")
 
 
@@ -175,7 +175,7 @@ def _again(trace: Callable[[], Iterator[SimRequest]], wanted: int) -> Callable[[
             for each in trace():
                 number += 1
                 last_s = start_s + each.arrival_s
-                keys = _names(each.keys ^ np.uint64(turn << 32)) if turn else each.keys
+                keys = block_names(each.keys ^ np.uint64(turn << 32)) if turn else each.keys
                 yield SimRequest(last_s, each.prompt_tokens, each.output_tokens, keys)
             gap_s = (last_s - start_s) / max(1, number)
             start_s = last_s + gap_s
@@ -206,7 +206,7 @@ def _conversation(settings: WorkloadSection, seed: int) -> Callable[[], Iterator
             tokens = min(tokens, 126_000)
             full = tokens // settings.block_tokens
             blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
-            yield SimRequest(0.0, tokens, output_tokens, _names(np.array(blocks, dtype=np.uint64)))
+            yield SimRequest(0.0, tokens, output_tokens, block_names(np.array(blocks, dtype=np.uint64)))
             open_ones.append((tokens + output_tokens, blocks))
             if len(open_ones) > 400:
                 open_ones.pop(0)
@@ -239,7 +239,7 @@ def _grouped(settings: WorkloadSection, seed: int, levels: int) -> Callable[[], 
             tokens = max(1, len(blocks) * settings.block_tokens + own)
             blocks += [number << 16 | place for place in range(tokens // settings.block_tokens - len(blocks))]
             output = max(1, round(settings.output_tokens * rng.uniform(0.5, 1.5)))
-            yield SimRequest(0.0, tokens, output, _names(np.array(blocks, dtype=np.uint64)))
+            yield SimRequest(0.0, tokens, output, block_names(np.array(blocks, dtype=np.uint64)))
 
     return requests
 
@@ -261,7 +261,7 @@ def _agents(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRe
                 full = tokens // settings.block_tokens
                 blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
                 output = max(1, round(rng.lognormvariate(5.3, 0.9)))
-                yield SimRequest(at_s, tokens, output, _names(np.array(blocks, dtype=np.uint64)))
+                yield SimRequest(at_s, tokens, output, block_names(np.array(blocks, dtype=np.uint64)))
                 if left <= 1:
                     continue
                 tokens += output + round(rng.lognormvariate(6.6, 1.1))
@@ -286,7 +286,7 @@ def _few_shot(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[Sim
         lambda: (
             SimRequest(
                 each.arrival_s, each.input_tokens, each.output_tokens,
-                _names(np.array(each.hashes[: each.input_tokens // trace.block_tokens], dtype=np.uint64)),
+                block_names(np.array(each.hashes[: each.input_tokens // trace.block_tokens], dtype=np.uint64)),
             )
             for each in trace
         ), settings.requests,
@@ -312,7 +312,7 @@ def _azure(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimReq
                     ) from None
                 first_s = at_s if first_s is None else first_s
                 blocks = [next(names) for _ in range(prompt // settings.block_tokens)]
-                keys = _names(np.array(blocks, dtype=np.uint64))
+                keys = block_names(np.array(blocks, dtype=np.uint64))
                 yield SimRequest(at_s - first_s, max(1, prompt), max(1, output), keys)
 
     return _again(rows, settings.requests)
@@ -331,7 +331,7 @@ def _at(request: SimRequest, arrival_s: float) -> SimRequest:
     return SimRequest(arrival_s, request.prompt_tokens, max(1, request.output_tokens), request.keys, request.tenant)
 
 
-def _names(blocks: Keys) -> Keys:
+def block_names(blocks: Keys) -> Keys:
     """Blocks are numbered, keys look like hashes: a bijection that mixes (splitmix64); 0 names nothing."""
     mixed = blocks + _MIX
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTORS[0]

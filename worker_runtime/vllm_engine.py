@@ -7,9 +7,11 @@ asyncio loop that started it. An engine that raises in a step is dead: every job
 
 import asyncio
 import logging
+import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -77,6 +79,20 @@ class _Stream:
     found_tokens: int = 0
     pulled_tokens: int = 0
     generated_tokens: int = 0
+
+
+@contextmanager
+def _own_cores() -> Iterator[None]:
+    """This thread may run where it could before. Without a GPU, vLLM's NIXL connector binds the thread that makes it to
+    the last core, for its copies: here that thread computes, and all engines of a machine would share one core."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 class VllmEngine:
@@ -223,7 +239,8 @@ class VllmEngine:
         if version != vllm_private.SUPPORTED_VLLM:
             raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
         on_phase("loading the model")
-        self._engine = LLMEngine.from_engine_args(engine_args(self._settings))
+        with _own_cores():
+            self._engine = LLMEngine.from_engine_args(engine_args(self._settings))
         on_phase("warming up")
         self._warm_up()
         info = engine_info(self._engine, self._settings)

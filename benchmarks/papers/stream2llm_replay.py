@@ -15,6 +15,7 @@ from cluster_core.engine import SessionMode
 from cluster_sim import costs
 from cluster_sim.costs import CostModel, prefill_work
 from cluster_sim.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.vllm_engine import VllmSimEngine
 from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
 from cluster_sim.vllm_sessions import SessionSimEngine
 from kv_transfer.claims import no_keys
@@ -80,22 +81,20 @@ class _Replay:
     def __init__(self, spec: WorkloadSpec, variant: Variant) -> None:
         model = cost_model()
         blocks = model.device_tokens // _BLOCK_TOKENS
-        self._engine = SessionSimEngine(
-            model,
-            VllmEngineSettings(
-                kind=SchedulerKind.PLAIN if variant.policy is None else SchedulerKind.STREAMING,
-                block_tokens=_BLOCK_TOKENS,
-                device_blocks=blocks,
-                host_blocks=_HOST_RATIO * blocks,
-                max_running_requests=_MAX_RUNNING_REQUESTS,
-                max_batched_tokens=_TOKEN_BUDGETS[spec.mode],
-                prefix_caching=False,
-                policy=variant.policy or "fcfs",
-                preemption=variant.preemption,
-                preemption_costs=preemption_costs(),
-            ),
+        settings = VllmEngineSettings(
+            kind=SchedulerKind.PLAIN if variant.policy is None else SchedulerKind.STREAMING,
+            block_tokens=_BLOCK_TOKENS,
+            device_blocks=blocks,
+            host_blocks=_HOST_RATIO * blocks,
+            max_running_requests=_MAX_RUNNING_REQUESTS,
+            max_batched_tokens=_TOKEN_BUDGETS[spec.mode],
+            prefix_caching=False,
+            policy=variant.policy or "fcfs",
+            preemption=variant.preemption,
+            preemption_costs=preemption_costs(),
         )
-        self._streams = variant.policy is not None
+        self._streamed = SessionSimEngine(model, settings) if variant.policy is not None else None
+        self._engine = self._streamed if self._streamed is not None else VllmSimEngine(model, settings)
         self._arrivals: Iterator[TracedSession] = draw_sessions(spec, _VOCABULARY, _MODEL_TOKENS)
         # (time, number, which of its inputs): -1 opens the session.
         self._planned: list[tuple[float, int, int]] = []
@@ -132,25 +131,23 @@ class _Replay:
             heapq.heappush(self._planned, (session.arrival_s, self._number, -1))
 
     def _happen(self, number: int, index: int, now_s: float) -> None:
-        session, engine = self._open[number], self._engine
+        session, sessions = self._open[number], self._streamed
+        last = index == len(session.inputs) - 1
         if index < 0:
             self._plan_arrival()
-            if self._streams:
+            if sessions is not None:
                 job = SimJob(number, len(session.prefix), no_keys(), GENERATED_TOKENS)
-                engine.open(job, session.prefix, session.mode, now_s)
-            first = 0 if self._streams else len(session.inputs) - 1
-            heapq.heappush(self._planned, (session.inputs[first].at_s, number, first))
-            return
-        last = index == len(session.inputs) - 1
-        if self._streams:
-            give = engine.replace if session.mode is SessionMode.UPDATE else engine.extend
+                sessions.open(job, session.prefix, session.mode, now_s)
+        elif sessions is None:
+            self._engine.add(SimJob(number, len(session.prompt), no_keys(), GENERATED_TOKENS), now_s)
+        else:
+            give = sessions.replace if session.mode is SessionMode.UPDATE else sessions.extend
             give(number, session.inputs[index].tokens, now_s)
             if last:
-                engine.close(number, session.closing, now_s)
-        else:
-            engine.add(SimJob(number, len(session.prompt), no_keys(), GENERATED_TOKENS), now_s)
+                sessions.close(number, session.closing, now_s)
         if not last:
-            heapq.heappush(self._planned, (session.inputs[index + 1].at_s, number, index + 1))
+            following = index + 1 if sessions is not None else len(session.inputs) - 1
+            heapq.heappush(self._planned, (session.inputs[following].at_s, number, following))
 
     def _take(self, outcome: Outcome) -> None:
         number = outcome.job.number
@@ -158,7 +155,7 @@ class _Replay:
             assert outcome.kind is OutcomeKind.FIRST_TOKEN, outcome.kind
             return
         self._run.ttft_s.append(outcome.at_s - self._open.pop(number).finish_s)
-        record = self._engine.records.pop(number, None)
-        if record is not None:
+        if self._streamed is not None:
+            record = self._streamed.records.pop(number)
             self._run.swapped += record.preemptions_swap
             self._run.preemptions += record.preemptions_swap + record.preemptions_recompute

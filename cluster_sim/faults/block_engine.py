@@ -185,6 +185,10 @@ class BlockEngine:
             self._fail(run, UnavailableError(f"the engine died: {why}"))
         self._between_two_steps()
 
+    def live_jobs(self) -> list[str]:
+        """Names of the jobs that somebody waits for."""
+        return [name for name, run in self._names.items() if not run.abandoned]
+
     def check_invariants(self) -> None:
         held = [run.blocks for run in {*self._running, *self._waiting, *self._names.values()}]
         self.pool.check_invariants([*held, *(lease.blocks for lease in self._leases.values())])

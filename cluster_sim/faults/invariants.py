@@ -94,6 +94,12 @@ def of_calm(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
             yield Violation("calm", f"{expired} leases of {name} were left to expire")
 
 
+def of_cancelling(world: World) -> Iterator[Violation]:
+    """Where every message arrives, no worker works for a request that has ended."""
+    for what in world.unheeded if world.plan.has_prompt_links else ():
+        yield Violation("cancelling", f"{what} still runs although it has ended")
+
+
 def of_quiet(world: World) -> Iterator[Violation]:
     """Nothing is left of any request: no block, lease, slot or count."""
     for name, worker in world.workers.items():

@@ -34,7 +34,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """shared_tokens: of its family's prompt. own_tokens: follow them. moves: of a session; none: a plain request.
+    """shared_tokens: of its family's prompt. own_tokens: follow them, those of its variant, which others may have too.
+    moves: of a session; none: a plain request.
 
     cancel_s: when its client leaves. timeout_s: its deadline.
     """
@@ -44,6 +45,7 @@ class Request:
     family: int
     shared_tokens: int
     own_tokens: int
+    variant: int
     max_tokens: int
     salt: str = ""
     seed: int | None = None
@@ -56,7 +58,7 @@ class Request:
     def prompt(self) -> list[int]:
         """Of a session, what it is opened with."""
         shared = drawn_tokens(f"family {self.family}", self.shared_tokens)
-        return shared + drawn_tokens(f"request {self.number}", self.own_tokens)
+        return shared + drawn_tokens(f"variant {self.variant}", self.own_tokens)
 
     def piece(self, move: int) -> list[int]:
         return drawn_tokens(f"request {self.number} move {move}", self.moves[move].tokens)
@@ -93,6 +95,11 @@ class Plan:
     faults: tuple[Fault, ...]
 
     @property
+    def has_prompt_links(self) -> bool:
+        """Nothing keeps a cancel from its worker, or the worker from heeding it."""
+        return all(fault.kind in WORKERS for fault in self.faults)
+
+    @property
     def workers(self) -> list[str]:
         return [f"prefill-{i}" for i in range(self.prefill)] + [f"decode-{i}" for i in range(self.decode)]
 
@@ -105,15 +112,16 @@ def drawn_tokens(name: str, count: int) -> list[int]:
 def drawn(seed: int) -> Plan:
     """The plan of a seed. One in ten has no faults: there everything has to succeed."""
     rng = Random(seed)
-    prefill, decode = rng.randint(1, 3), rng.randint(1, 3)
-    is_tight = rng.random() < 0.5
+    theme = rng.choice(_THEMES)
+    prefill, decode = rng.randint(1, 1 if theme is HANDOFFS else 3), rng.randint(1, 3)
+    is_tight = theme is HANDOFFS or rng.random() < 0.5
     plan = Plan(
         seed=seed,
         prefill=prefill,
         decode=decode,
-        prefill_blocks=rng.choice((48, 64, 96)) if is_tight else 512,
-        decode_blocks=rng.choice((48, 64, 96)) if is_tight else 512,
-        pull_token_s=rng.choice((0.0002, 0.002, 0.02)),
+        prefill_blocks=rng.choice((64, 80, 112)) if is_tight else 512,
+        decode_blocks=rng.choice((64, 80, 112)) if is_tight else 512,
+        pull_token_s=0.02 if theme is HANDOFFS else rng.choice((0.0002, 0.002, 0.02)),
         settings=(
             ("placement.disaggregation", rng.choice(("always", "always", "conditional"))),
             ("placement.policy", rng.choice(("hotness", "hotness", "round_robin", "prefix_only"))),
@@ -121,16 +129,17 @@ def drawn(seed: int) -> Plan:
             ("router.max_in_flight_requests", rng.choice((4, 64))),
             ("streaming.max_unapplied_inputs", rng.choice((1, 4, 256))),
         ),
-        requests=tuple(_requests(rng, rng.randint(20, 60))),
+        requests=tuple(_requests(rng, theme, rng.randint(20, 60))),
         faults=(),
     )
-    if rng.random() < 0.1:
-        return plan
-    return replace(plan, faults=tuple(_fault(rng, plan.workers) for _ in range(rng.randint(1, 8))))
+    faults = rng.randint(8, 14) if theme is HANDOFFS else rng.randint(1, 8)
+    return replace(plan, faults=tuple(_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)))
 
 
-def _requests(rng: Random, count: int) -> list[Request]:
-    families = rng.randint(1, 4)
+def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
+    families, variants = rng.randint(1, 4), rng.choice((2, 6, 1000))
+    if theme is HANDOFFS:
+        families, variants = 1, 4
     salts = rng.choice((("",), ("", "a"), ("a", "b", "c")))
     at_s, requests = 0.0, []
     for number in range(count):
@@ -141,17 +150,23 @@ def _requests(rng: Random, count: int) -> list[Request]:
             at_s=round(min(at_s, ACTIVE_S), 3),
             family=rng.randrange(families),
             shared_tokens=rng.choice((0, 8, 16, 32, 33, 48)),
-            own_tokens=rng.randint(1, 40),
-            max_tokens=rng.choice((1, 2, 5, 12, 24)),
+            own_tokens=rng.choice((rng.randint(1, 40), 30)),
+            variant=rng.randrange(variants),
+            max_tokens=rng.choice((1, 2, 5, 12, 24, 60)),
             salt=rng.choice(salts),
             seed=rng.choice((None, rng.randrange(100))),
-            timeout_s=rng.choice((None, None, None, round(rng.uniform(0.05, 8), 3))),
-            cancel_s=round(rng.uniform(0.01, 3), 3) if rng.random() < 0.12 else None,
+            timeout_s=rng.choice((None, None, None, _some_s(rng, 8))),
+            cancel_s=_some_s(rng, 3) if rng.random() < 0.15 else None,
             mode=moves[0],
             moves=moves[1],
         )
         requests.append(request)
     return requests
+
+
+def _some_s(rng: Random, most_s: float) -> float:
+    """Often about as long as an answer takes."""
+    return round(rng.uniform(0.02, rng.choice((0.3, most_s))), 3)
 
 
 def _moves(rng: Random) -> tuple[str, tuple[Move, ...]]:
@@ -171,8 +186,8 @@ def _moves(rng: Random) -> tuple[str, tuple[Move, ...]]:
     return mode, (*moves, Move(last, round(rng.uniform(0, 0.5), 3)))
 
 
-def _fault(rng: Random, workers: Sequence[str]) -> Fault:
-    kind = rng.choice(list(FAULTS))
+def _fault(rng: Random, kinds: Sequence[str], workers: Sequence[str]) -> Fault:
+    kind = rng.choice(kinds)
     at_s = round(rng.uniform(0, ACTIVE_S), 3)
     for_s = round(rng.choice((rng.uniform(0.05, 1), rng.uniform(1, 6), rng.uniform(6, HEALED_S - at_s))), 3)
     target, value = FAULTS[kind](rng, workers)
@@ -185,9 +200,15 @@ def _worker(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[st
 
 def _link(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
     """Most links are the router's; pulls go between workers."""
-    one = rng.choice(workers)
+    decoders = [each for each in workers if each.startswith("decode")]
+    one = rng.choice(rng.choice((workers, decoders)))
     others = [each for each in workers if each.partition("-")[0] != one.partition("-")[0]]
     return f"{one}|{rng.choice((ROUTER, ROUTER, rng.choice(others)))}", value
+
+
+def _pull_link(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
+    pools = [[each for each in workers if each.startswith(pool)] for pool in ("prefill", "decode")]
+    return "|".join(rng.choice(pool) for pool in pools), value
 
 
 def _registry_link(rng: Random, workers: Sequence[str]) -> tuple[str, float]:
@@ -201,6 +222,7 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 #   drain         the worker takes no new requests until the end
 #   slow_engine   steps take `value` times as long
 #   slow_link     messages and pulls take `value` times as long
+#   slow_pulls    the same, between two workers
 #   cut           nothing crosses the link
 #   reset         the calls on the link break, at once for their clients, `value` seconds later for their servers
 #   loss          with this share of messages their call breaks
@@ -212,6 +234,7 @@ FAULTS: dict[str, _Target] = {
     "drain": _worker,
     "slow_engine": lambda rng, workers: _worker(rng, workers, rng.choice((10.0, 100.0))),
     "slow_link": lambda rng, workers: _link(rng, workers, rng.choice((10.0, 100.0, 1000.0))),
+    "slow_pulls": lambda rng, workers: _pull_link(rng, workers, rng.choice((5.0, 20.0))),
     "cut": _link,
     "cut_registry": _registry_link,
     "reset": lambda rng, workers: _link(rng, workers, round(rng.choice((0.0, rng.uniform(0, 20))), 3)),
@@ -220,6 +243,13 @@ FAULTS: dict[str, _Target] = {
     "redis_down": lambda rng, workers: ("", 0.0),
     "redis_empty": lambda rng, workers: ("", 0.0),
 }
+
+
+# Kinds of faults that come together. Those that touch no link between router and workers: what is cancelled ends soon.
+NOTHING: tuple[str, ...] = ()
+HANDOFFS = ("reset", "reset", "reset", "slow_pulls", "slow_pulls", "cut", "loss", "kill")
+WORKERS = ("kill", "drain", "cut_registry", "redis_down", "redis_empty")
+_THEMES = (NOTHING, HANDOFFS, HANDOFFS, HANDOFFS, WORKERS, WORKERS, *([tuple(FAULTS)] * 4))
 
 
 def encode(plan: Plan) -> str:

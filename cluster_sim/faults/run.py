@@ -71,6 +71,7 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     violations += await _served_again(world, answers)
     violations += await _index_agrees(world)
     violations += invariants.of_answers(world, answers)
+    violations += invariants.of_cancelling(world)
     if not world.plan.faults:
         violations += invariants.of_calm(world, answers)
     await world.stop()
@@ -89,7 +90,7 @@ async def _served_again(world: World, answers: list[Answer]) -> list[Violation]:
     """Requests after the quiet are answered, over both pools, and leave nothing behind either."""
     last = max((request.number for request in world.plan.requests), default=0)
     probes = [
-        Request(number=last + 1 + place, at_s=0.1 * place, family=0, shared_tokens=40, own_tokens=9, max_tokens=6)
+        Request(last + 1 + place, 0.1 * place, family=0, shared_tokens=40, own_tokens=9, variant=place, max_tokens=6)
         for place in range(_PROBES)
     ]
     before = len(answers)

@@ -24,15 +24,19 @@ from cluster_sim.faults.network import Link, Network
 from cluster_sim.faults.plan import ROUTER, Fault, Plan
 from cluster_sim.faults.redis_scripts import SCRIPTS
 from control_plane import router as router_module
+from control_plane import streaming
+from control_plane.job import Job
 from control_plane.metrics import RouterMetrics
-from control_plane.request import RequestLifecycle
+from control_plane.request import Event, RequestLifecycle, State
 from control_plane.server import RouterServer
 from control_plane.tokenization import Tokenizer
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
 REQUEST_TIMEOUT_S = 20.0
-_MODEL_TOKENS = 190
+_MODEL_TOKENS = 250
+# A job whose request has ended is aborted by then.
+_HEEDED_S = 0.05
 _SETTINGS: dict[str, Any] = {
     "router.port": 0,
     "router.request_timeout_s": REQUEST_TIMEOUT_S,
@@ -56,6 +60,9 @@ class World:
         self.trace: list[str] = []
         self.defects: list[str] = []
         self.lifecycles: list[RequestLifecycle] = []
+        # Names of jobs that ran on long after their requests had ended.
+        self.unheeded: list[str] = []
+        self._nonces: dict[int, str] = {}
         self.network = Network(Random(f"network {plan.seed}"))
         self.transport = LocalTransport(self.network, self.note)
         self.fabric = Fabric(self.network)
@@ -91,6 +98,21 @@ class World:
         await asyncio.sleep(fault.for_s)
         self.note(f"{fault.kind} {fault.target} is over")
         await getattr(self, f"_end_{fault.kind}")(fault)
+
+    def job(self, **values: Any) -> Job:
+        """In place of `Job`: its name in the engines is remembered."""
+        made = Job(**values)
+        self._nonces[id(made.lifecycle)] = made.nonce
+        return made
+
+    def ended(self, lifecycle: RequestLifecycle) -> None:
+        asyncio.get_running_loop().call_later(_HEEDED_S, self._look_for_jobs, lifecycle)
+
+    def _look_for_jobs(self, lifecycle: RequestLifecycle) -> None:
+        nonce = self._nonces.get(id(lifecycle))
+        for name, worker in self.workers.items():
+            jobs = worker.engine.live_jobs() if worker.engine is not None and nonce else ()
+            self.unheeded += [f"{lifecycle.request_id} at {name}" for job in jobs if job.startswith(f"r{nonce}.")]
 
     def _start_worker(self, name: str) -> None:
         plan = self.plan
@@ -144,6 +166,8 @@ class World:
 
     async def _end_slow_link(self, fault: Fault) -> None:
         self._link(fault).slow = 1.0
+
+    _begin_slow_pulls, _end_slow_pulls = _begin_slow_link, _end_slow_link
 
     async def _begin_cut(self, fault: Fault) -> None:
         self._link(fault).cut()
@@ -200,10 +224,16 @@ def replaced(world: World) -> Iterator[None]:
     async def loads(_tokenizer: Tokenizer) -> None:
         """Prompts are tokens already."""
 
-    def lifecycle(request_id: Any) -> RequestLifecycle:
-        made = RequestLifecycle(request_id)
-        world.lifecycles.append(made)
-        return made
+    class Lifecycle(RequestLifecycle):
+        def __init__(self, request_id: Any) -> None:
+            super().__init__(request_id)
+            world.lifecycles.append(self)
+
+        def at(self, event: Event) -> State:
+            state = super().at(event)
+            if self.ended:
+                world.ended(self)
+            return state
 
     with ExitStack() as stack:
         for target, name, replacement in (
@@ -213,7 +243,9 @@ def replaced(world: World) -> Iterator[None]:
             (Tokenizer, "load", loads),
             (RouterMetrics, "serve", lambda metrics, host, port: None),
             (RouterMetrics, "close", lambda metrics: None),
-            (router_module, "RequestLifecycle", lifecycle),
+            (router_module, "RequestLifecycle", Lifecycle),
+            (router_module, "Job", world.job),
+            (streaming, "Job", world.job),
             (logging.root, "handlers", [_Defects(world.defects)]),
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))

@@ -603,6 +603,35 @@ def bench_placement(
     bench_now(given, as_json=as_json)
 
 
+@bench_app.command("system")
+def bench_system(
+    trace: Annotated[Path | None, typer.Option(help="A file of requests: Mooncake's, or sessions.")] = None,
+    kind: Annotated[str, typer.Option(help="Without a trace: a kind that is drawn; see docs/simulator.md.")] = (
+        "conversation"
+    ),
+    cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = (
+        "h100-llama-3.1-8b"
+    ),
+    sizes: Annotated[str, typer.Option(help="Workers in all, with commas.")] = "4,16,64",
+    rates: Annotated[str, typer.Option(help="Requests a second for each worker, with commas.")] = "0.75,1,1.25",
+    slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
+    slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="For each worker; at least 1000 in all.")] = 30,
+    most_requests: Annotated[int, typer.Option(min=1, help="In all.")] = 10_000,
+    system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
+    from control_plane.cli.bench_system import Options
+    from control_plane.cli.bench_system import bench_system as bench_now
+
+    given = Options(
+        trace, kind, cost_model, sizes, rates, slo_ttft_ms, slo_tpot_ms, requests, most_requests, system or (), seed
+    )
+    bench_now(given, as_json=as_json)
+
+
 @bench_app.command("decode-locality")
 def bench_decode_locality(
     output: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("rachis-decode-locality.json"),

@@ -26,6 +26,7 @@ from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated
 from control_plane.cli.bench_placement import policy_names
 from control_plane.cli.main import app
+from control_plane.loads import Load
 from control_plane.placement_terms import POLICIES
 from kv_transfer.claims import ClaimChange
 from kv_transfer.tier_settings import TierSettings
@@ -218,8 +219,11 @@ def test_router_counts_what_lies_on_the_device_and_what_follows_in_host_memory()
     device, host = np.array([1, 2], dtype=np.uint64), np.array([1, 2, 3], dtype=np.uint64)
     router.told("prefill-0000", ClaimChange(device_stored=device, host_stored=host))
     _, ticket = router.place(prompt(0, 0.0, 35, [1, 2, 3]), 0.0)
-    assert ticket.work.uncomputed_tokens == 5
-    assert ticket.work.expected_s == pytest.approx(5 + 10 * 0.1, abs=0.01)
+    (member,) = router._membership.members()
+    assert member.loads.value(member.row, Load.UNCOMPUTED) == 5
+    assert member.loads.value(member.row, Load.PENDING_S) == pytest.approx(5 + 10 * 0.1, abs=0.01)
+    router.ended(ticket, 6.0)
+    assert member.loads.value(member.row, Load.UNCOMPUTED) == 0
 
 
 def test_published_formula_chooses_as_computed_by_hand() -> None:

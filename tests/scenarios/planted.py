@@ -1,0 +1,100 @@
+"""Bugs that are planted on purpose, to show that the runs with faults would see them.
+
+Each is a context in which one thing of the production code, or of the engine it relies on, is done wrong.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from cluster_sim.faults.block_engine import BlockEngine
+from control_plane.dispatch import Dispatcher
+from control_plane.placer import Placer
+from control_plane.worker_client import WorkerClient, _translated
+
+
+def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
+    async def release(self: Any, lease: Any) -> None:
+        lease.safe_at_s = 0.0
+        await original(self, lease)
+
+    original = Dispatcher._release
+    return mock.patch.object(Dispatcher, "_release", release)
+
+
+def _leased_blocks_are_freed_early() -> AbstractContextManager[Any]:
+    end = BlockEngine._end
+
+    def end_and_free(self: Any, run: Any, reason: Any) -> Any:
+        lease = end(self, run, reason)
+        if lease is not None:
+            self.pool.drop(self._leases[lease.lease_id].blocks)
+            self._leases[lease.lease_id].blocks.clear()
+        return lease
+
+    return mock.patch.object(BlockEngine, "_end", end_and_free)
+
+
+def _late_pulls_are_used() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(mock.patch("cluster_sim.faults.block_engine.is_late", lambda deadline, now: False))
+    return stack
+
+
+def _a_lease_is_lost() -> AbstractContextManager[Any]:
+    async def release(self: Any, lease: Any) -> None:
+        pass
+
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(Dispatcher, "_release", release))
+    stack.enter_context(mock.patch.object(BlockEngine, "_expire", lambda self, lease_id: None))
+    return stack
+
+
+def _the_first_token_comes_twice() -> AbstractContextManager[Any]:
+    decode = Dispatcher._decode
+
+    async def decode_again(self: Any, job: Any, prefilled: Any, leases: Any) -> AsyncIterator[Any]:
+        if prefilled is not None:
+            yield prefilled.first
+        async for piece in decode(self, job, prefilled, leases):
+            yield piece
+
+    return mock.patch.object(Dispatcher, "_decode", decode_again)
+
+
+def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:
+    in_flight = Placer.in_flight
+    begun = []
+
+    @contextmanager
+    def begin_only(self: Any, placement: Any) -> Iterator[Any]:
+        inner = in_flight(self, placement)
+        # Who is forgotten would be closed.
+        begun.append(inner)
+        flight = inner.__enter__()
+        yield flight
+        inner.__exit__(None, None, None)
+
+    return mock.patch.object(Placer, "in_flight", begin_only)
+
+
+def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:
+    async def decode(self: Any, worker: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
+        with _translated(worker):
+            async for response in self._stub(worker.address).Decode(request, timeout=timeout_s):
+                yield response
+
+    return mock.patch.object(WorkerClient, "decode", decode)
+
+
+PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "release does not wait for pulls": _release_does_not_wait_for_pulls,
+    "leased blocks are freed early": _leased_blocks_are_freed_early,
+    "late pulls are used": _late_pulls_are_used,
+    "a lease is lost": _a_lease_is_lost,
+    "the first token comes twice": _the_first_token_comes_twice,
+    "failed attempts stay in flight": _failed_attempts_stay_in_flight,
+    "cancelling is not passed on": _cancelling_is_not_passed_on,
+}
