@@ -20,9 +20,10 @@ SOURCES := benchmarks builtin_model cluster_configs cluster_core cluster_sim con
 	protos tests worker_runtime
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test unit integration fuzz check protos bench lock clean
+.PHONY: help setup demo serve test unit integration fuzz faults check protos bench bench-papers bench-system \
+	bench-simulator lock clean
 help: ## Show the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
@@ -49,7 +50,7 @@ serve: setup ## Serve in the foreground until Ctrl-C
 test: unit integration ## All tests: unit in seconds, then real engines, Redis, Ray and NIXL
 
 unit: setup ## Unit and contract tests without engines
-	$(BIN)/python -m pytest tests/unit tests/contract -m "not integration" -q
+	$(BIN)/python -m pytest tests/unit tests/contract tests/scenarios -m "not integration" -q
 
 integration: setup ## Tests with real engines, Redis, Ray and NIXL
 	$(BIN)/python -m pytest tests -m integration -q
@@ -58,6 +59,9 @@ fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on
 	$(BIN)/python -m tests.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.fuzz decode --requests 10000
 	$(BIN)/python -m tests.fuzz real --sessions 1000
+
+faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time
+	$(BIN)/python -m cluster_sim.faults --runs 5000
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
 	$(BIN)/ruff check .
@@ -72,6 +76,15 @@ protos: setup ## Regenerate the stubs beside the .proto files
 
 bench: setup ## Latency and CPU that router and hand-off add
 	$(BIN)/rachis bench overhead
+
+bench-papers: setup ## Tables and figures of the three papers, beside the simulator's: benchmarks/results/papers-*.md
+	$(BIN)/python -m benchmarks.papers
+
+bench-system: setup ## The whole system against plain vLLM, a plain proxy and the published formula, simulated
+	$(BIN)/rachis bench system
+
+bench-simulator: setup ## The simulator's predictions against a real cluster on this machine
+	$(BIN)/rachis bench simulator
 
 lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
 	for profile in cpu gpu; do

@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.cost_profile import prompt_sizes
 from benchmarks.measuring_process import Reports, foreign_cpu_s, in_process_engine, run_measurement
 from benchmarks.streaming_replay import Replay, replay
-from benchmarks.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine, EngineInfo, SessionMode
+from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from prefill_worker.policies import POLICIES
 from worker_runtime.engine_settings import EngineRole
 

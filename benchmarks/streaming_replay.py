@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.streaming_workload import GENERATED_TOKENS, TracedSession
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine, EngineJob, EngineOutput, SamplingSpec, SessionMode, SessionRecord
 from cluster_core.errors import RachisError, UnavailableError
+from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession
 
 # After the last input: whoever has no first token by then never gets one.
 PATIENCE_S = 600.0

@@ -21,12 +21,12 @@ from control_plane.client import RachisClient, token_prompt
 # Before anything counts: Ray and the engines are still busy with themselves when the service is up.
 WARM_UP = 30
 PROMPT_SIZES = (32, 256, 1024, 2048, 3500)
-BATCHES = (1, 2, 4, 8, 16)
-CONTEXTS = (64, 1024)
+BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 600)
 REPETITIONS = 7
 _ANSWER_TOKENS = 8
 # Long enough that a whole batch decodes together after its prompts were prefilled one by one.
-_BATCH_ANSWER_TOKENS = 128
+_BATCH_ANSWER_TOKENS, _ANSWER_TOKENS_PER_REQUEST = 128, 8
 _CONTENTION_BATCH, _CONTENTION_PROMPT = 8, 1024
 _CONTENTION_ROUNDS = 3
 
@@ -155,7 +155,8 @@ class Cluster:
         ]
 
     async def _batch_point(self, batch: int, context: int) -> BatchPoint:
-        together = [Prompt(0.0, self.fresh(context), _BATCH_ANSWER_TOKENS) for _ in range(batch)]
+        answer_tokens = max(_BATCH_ANSWER_TOKENS, batch * _ANSWER_TOKENS_PER_REQUEST)
+        together = [Prompt(0.0, self.fresh(context), answer_tokens) for _ in range(batch)]
         timed = await self.run(together)
         step_s, tokens = _together(timed)
         return BatchPoint(batch, batch * (context + tokens), step_s)

@@ -9,12 +9,13 @@ before it has answered; the prompt is then computed where it decodes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_sim.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.events import EventQueue
 from cluster_sim.figures import Figures
 from cluster_sim.network import Network
@@ -80,7 +81,9 @@ class SimDispatcher:
         traveller = self._open[number] = Traveller.of(number, request, self._settings.timeout_s)
         traveller.job.lifecycle.at(Event.ADMITTED)
         self._events.at(traveller.job.deadline_s, lambda: self._expire(number))
-        if self._placer.weigh(traveller.job, is_whole=True) in LOCAL:
+        for after_s, following in request.inputs[1:]:
+            self._events.after(after_s, partial(self._input, traveller, following))
+        if self._placer.weigh(traveller.job, is_whole=traveller.is_whole) in LOCAL:
             self._decode_alone(traveller)
         else:
             self._prefill(traveller)
@@ -131,7 +134,25 @@ class SimDispatcher:
         )  # fmt: skip
         attempt = Attempt.begin(sim_job.number, worker, self._placer.in_flight(placement))
         traveller.prefill = attempt
-        self._call(traveller, attempt, sim_job, wire.POOL_PREFILL, placement.worker)
+        session = traveller.session
+        begin = (
+            (lambda: worker.add(sim_job))
+            if session is None
+            else (lambda: worker.open(sim_job, replace(session, replaces=False), request.mode))
+        )
+        self._call(traveller, attempt, wire.POOL_PREFILL, placement.worker, begin)
+
+    def _input(self, traveller: Traveller, following: SimInput) -> None:
+        """The next piece of a session's prompt."""
+        if traveller.job.lifecycle.ended:
+            return
+        traveller.take(following)
+        attempt = traveller.prefill
+        if attempt is not None:
+            worker, number = attempt.worker, attempt.number
+            self._events.after(self._settings.hop_s, lambda: worker.take_input(number, following))
+        elif traveller.alone and traveller.is_whole:
+            self._decode_alone(traveller)
 
     def _prefilled(self, traveller: Traveller, number: int) -> None:
         attempt = traveller.prefill
@@ -150,6 +171,9 @@ class SimDispatcher:
     # Decode.
 
     def _decode_alone(self, traveller: Traveller) -> None:
+        if not traveller.is_whole:
+            traveller.alone = True
+            return
         self._figures.local_prefills += 1
         self._placer.keep(traveller.job)
         traveller.job.lifecycle.at(Event.PLACED_DECODE_ONLY)
@@ -181,7 +205,7 @@ class SimDispatcher:
         )  # fmt: skip
         attempt = Attempt.begin(job.number, self._worker_of(snapshot.worker_id), counted)
         traveller.decode = attempt
-        self._call(traveller, attempt, job, wire.POOL_DECODE, snapshot)
+        self._call(traveller, attempt, wire.POOL_DECODE, snapshot, lambda: attempt.worker.add(job))
 
     def _pull(self, traveller: Traveller, worker: SimWorker, outcome: Outcome) -> None:
         """The decode worker has room for the prompt's KV."""
@@ -230,14 +254,20 @@ class SimDispatcher:
 
     # Calls, and their ends.
 
-    def _call(self, traveller: Traveller, attempt: Attempt, job: SimJob, pool: Pool, snapshot: WorkerSnapshot) -> None:
-        self._running[job.number] = (traveller, pool)
+    def _call(
+        self,
+        traveller: Traveller,
+        attempt: Attempt,
+        pool: Pool,
+        snapshot: WorkerSnapshot,
+        begin: Callable[[], bool],
+    ) -> None:
+        """begin: at the worker; False where nobody answers."""
+        number = attempt.number
+        self._running[number] = (traveller, pool)
 
         def arrive() -> None:
-            if job.number not in self._running:
-                return
-            is_meant = attempt.worker.generation == snapshot.generation
-            if not is_meant or not attempt.worker.add(job):
+            if number in self._running and not (attempt.worker.generation == snapshot.generation and begin()):
                 self._lost(traveller, pool)
 
         self._events.after(self._settings.hop_s, arrive)
@@ -280,7 +310,9 @@ class SimDispatcher:
     def _first_token(self, traveller: Traveller) -> None:
         now_s = self._events.now_s
         traveller.first_token_s = now_s
-        self._figures.ttft_s.add(now_s - traveller.request.arrival_s)
+        self._figures.ttft_s.add(now_s - traveller.request.complete_s)
+        if traveller.session is not None:
+            self._figures.ttft_open_s.add(now_s - traveller.request.arrival_s)
 
     def _expire(self, number: int) -> None:
         traveller = self._open.get(number)
@@ -324,12 +356,12 @@ class SimDispatcher:
         if state is not State.FINISHED or traveller.first_token_s is None:
             return
         request = traveller.request
-        ttft_s = traveller.first_token_s - request.arrival_s
+        ttft_s = traveller.first_token_s - request.complete_s
         later = request.output_tokens - 1
         tpot_s = (now_s - traveller.first_token_s) / later if later > 0 else 0.0
         if later > 0:
             figures.tpot_s.add(tpot_s)
-        figures.e2e_s.add(now_s - request.arrival_s)
+        figures.e2e_s.add(now_s - request.complete_s)
         figures.generated_tokens += request.output_tokens
         within_ttft = not figures.slo_ttft_s or ttft_s <= figures.slo_ttft_s
         within_tpot = not figures.slo_tpot_s or tpot_s <= figures.slo_tpot_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine import EngineCosts, SessionMode
 from kv_transfer.claims import ClaimChange
 from kv_transfer.prefix_chunks import Keys
 
@@ -63,7 +63,8 @@ class Outcome:
 @dataclass(slots=True)
 class EngineTotals:
     """Since the start. busy_s: of engine steps. Hits are prompt tokens found on the device and in host memory, of
-    prompts that are computed here and not pulled. decode_tokens over decode_steps is the mean batch."""
+    prompts that are computed here and not pulled. decode_tokens over decode_steps is the mean batch.
+    invalidated_tokens: computed for a session that has replaced them."""
 
     busy_s: float = 0.0
     prefill_tokens: int = 0
@@ -72,6 +73,24 @@ class EngineTotals:
     decode_tokens: int = 0
     decode_steps: int = 0
     preemptions: int = 0
+    invalidated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimInput:
+    """One input of a session, and what the prompt is after it.
+
+    tokens: what it brings, as the scheduler takes it: appended, or with `replaces` all of the prompt. prompt_tokens:
+    how long the prompt is then; kept_tokens: how much of what it was before still stands. keys: of its full blocks.
+    is_last: the prompt is whole.
+    """
+
+    tokens: Sequence[int]
+    prompt_tokens: int
+    kept_tokens: int
+    keys: Keys
+    replaces: bool = False
+    is_last: bool = False
 
 
 class SimEngine(Protocol):
@@ -80,6 +99,14 @@ class SimEngine(Protocol):
     totals: EngineTotals
 
     def add(self, job: SimJob, now_s: float) -> None: ...
+
+    def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
+        """A session: the job's prompt as it will be, of which `first` is here now. Engines of prefill workers only."""
+        ...
+
+    def take_input(self, number: int, following: SimInput, now_s: float) -> None:
+        """Of an open session; nothing happens where it is not known any more."""
+        ...
 
     def landed(self, number: int, now_s: float) -> None:
         """The job's KV has been pulled."""

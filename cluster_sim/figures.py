@@ -87,7 +87,9 @@ class Figures:
     """One variant of a scenario.
 
     Requests: every one that arrived has one outcome. attained: within both objectives (`slo_*`, 0: none).
-    ttft_s: from arrival; tpot_s: mean time between the tokens of a request after its first; e2e_s: to the last token.
+    ttft_s: from arrival, of a session from the end of its prompt; ttft_open_s: of sessions, from when they were opened;
+    tpot_s: mean time between the tokens of a request after its first; e2e_s: as ttft_s, to the last token.
+    invalidated_tokens: computed for a session that has replaced them.
     duration_s: from the first arrival to the last outcome. gpus: of all workers. dollars_per_hour: of all of them.
     transfer_s: from the wish to pull to the last byte. busy_s: engine seconds of each pool; imbalance: those of its
     busiest worker over the mean. Series: `throughput` and `steps` are tokens and steps of decoding, `prompts` and
@@ -107,6 +109,7 @@ class Figures:
     host_hit_tokens: int = 0
     generated_tokens: int = 0
     transferred_bytes: int = 0
+    invalidated_tokens: int = 0
     local_prefills: int = 0
     retries: int = 0
     preemptions: int = 0
@@ -116,6 +119,7 @@ class Figures:
     busy_s: dict[str, float] = field(default_factory=dict)
     imbalance: dict[str, float] = field(default_factory=dict)
     ttft_s: Histogram = field(default_factory=Histogram)
+    ttft_open_s: Histogram = field(default_factory=Histogram)
     tpot_s: Histogram = field(default_factory=Histogram)
     e2e_s: Histogram = field(default_factory=Histogram)
     transfer_s: Histogram = field(default_factory=Histogram)
@@ -186,6 +190,12 @@ def as_json(figures: Figures, *, curves: bool = False) -> dict[str, Any]:
         "prompt_tokens": figures.prompt_tokens,
         "generated_tokens": figures.generated_tokens,
         "transferred_gb": round(figures.transferred_bytes / 1e9, 3),
+        **(
+            {"ttft_open_p50_ms": round(figures.ttft_open_s.quantile(0.5) * 1000, 2)}
+            if figures.ttft_open_s.count
+            else {}
+        ),
+        "invalidated_tokens": figures.invalidated_tokens,
         "local_prefills": figures.local_prefills,
         "retries": figures.retries,
         "preemptions": figures.preemptions,

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine import EngineCosts, SessionMode
 from cluster_sim.block_cache import BlockCache
 from cluster_sim.costs import CostModel, StepWork
-from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimJob
+from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
 from kv_transfer.claims import ClaimChange
 from kv_transfer.radix_tree import BlockHash, Match
 from kv_transfer.tier_settings import TierSettings
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,15 @@ class _At(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """match, blocks: its cached blocks and its own, from admission on. computed: prompt tokens that are there.
-    left: tokens still to generate. since_s: when the pull was asked for."""
+    """known: of its prompt, what may be computed now; not all of it while a session is open. kept: of what has been
+    computed, how much still stands. match, blocks: its cached
+    blocks and its own, from admission on. computed: prompt tokens that are there. left: tokens still to generate.
+    since_s: when the pull was asked for."""
 
     job: SimJob
     hashes: list[BlockHash]
+    known: int
+    kept: int = _ALL
     at: _At = _At.WAITING
     match: Match = field(default_factory=lambda: Match([], []))
     blocks: list[int] = field(default_factory=list)
@@ -120,10 +125,24 @@ class LightEngine:
     # What the cluster asks.
 
     def add(self, job: SimJob, now_s: float) -> None:
+        self._enter(_Request(job, job.keys.tolist(), job.prompt_tokens, left=job.output_tokens), now_s)
+
+    def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
+        self._enter(_Request(job, job.keys.tolist(), _computable(job, first), left=job.output_tokens), now_s)
+
+    def take_input(self, number: int, following: SimInput, now_s: float) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            return
         self._now_s = now_s
-        request = _Request(job, job.keys.tolist(), left=job.output_tokens)
-        self._requests[job.number] = request
-        self._waiting.append(request)
+        if request.at in (_At.PREFILLING, _At.LOADING):
+            # The last token is always computed.
+            kept = min(following.kept_tokens, following.prompt_tokens - following.is_last)
+            request.kept = min(request.kept, kept)
+            # What a step computes now it computes to its end.
+            if self._leap is None or all(each is not request for each, _ in self._leap.chunks):
+                self._invalidate(request)
+        request.known = _computable(request.job, following)
         self._stir(now_s)
 
     def landed(self, number: int, now_s: float) -> None:
@@ -207,6 +226,12 @@ class LightEngine:
 
     # Admission.
 
+    def _enter(self, request: _Request, now_s: float) -> None:
+        self._now_s = now_s
+        self._requests[request.job.number] = request
+        self._waiting.append(request)
+        self._stir(now_s)
+
     def _stir(self, now_s: float) -> None:
         """Something has changed: who can begin begins, and a step is taken if none is under way."""
         admitted = self._admit(now_s)
@@ -239,7 +264,7 @@ class LightEngine:
             self._outcomes.append(Outcome(job, OutcomeKind.REFUSED, self._now_s))
             return True
         # The last token is always computed: without it there is no first token of the answer.
-        match = self._cache.match(request.hashes[: (job.prompt_tokens - 1) // block_tokens])
+        match = self._cache.match(request.hashes[: min(job.prompt_tokens - 1, request.known) // block_tokens])
         self._cache.hold(match)
         wanted = needed - len(match.device)
         if self._cache.obtainable < wanted:
@@ -283,6 +308,14 @@ class LightEngine:
         request.match.host.clear()
         self._begin_prefill(request)
 
+    def _invalidate(self, request: _Request) -> None:
+        """What the prompt has lost is computed again, from the beginning of its block on."""
+        if request.kept < request.computed:
+            kept = request.kept // self._settings.block_tokens * self._settings.block_tokens
+            self.totals.invalidated_tokens += request.computed - kept
+            request.computed = kept
+        request.kept = _ALL
+
     def _begin_prefill(self, request: _Request) -> None:
         request.at = _At.PREFILLING
         self._prefilling.append(request)
@@ -298,8 +331,8 @@ class LightEngine:
 
     def _next_leap(self, now_s: float) -> _Leap | None:
         decoding = len(self._decoding)
-        if self._prefilling:
-            chunks = self._chunks(max(0, self._settings.max_batched_tokens - decoding))
+        chunks = self._chunks(max(0, self._settings.max_batched_tokens - decoding))
+        if chunks:
             tokens = sum(each for _, each in chunks)
             pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
             work = StepWork(tokens, pairs, decoding, self._context, self._context - self._shared_tokens)
@@ -314,11 +347,12 @@ class LightEngine:
     def _chunks(self, budget: int) -> tuple[tuple[_Request, int], ...]:
         chunks = []
         for request in self._prefilling:
-            tokens = min(budget, request.job.prompt_tokens - request.computed)
-            if not tokens:
+            if not budget:
                 break
-            chunks.append((request, tokens))
-            budget -= tokens
+            tokens = min(budget, request.known - request.computed)
+            if tokens > 0:
+                chunks.append((request, tokens))
+                budget -= tokens
         return tuple(chunks)
 
     def _cut(self, now_s: float) -> None:
@@ -345,6 +379,7 @@ class LightEngine:
             request.computed += tokens
             if not request.job.pulls:
                 self.totals.prefill_tokens += tokens
+            self._invalidate(request)
             if request.computed == request.job.prompt_tokens:
                 self._prefilled(request, now_s)
 
@@ -409,3 +444,8 @@ class LightEngine:
         self._running -= request.at is not _At.HELD
         del self._requests[request.job.number]
         self._cache.free(request.held)
+
+
+def _computable(job: SimJob, last: SimInput) -> int:
+    """Of the prompt as it stands. While more may come, its last token is held back: nobody may sample after it."""
+    return job.prompt_tokens if last.is_last else max(0, min(last.prompt_tokens, job.prompt_tokens) - 1)

@@ -11,7 +11,7 @@ Only blocks are then allocated later than they would be, and there have to be en
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +21,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine import EngineCosts, SessionMode, SessionRecord
 from cluster_sim.costs import CostModel, StepWork
-from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimJob
+from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.vllm_schedulers import (
     HANDS_OFF,
     PULLS,
@@ -33,29 +33,31 @@ from cluster_sim.vllm_schedulers import (
     VllmEngineSettings,
     make_scheduler,
 )
+from cluster_sim.vllm_work import Copies, Readers
 from kv_transfer import vllm_private
 from kv_transfer.claims import ClaimChange
-from kv_transfer.copy_worker import CopyReport
 from kv_transfer.host_swap import COPIES
 from kv_transfer.host_tier import BACKGROUND
+from kv_transfer.prefix_chunks import Keys
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
 _NOTHING = ClaimChange()
 _TOKEN = 1
 _LEAP_STEPS = 16
+# Steps without work in a row: one may leave the next one something to do.
 _VAIN_STEPS = 3
 _LEARNING_POLICIES = ("bandit", "q_learning")
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """One job, for engines alone. names: of its blocks. preemptions: as counted so far. asked_s: when it wanted to
-    pull."""
+class _Entry:
+    """One job. names: of its blocks. preemptions: as counted so far. asked_s: when it wanted to pull."""
 
     job: SimJob
     request: Any
     names: BlockNames | None = None
+    is_session: bool = False
     preemptions: int = 0
     asked_s: float = 0.0
 
@@ -75,63 +77,6 @@ class _Steps:
         return self.ends_s[-1]
 
 
-class _Readers:
-    """Which prompt blocks are read by those that decode, and how many tokens are read more than once."""
-
-    def __init__(self, block_tokens: int) -> None:
-        self.names: dict[str, list[int]] = {}
-        self.repeated_tokens = 0
-        self._block_tokens = block_tokens
-        self._references: dict[int, int] = {}
-
-    def join(self, name: str, blocks: list[int]) -> None:
-        self.names[name] = blocks
-        repeated, references = 0, self._references
-        for block in blocks:
-            readers = references.get(block, 0)
-            references[block] = readers + 1
-            repeated += readers > 0
-        self.repeated_tokens += repeated * self._block_tokens
-
-    def leave(self, name: str) -> None:
-        repeated, references = 0, self._references
-        for block in self.names.pop(name, ()):
-            readers = references[block] - 1
-            if readers:
-                references[block] = readers
-                repeated += 1
-            else:
-                del references[block]
-        self.repeated_tokens -= repeated * self._block_tokens
-
-
-class _Copies:
-    """Copies in the background, one after the other: (end, number, direction, seconds) of each."""
-
-    def __init__(self) -> None:
-        self.under_way: deque[tuple[float, int, str, float]] = deque()
-        self._free_s = 0.0
-
-    def begin(self, number: int, direction: str, seconds: float, now_s: float) -> None:
-        self._free_s = max(self._free_s, now_s) + seconds
-        self.under_way.append((self._free_s, number, direction, seconds))
-
-    def next_s(self) -> float:
-        return self.under_way[0][0] if self.under_way else _NEVER
-
-    def ended(self, now_s: float) -> CopyReport | None:
-        """Those that have ended since the last call."""
-        if self.next_s() > now_s:
-            return None
-        ended: Counter[int] = Counter()
-        seconds: Counter[str] = Counter()
-        while self.next_s() <= now_s:
-            _, number, direction, each_s = self.under_way.popleft()
-            ended[number] += 1
-            seconds[direction] += each_s  # type: ignore[assignment]
-        return CopyReport(ended, set(), seconds)
-
-
 class VllmSimEngine:
     """See `cluster_sim.engine.SimEngine`. The settings' blocks have the size of those that jobs have keys of."""
 
@@ -144,11 +89,11 @@ class VllmSimEngine:
             self._scheduler = make_scheduler(settings)
         self._pool = vllm_private.pool_of(self._scheduler)
         self._measured = StepCosts()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, _Entry] = {}
         self._parameters: dict[int, Any] = {}
         self._pulling: set[str] = set()
-        self._readers = _Readers(settings.block_tokens)
-        self._copies = _Copies()
+        self._readers = Readers(settings.block_tokens)
+        self._copies = Copies()
         self._steps: _Steps | None = None
         # What has come in while a step ran; when the next step is wanted while none runs.
         self._commands: list[Callable[[], None]] = []
@@ -156,12 +101,27 @@ class VllmSimEngine:
         self._factor = 1.0
         self._loaded_s, self._loaded_tokens = 0.0, 0
         self._outcomes: list[Outcome] = []
+        self._refused = 0
+        self.records: dict[int, SessionRecord] = {}
         self._learns = settings.kind is SchedulerKind.DECODE and settings.decode.policy in _LEARNING_POLICIES
+
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's, to look at."""
+        return self._scheduler
 
     # What the cluster asks.
 
     def add(self, job: SimJob, now_s: float) -> None:
         self._take(now_s, lambda: self._add(job))
+
+    def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
+        """For settings of the kind STREAMING. `records` has what happened to a session that has ended, until somebody
+        takes it."""
+        self._take(now_s, lambda: self._open(job, first, mode))
+
+    def take_input(self, number: int, following: SimInput, now_s: float) -> None:
+        self._take(now_s, lambda: self._take_in(str(number), following))
 
     def landed(self, number: int, now_s: float) -> None:
         self._take(now_s, lambda: self._landed(str(number), now_s))
@@ -236,25 +196,60 @@ class VllmSimEngine:
         self._wanted_s = now_s
 
     def _add(self, job: SimJob) -> None:
-        settings = self.settings
-        most = job.prompt_tokens + job.output_tokens
-        if -(-most // settings.block_tokens) > settings.device_blocks or most > settings.max_model_tokens:
+        if not self._fits(job.prompt_tokens + job.output_tokens):
             self._outcomes.append(Outcome(job, OutcomeKind.REFUSED, self._clock.now_s))
             return
-        self._scheduler.add_request(self._request(job, [_TOKEN] * job.prompt_tokens))
+        self._scheduler.add_request(self._request(job, job.keys, [_TOKEN] * job.prompt_tokens))
 
-    def _request(self, job: SimJob, tokens: list[int]) -> Any:
+    def _open(self, job: SimJob, first: SimInput, mode: SessionMode) -> None:
+        if self._refuses(job, first):
+            return
+        request = self._request(job, first.keys, list(first.tokens))
+        self._entries[request.request_id].is_session = True
+        self._scheduler.open_session(request, mode)
+        if first.is_last:
+            self._scheduler.close_input(request.request_id, ())
+
+    def _take_in(self, name: str, given: SimInput) -> None:
+        entry, scheduler = self._entries.get(name), self._scheduler
+        if entry is None or self._refuses(entry.job, given):
+            return
+        if entry.names is not None:
+            entry.names.known(given.keys)
+        if given.replaces:
+            scheduler.replace_prompt(name, given.tokens)
+        if given.is_last:
+            scheduler.close_input(name, () if given.replaces else given.tokens)
+        elif not given.replaces:
+            scheduler.extend_prompt(name, given.tokens)
+
+    def _refuses(self, job: SimJob, given: SimInput) -> bool:
+        """Whether a session's prompt has outgrown the device; then it is gone."""
+        if self._fits(given.prompt_tokens + job.output_tokens):
+            return False
+        name = str(job.number)
+        if self._entries.pop(name, None) is not None:
+            self._abort(name)
+        self._outcomes.append(Outcome(job, OutcomeKind.REFUSED, self._clock.now_s))
+        return True
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether there is room for so many when nobody else is there."""
+        blocks = -(-tokens // self.settings.block_tokens)
+        return blocks <= self.settings.device_blocks and tokens <= self.settings.max_model_tokens
+
+    def _request(self, job: SimJob, keys: Keys, tokens: list[int]) -> Any:
         """vLLM's own, and an entry for it."""
         parameters = self._parameters.get(job.output_tokens)
         if parameters is None:
             parameters = SamplingParams(max_tokens=job.output_tokens, temperature=0.0, ignore_eos=True)
             self._parameters[job.output_tokens] = parameters
-        names = BlockNames(job.number, job.keys, self.settings.block_tokens) if self.settings.prefix_caching else None
+        names = BlockNames(job.number, keys, self.settings.block_tokens) if self.settings.prefix_caching else None
         name, now_s = str(job.number), self._clock.now_s
         request = Request(name, tokens, parameters, None, arrival_time=now_s, block_hasher=names)
         if job.pulls or job.hand_off:
             request.kv_transfer_params = {PULLS: job.pulls, HANDS_OFF: job.hand_off}
-        self._entries[name] = Entry(job, request, names)
+        self._entries[name] = _Entry(job, request, names)
         return request
 
     def _landed(self, name: str, landed_s: float) -> None:
@@ -327,10 +322,8 @@ class VllmSimEngine:
 
     def _begin(self) -> None:
         scheduler = self._scheduler
-        copies_s = 0.0
-        for _ in range(self._vain_steps()):
-            if not self._has_work():
-                break
+        copies_s, vain_steps = 0.0, 0
+        while self._has_work() and (vain_steps < _VAIN_STEPS or self._goes_on()):
             output = scheduler.schedule()
             self._take_pulls()
             self._count_preemptions(output)
@@ -339,10 +332,13 @@ class VllmSimEngine:
                 self._steps = self._steps_of(output, copies_s)
                 return
             scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+            vain_steps += 1
 
-    def _vain_steps(self) -> int:
-        """How many steps without work there may be in a row: one may leave the next one something to do."""
-        return _VAIN_STEPS
+    def _goes_on(self) -> bool:
+        """Whether a step without work, after some others, leaves the next one something to do."""
+        # Of sessions, who is refused goes last the next time, so one after the other may have to be.
+        before, self._refused = self._refused, int(getattr(self._scheduler, "refused_count", 0))
+        return self._refused > before
 
     def _has_work(self) -> bool:
         """Whether vLLM's engine would step: for requests, once more after the last has ended, and to begin copies."""
@@ -433,7 +429,9 @@ class VllmSimEngine:
         scheduler, running = self._scheduler, self._scheduler.running
         if self._learns or len(scheduled) != len(running) or scheduler.connector.has_pending_push_work():
             return 1
-        if scheduler.waiting or len(scheduler.kv_holding_waiting) > len(self._pulling):
+        # Whom vLLM's own order has not admitted now finds no more room before somebody has ended.
+        waits = scheduler.waiting and self.settings.kind is not SchedulerKind.PLAIN
+        if waits or len(scheduler.kv_holding_waiting) > len(self._pulling):
             return 1
         steps = _LEAP_STEPS
         for request in running:
@@ -480,18 +478,28 @@ class VllmSimEngine:
         name, now_s = output.request_id, self._clock.now_s
         entry = self._entries.get(name)
         if entry is not None and output.prefill_stats is not None:
-            stats = output.prefill_stats
-            if not entry.job.pulls:
-                self.totals.device_hit_tokens += stats.num_local_cached_tokens
-                self.totals.host_hit_tokens += stats.num_external_cached_tokens
-            first = Outcome(entry.job, OutcomeKind.FIRST_TOKEN, now_s, stats.num_computed_tokens)
-            self._outcomes.append(first)
-        if output.finish_reason is not None:
-            self._readers.leave(name)
-            if entry is not None:
-                self._ended(name, entry)
-
-    def _ended(self, name: str, entry: Entry) -> None:
-        self._outcomes.append(Outcome(entry.job, OutcomeKind.FINISHED, self._clock.now_s))
+            computed = self._count_hits(entry, output.prefill_stats)
+            self._outcomes.append(Outcome(entry.job, OutcomeKind.FIRST_TOKEN, now_s, computed))
+        if output.finish_reason is None:
+            return
+        self._readers.leave(name)
+        if entry is None:
+            return
+        if entry.is_session:
+            record = self._scheduler.take_session_record(name)
+            self.records[entry.job.number] = record
+            self.totals.invalidated_tokens += record.tokens.invalidated_tokens
+        self._outcomes.append(Outcome(entry.job, OutcomeKind.FINISHED, now_s))
         if not entry.job.hand_off:
             del self._entries[name]
+
+    def _count_hits(self, entry: _Entry, stats: Any) -> int:
+        """Returns how many of the prompt's tokens were computed here."""
+        if entry.is_session:
+            found = int(self._scheduler.session_cached_tokens(entry.request.request_id))
+            self.totals.device_hit_tokens += found
+            return int(entry.request.num_prompt_tokens) - found
+        if not entry.job.pulls:
+            self.totals.device_hit_tokens += stats.num_local_cached_tokens
+            self.totals.host_hit_tokens += stats.num_external_cached_tokens
+        return int(stats.num_computed_tokens)

@@ -110,7 +110,7 @@ class SimClock:
 
 class BlockNames:
     """Names the full blocks of one request for vLLM, as its block hasher: a prompt's by the keys of the trace, others
-    by the request's number. `known` takes the keys of a prompt that has changed; None: it has none."""
+    by the request's number. `known` takes the keys of a prompt that has changed."""
 
     def __init__(self, number: int, keys: Keys, block_tokens: int) -> None:
         self._number = number
@@ -118,8 +118,8 @@ class BlockNames:
         self._version = 0
         self._names = _names(keys)
 
-    def known(self, keys: Keys | None) -> None:
-        self._names = _names(keys) if keys is not None else []
+    def known(self, keys: Keys) -> None:
+        self._names = _names(keys)
         self._version += 1
 
     def __call__(self, request: Any) -> list[bytes]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.engine import SessionMode
 from cluster_sim.costs import CostModel
-from cluster_sim.engine import EngineTotals, Outcome, SimEngine, SimJob
+from cluster_sim.engine import EngineTotals, Outcome, SimEngine, SimInput, SimJob
 from cluster_sim.events import Alarm, EventQueue
 from cluster_sim.network import Link
 from control_plane.worker_snapshot import Pool
@@ -59,6 +60,17 @@ class SimWorker:
             self.engine.add(job, self._events.now_s)
             self._follow()
         return self.is_alive
+
+    def open(self, job: SimJob, first: SimInput, mode: SessionMode) -> bool:
+        """False: nobody answers."""
+        if self.is_alive:
+            self.engine.open(job, first, mode, self._events.now_s)
+            self._follow()
+        return self.is_alive
+
+    def take_input(self, number: int, following: SimInput) -> None:
+        self.engine.take_input(number, following, self._events.now_s)
+        self._follow()
 
     def landed(self, number: int) -> None:
         self.engine.landed(number, self._events.now_s)

@@ -10,6 +10,8 @@ Where the shapes of the drawn ones come from:
     prefix_tree      groups of groups: each level shares its part of the prefix (FEATHER section 3.2)
     agents           coding agents: a prompt that grows turn by turn and is sometimes rewritten from a point on
                      (github callanjfox/kv-cache-tester: about 70 turns a session, inputs of tens of thousands)
+    crawler, anns    sessions of the two retrievers of Stream2LLM (`cluster_sim.streaming_workload`): pages that are
+                     appended, lists of documents that are replaced
     azure            a table of arrivals and lengths (github Azure/AzurePublicDataset, Splitwise): no prefixes are known
 """
 
@@ -17,36 +19,55 @@ import csv
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from cluster_configs.schema import Section
+from cluster_core.engine import SessionMode
 from cluster_core.errors import InvalidInputError
+from cluster_sim.engine import SimInput
+from cluster_sim.streaming_workload import TracedSession, WorkloadSpec, draw_sessions
 from cluster_sim.traces import SHAPES, generated, open_trace
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
 
 # These say themselves when their requests arrive.
-_TIMED = ("trace", "azure", "agents")
-KINDS = ("trace", "azure", "conversation", "prefix_groups", "prefix_tree", "agents", *SHAPES)
+STREAMS: Mapping[str, SessionMode] = {"crawler": SessionMode.APPEND, "anns": SessionMode.UPDATE}
+_TIMED = ("trace", "azure", "agents", *STREAMS)
+KINDS = ("trace", "azure", "conversation", "prefix_groups", "prefix_tree", "agents", *STREAMS, *SHAPES)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_VOCABULARY, _LONGEST = 32_000, 131_072
+# Under it the simulated service names prefixes.
+SERVICE = "simulated"
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimRequest:
-    """keys: names of the prompt's full blocks, each covering all before it."""
+    """keys: names of the prompt's full blocks, each covering all before it.
+
+    inputs: of a session, the seconds after its arrival and what comes then, the first at once; prompt and keys are
+    those after the last. mode: whether its prompt is replaced as well.
+    """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     keys: Keys
     tenant: str = ""
+    inputs: tuple[tuple[float, SimInput], ...] = ()
+    mode: SessionMode = SessionMode.APPEND
+
+    @property
+    def complete_s(self) -> float:
+        """When its prompt is whole."""
+        return self.arrival_s + (self.inputs[-1][0] if self.inputs else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,7 @@ class WorkloadSection(Section):
     shared_tokens: int = Field(2000, ge=0, description="What a group shares, over all levels.")
     own_tokens: int = Field(200, ge=0, description="Mean of what follows; evenly between half and one and a half.")
     output_tokens: int = Field(200, ge=1, description="Mean, likewise; of groups and trees.")
+    streaming: bool = Field(True, description="Of sessions: false sends each when its prompt is whole.")
     block_tokens: int = Field(64, ge=1, le=65_536, description="Of the drawn kinds and `azure`; a trace has its own.")
 
 
@@ -95,6 +117,8 @@ def open_workload(settings: WorkloadSection, seed: int = 0) -> Workload:
         settings.kind not in ("trace", "azure", "agents") or settings.arrivals != "trace"
     ):
         raise InvalidInputError("must be above 0 where the arrivals are drawn", field="workload.requests_per_s")
+    if settings.kind in STREAMS and settings.tenants > 1:
+        raise InvalidInputError("must be 1: sessions have no tenants", field="workload.tenants")
     if settings.kind == "trace":
         assert settings.file is not None
         trace = open_trace(settings.file, seed=seed)
@@ -122,8 +146,8 @@ def _limited(requests: Iterator[SimRequest], at_most: int) -> Iterator[SimReques
 def _timed(requests: Iterator[SimRequest], settings: WorkloadSection, seed: int) -> Iterator[SimRequest]:
     """Arrivals as the settings say; in the order of the trace. A trace's clock that ticks coarsely is spread."""
     rng = random.Random(f"arrivals/{seed}")
-    if settings.arrivals == "trace" and settings.kind in _TIMED:
-        for each in _spread(requests, rng):
+    if settings.kind in STREAMS or (settings.arrivals == "trace" and settings.kind in _TIMED):
+        for each in requests if settings.kind in STREAMS else _spread(requests, rng):
             yield _at(each, each.arrival_s / settings.speed)
         return
     shape = 1.0 if settings.arrivals != "bursty" else 1 / settings.burstiness**2
@@ -162,7 +186,7 @@ def _of_tenants(requests: Iterator[SimRequest], settings: WorkloadSection, seed:
     for each in requests:
         number = rng.choices(range(settings.tenants), weights)[0]
         keys = block_names(each.keys ^ np.uint64(number + 1))
-        yield SimRequest(each.arrival_s, each.prompt_tokens, each.output_tokens, keys, f"tenant-{number}")
+        yield replace(each, keys=keys, tenant=f"tenant-{number}")
 
 
 def _again(trace: Callable[[], Iterator[SimRequest]], wanted: int) -> Callable[[], Iterator[SimRequest]]:
@@ -277,6 +301,57 @@ def _agents(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRe
     return requests
 
 
+def _streams(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRequest]]:
+    mode = STREAMS[settings.kind]
+    spec = WorkloadSpec(mode, settings.requests, settings.requests_per_s, seed=seed)
+
+    def requests() -> Iterator[SimRequest]:
+        rng = random.Random(f"streams/{seed}")
+        for session in draw_sessions(spec, _VOCABULARY, _LONGEST):
+            output = max(1, round(settings.output_tokens * rng.uniform(0.5, 1.5)))
+            yield _session(session, output, settings.block_tokens)
+
+    return requests if settings.streaming else lambda: _when_whole(requests())
+
+
+def _session(session: TracedSession, output_tokens: int, block_tokens: int) -> SimRequest:
+    prompt = np.array(session.prefix, dtype=np.uint32)
+    inputs = [(0.0, _input(prompt, prompt, 0, block_tokens))]
+    for number, each in enumerate(session.inputs, 1):
+        before, is_last = prompt, number == len(session.inputs)
+        brought = np.array([*each.tokens, *(session.closing if is_last else ())], dtype=np.uint32)
+        replaces = session.mode is SessionMode.UPDATE
+        prompt = brought if replaces else np.concatenate([before, brought])
+        shorter = min(len(before), len(prompt))
+        differing = np.flatnonzero(before[:shorter] != prompt[:shorter])
+        kept = int(differing[0]) if len(differing) else shorter
+        following = _input(prompt, brought, kept, block_tokens, replaces=replaces, is_last=is_last)
+        inputs.append((each.at_s - session.arrival_s, following))
+    return SimRequest(
+        session.arrival_s, len(prompt), output_tokens, inputs[-1][1].keys, inputs=tuple(inputs), mode=session.mode
+    )
+
+
+def _input(
+    prompt: NDArray[np.uint32], brought: NDArray[np.uint32], kept: int, block_tokens: int, **flags: bool
+) -> SimInput:
+    return SimInput(
+        brought.tolist(), len(prompt), kept, chunk_keys(prompt, root_key(SERVICE, ""), block_tokens), **flags
+    )
+
+
+def _when_whole(sessions: Iterator[SimRequest]) -> Iterator[SimRequest]:
+    """Each as a request that arrives when its prompt is whole, by that time."""
+    waiting: list[tuple[float, int, SimRequest]] = []
+    for number, each in enumerate(sessions):
+        while waiting and waiting[0][0] <= each.arrival_s:
+            yield heapq.heappop(waiting)[2]
+        whole = replace(each, arrival_s=each.complete_s, inputs=())
+        heapq.heappush(waiting, (whole.arrival_s, number, whole))
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
 def _few_shot(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRequest]]:
     trace = generated(
         SHAPES[settings.kind], requests=min(settings.requests, sum(SHAPES[settings.kind].queries)),
@@ -324,11 +399,12 @@ _KINDS_DRAWN: dict[str, Callable[[WorkloadSection, int], Callable[[], Iterator[S
     "prefix_groups": _prefix_groups,
     "prefix_tree": _prefix_tree,
     "agents": _agents,
+    **dict.fromkeys(STREAMS, _streams),
 }
 
 
 def _at(request: SimRequest, arrival_s: float) -> SimRequest:
-    return SimRequest(arrival_s, request.prompt_tokens, max(1, request.output_tokens), request.keys, request.tenant)
+    return replace(request, arrival_s=arrival_s, output_tokens=max(1, request.output_tokens))
 
 
 def block_names(blocks: Keys) -> Keys:

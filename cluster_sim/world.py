@@ -18,7 +18,7 @@ from cluster_sim.events import EventQueue
 from cluster_sim.figures import Figures
 from cluster_sim.network import Network
 from cluster_sim.worker import PoolSettings, SimWorker
-from cluster_sim.workloads import SimRequest
+from cluster_sim.workloads import SERVICE, SimRequest
 from control_plane.membership import Membership
 from control_plane.placer import Placer
 from control_plane.prefix_index import PrefixIndex
@@ -26,7 +26,6 @@ from control_plane.worker_snapshot import Pool
 from kv_transfer.claims import ClaimChange
 
 POOLS: Mapping[str, Pool] = {"prefill": wire.POOL_PREFILL, "decode": wire.POOL_DECODE}
-_SERVICE = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class World:
             self.membership,
             self.index,
             settings.placement,
-            service_id=_SERVICE,
+            service_id=SERVICE,
             chunk_tokens=settings.block_tokens,
             index_time_s=lambda: self.events.now_s,
             asked_for=lambda keys: self.index.accessed(keys, self.events.now_s),
@@ -232,5 +231,6 @@ class World:
             figures.decode_tokens += totals.decode_tokens
             figures.decode_steps += totals.decode_steps
             figures.preemptions += totals.preemptions
+            figures.invalidated_tokens += totals.invalidated_tokens
             figures.device_hit_tokens += totals.device_hit_tokens
             figures.host_hit_tokens += totals.host_hit_tokens

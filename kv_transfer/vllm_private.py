@@ -227,6 +227,8 @@ def request_blocks(scheduler: Any, request_id: str) -> list[Any]:
 
 def shared_blocks(blocks: list[Any]) -> int:
     """How many of a request's blocks others hold as well. They lie in front: who shares a block shares those before."""
+    if not blocks or blocks[0].ref_cnt == 1:
+        return 0
     return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index].ref_cnt == 1)
 
 

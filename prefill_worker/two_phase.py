@@ -57,6 +57,11 @@ class TwoPhase(SessionInput):
                 request.waiting_since_s = now_s
         return output
 
+    @property
+    def refused_count(self) -> int:
+        """Of those that were planned since a step has last computed anything."""
+        return len(self._refused)
+
     # Phase 1.
 
     def _plan(self, now_s: float) -> StepPlan:

@@ -6,18 +6,17 @@ figures do: what the retriever takes is not in it.
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from benchmarks.streaming_workload import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
 from cluster_core.engine import SessionMode
 from cluster_sim import costs
 from cluster_sim.costs import CostModel, prefill_work
-from cluster_sim.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
 from cluster_sim.vllm_engine import VllmSimEngine
 from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
-from cluster_sim.vllm_sessions import SessionSimEngine
 from kv_transfer.claims import no_keys
 from prefill_worker.preemption import CostModel as PreemptionCosts
 from prefill_worker.preemption import LatencyCurve
@@ -93,8 +92,8 @@ class _Replay:
             preemption=variant.preemption,
             preemption_costs=preemption_costs(),
         )
-        self._streamed = SessionSimEngine(model, settings) if variant.policy is not None else None
-        self._engine = self._streamed if self._streamed is not None else VllmSimEngine(model, settings)
+        self._engine = VllmSimEngine(model, settings)
+        self._streams = variant.policy is not None
         self._arrivals: Iterator[TracedSession] = draw_sessions(spec, _VOCABULARY, _MODEL_TOKENS)
         # (time, number, which of its inputs): -1 opens the session.
         self._planned: list[tuple[float, int, int]] = []
@@ -131,22 +130,21 @@ class _Replay:
             heapq.heappush(self._planned, (session.arrival_s, self._number, -1))
 
     def _happen(self, number: int, index: int, now_s: float) -> None:
-        session, sessions = self._open[number], self._streamed
+        session, engine = self._open[number], self._engine
         last = index == len(session.inputs) - 1
         if index < 0:
             self._plan_arrival()
-            if sessions is not None:
-                job = SimJob(number, len(session.prefix), no_keys(), GENERATED_TOKENS)
-                sessions.open(job, session.prefix, session.mode, now_s)
-        elif sessions is None:
-            self._engine.add(SimJob(number, len(session.prompt), no_keys(), GENERATED_TOKENS), now_s)
+            if self._streams:
+                job = SimJob(number, len(session.prompt), no_keys(), GENERATED_TOKENS)
+                engine.open(job, _input(session.prefix), session.mode, now_s)
+        elif self._streams:
+            replaces, closing = session.mode is SessionMode.UPDATE, session.closing if last else ()
+            tokens = session.inputs[index].tokens + closing
+            engine.take_input(number, _input(tokens, replaces=replaces, is_last=last), now_s)
         else:
-            give = sessions.replace if session.mode is SessionMode.UPDATE else sessions.extend
-            give(number, session.inputs[index].tokens, now_s)
-            if last:
-                sessions.close(number, session.closing, now_s)
+            engine.add(SimJob(number, len(session.prompt), no_keys(), GENERATED_TOKENS), now_s)
         if not last:
-            following = index + 1 if sessions is not None else len(session.inputs) - 1
+            following = index + 1 if self._streams else len(session.inputs) - 1
             heapq.heappush(self._planned, (session.inputs[following].at_s, number, following))
 
     def _take(self, outcome: Outcome) -> None:
@@ -155,7 +153,12 @@ class _Replay:
             assert outcome.kind is OutcomeKind.FIRST_TOKEN, outcome.kind
             return
         self._run.ttft_s.append(outcome.at_s - self._open.pop(number).finish_s)
-        if self._streamed is not None:
-            record = self._streamed.records.pop(number)
+        if self._streams:
+            record = self._engine.records.pop(number)
             self._run.swapped += record.preemptions_swap
             self._run.preemptions += record.preemptions_swap + record.preemptions_recompute
+
+
+def _input(tokens: Sequence[int], *, replaces: bool = False, is_last: bool = False) -> SimInput:
+    """Without names: prefixes are not cached in these runs, and no prompt is too long."""
+    return SimInput(tokens, 0, 0, no_keys(), replaces, is_last)

@@ -81,11 +81,15 @@ class Fabric:
 
 
 class BlockEngine:
-    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric."""
+    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric.
+
+    poisoned: jobs that left blocks in the cache which hold something else than their names say.
+    """
 
     def __init__(self, host: str, engine_id: str, fabric: Fabric, settings: BlockEngineSettings) -> None:
         self.host = host
         self.slow = 1.0
+        self.poisoned: list[str] = []
         self.settings = settings
         self.pool = BlockPool(settings.blocks, settings.block_tokens)
         self.pool.on_evict = lambda name: self._claims.removed(Tier.DEVICE, [name])
@@ -231,7 +235,7 @@ class BlockEngine:
                 keep -= keep % size
             else:
                 self.pool.unpublish(last)
-        run.names = run.names[: keep // size]
+        run.names, run.right = run.names[: keep // size], run.right[: keep // size]
         if keep < run.computed:
             needed = -(-keep // size)
             self.pool.drop(run.blocks[needed:])
@@ -391,9 +395,22 @@ class BlockEngine:
         for place in range(full):
             if self.pool.publish(run.blocks[place], names[place]):
                 run.has_published = True
+                self._check_content(run, place)
                 tokens = run.tokens[place * size : (place + 1) * size]
                 parent = names[place - 1] if place else None
                 self._claims.stored(Tier.DEVICE, [names[place]], parent, tokens, run.job.cache_salt)
+
+    def _check_content(self, run: Run, place: int) -> None:
+        """Whoever finds a block by its name has to find what it says."""
+        size, end = self.settings.block_tokens, (place + 1) * self.settings.block_tokens
+        if len(run.right) * size < end:
+            kv = run.right[-1] if run.right else first_kv(run.job.cache_salt)
+            for position in range(len(run.right) * size, end):
+                kv = next_kv(kv, run.tokens[position])
+                if (position + 1) % size == 0:
+                    run.right.append(kv)
+        if self._kv(run, end - 1) != run.right[place]:
+            self.poisoned.append(run.job.request_id)
 
     def _names_of(self, run: Run, blocks: int) -> list[bytes]:
         size = self.settings.block_tokens

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class Run:
     """tokens: the prompt and what was generated. computed: tokens whose KV lies in `blocks`. names: of its full blocks,
-    as far as they were needed. is_open: its prompt may still change, so its last token is not computed.
+    as far as they were needed. right: what the last KV of each should be. is_open: its prompt may still change, so its
+    last token is not computed.
 
     pulls: its prompt is to be pulled by `deadline`, which was not tried yet. pulling: it is, and the blocks are not
     used until then. abandoned: nobody waits for it any more. has_published: blocks that nobody else had.
@@ -35,6 +36,7 @@ class Run:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     names: "list[BlockHash]" = field(default_factory=list)
+    right: list[bytes] = field(default_factory=list)
     session: "BlockSession | None" = None
     is_open: bool = False
     pulls: bool = False

@@ -139,6 +139,13 @@ def _broken(name: str, check: "object", invariant: str) -> Iterator[Violation]:
         yield Violation(invariant, f"{name}: {error}")
 
 
+def of_caches(world: World) -> Iterator[Violation]:
+    """No engine has cached what is not so; also of those that are gone."""
+    for worker in world.started:
+        for job in worker.engine.poisoned if worker.engine is not None else ():
+            yield Violation("caches", f"{job} left blocks at {worker.name} that hold something else than they should")
+
+
 def of_defects(world: World) -> Iterator[Violation]:
     for defect in world.defects:
         yield Violation("defects", defect)

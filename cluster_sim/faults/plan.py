@@ -113,7 +113,7 @@ def drawn(seed: int) -> Plan:
     """The plan of a seed. One in ten has no faults: there everything has to succeed."""
     rng = Random(seed)
     theme = rng.choice(_THEMES)
-    prefill, decode = rng.randint(1, 1 if theme is HANDOFFS else 3), rng.randint(1, 3)
+    prefill, decode = (1, rng.randint(2, 3)) if theme is HANDOFFS else (rng.randint(1, 3), rng.randint(1, 3))
     is_tight = theme is HANDOFFS or rng.random() < 0.5
     plan = Plan(
         seed=seed,
@@ -129,7 +129,7 @@ def drawn(seed: int) -> Plan:
             ("router.max_in_flight_requests", rng.choice((4, 64))),
             ("streaming.max_unapplied_inputs", rng.choice((1, 4, 256))),
         ),
-        requests=tuple(_requests(rng, theme, rng.randint(20, 60))),
+        requests=tuple(_requests(rng, theme, rng.randint(50 if theme is HANDOFFS else 20, 60))),
         faults=(),
     )
     faults = rng.randint(8, 14) if theme is HANDOFFS else rng.randint(1, 8)
@@ -138,9 +138,12 @@ def drawn(seed: int) -> Plan:
 
 def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
     families, variants = rng.randint(1, 4), rng.choice((2, 6, 1000))
+    salts: tuple[str, ...] = rng.choice((("",), ("", "a"), ("a", "b", "c")))
+    shared: tuple[int, ...] = (0, 8, 16, 32, 33, 48)
+    own: tuple[int, ...] = (*range(1, 40), *([30] * 40))
     if theme is HANDOFFS:
-        families, variants = 1, 4
-    salts = rng.choice((("",), ("", "a"), ("a", "b", "c")))
+        # Equal prompts, so that what one has cached wrongly is found by the next.
+        families, variants, salts, shared, own = 1, 8, ("",), (32,), (30,)
     at_s, requests = 0.0, []
     for number in range(count):
         at_s += rng.expovariate(count / ACTIVE_S) if rng.random() < 0.7 else 0.0
@@ -149,8 +152,8 @@ def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
             number=number,
             at_s=round(min(at_s, ACTIVE_S), 3),
             family=rng.randrange(families),
-            shared_tokens=rng.choice((0, 8, 16, 32, 33, 48)),
-            own_tokens=rng.choice((rng.randint(1, 40), 30)),
+            shared_tokens=rng.choice(shared),
+            own_tokens=rng.choice(own),
             variant=rng.randrange(variants),
             max_tokens=rng.choice((1, 2, 5, 12, 24, 60)),
             salt=rng.choice(salts),
@@ -200,10 +203,17 @@ def _worker(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[st
 
 def _link(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
     """Most links are the router's; pulls go between workers."""
-    decoders = [each for each in workers if each.startswith("decode")]
-    one = rng.choice(rng.choice((workers, decoders)))
+    one = _often_decode(rng, workers)
     others = [each for each in workers if each.partition("-")[0] != one.partition("-")[0]]
     return f"{one}|{rng.choice((ROUTER, ROUTER, rng.choice(others)))}", value
+
+
+def _router_link(rng: Random, workers: Sequence[str], value: float) -> tuple[str, float]:
+    return f"{_often_decode(rng, workers)}|{ROUTER}", value
+
+
+def _often_decode(rng: Random, workers: Sequence[str]) -> str:
+    return rng.choice(rng.choice((workers, [each for each in workers if each.startswith("decode")])))
 
 
 def _pull_link(rng: Random, workers: Sequence[str], value: float = 0.0) -> tuple[str, float]:
@@ -224,7 +234,8 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 #   slow_link     messages and pulls take `value` times as long
 #   slow_pulls    the same, between two workers
 #   cut           nothing crosses the link
-#   reset         the calls on the link break, at once for their clients, `value` seconds later for their servers
+#   reset         the calls on the link break
+#   half_open     the same, but only for their clients: their servers learn of it `value` seconds later
 #   loss          with this share of messages their call breaks
 #   repeat        this share of unary requests arrives twice
 #   redis_down    Redis refuses connections
@@ -234,10 +245,11 @@ FAULTS: dict[str, _Target] = {
     "drain": _worker,
     "slow_engine": lambda rng, workers: _worker(rng, workers, rng.choice((10.0, 100.0))),
     "slow_link": lambda rng, workers: _link(rng, workers, rng.choice((10.0, 100.0, 1000.0))),
-    "slow_pulls": lambda rng, workers: _pull_link(rng, workers, rng.choice((5.0, 20.0))),
+    "slow_pulls": lambda rng, workers: _pull_link(rng, workers, rng.choice((2.0, 5.0, 20.0))),
     "cut": _link,
     "cut_registry": _registry_link,
-    "reset": lambda rng, workers: _link(rng, workers, round(rng.choice((0.0, rng.uniform(0, 20))), 3)),
+    "reset": _link,
+    "half_open": lambda rng, workers: _router_link(rng, workers, round(rng.uniform(0, 20), 3)),
     "loss": lambda rng, workers: _link(rng, workers, rng.choice((0.02, 0.2))),
     "repeat": lambda rng, workers: _link(rng, workers, 0.5),
     "redis_down": lambda rng, workers: ("", 0.0),
@@ -247,7 +259,7 @@ FAULTS: dict[str, _Target] = {
 
 # Kinds of faults that come together. Those that touch no link between router and workers: what is cancelled ends soon.
 NOTHING: tuple[str, ...] = ()
-HANDOFFS = ("reset", "reset", "reset", "slow_pulls", "slow_pulls", "cut", "loss", "kill")
+HANDOFFS = (*["half_open"] * 4, *["slow_pulls"] * 3, "cut", "loss")
 WORKERS = ("kill", "drain", "cut_registry", "redis_down", "redis_empty")
 _THEMES = (NOTHING, HANDOFFS, HANDOFFS, HANDOFFS, WORKERS, WORKERS, *([tuple(FAULTS)] * 4))
 

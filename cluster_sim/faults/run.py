@@ -72,6 +72,7 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     violations += await _index_agrees(world)
     violations += invariants.of_answers(world, answers)
     violations += invariants.of_cancelling(world)
+    violations += invariants.of_caches(world)
     if not world.plan.faults:
         violations += invariants.of_calm(world, answers)
     await world.stop()

@@ -45,10 +45,11 @@ _SETTINGS: dict[str, Any] = {
     "handoff.lease_s": LEASE_S,
     "handoff.deadline_s": LEASE_S / 2,
     "redis.worker_lease_s": 2,
-    "redis.refresh_s": 0.25,
+    "redis.refresh_s": 0.5,
     "index.chunk_tokens": 32,
-    "index.refresh_s": 0.25,
-    "index.write_interval_s": 0.1,
+    "index.max_entries": 1024,
+    "index.refresh_s": 0.5,
+    "index.write_interval_s": 0.25,
 }
 
 
@@ -68,6 +69,7 @@ class World:
         self.fabric = Fabric(self.network)
         self.store = Store()
         self.workers: dict[str, LocalWorker] = {}
+        self.started: list[LocalWorker] = []
         self.config = _loaded(plan)
         self.router: RouterServer
 
@@ -126,7 +128,9 @@ class World:
             service_id=SERVICE,
         )
         config = self.config.config
-        self.workers[name] = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings)
+        worker = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings)
+        self.workers[name] = worker
+        self.started.append(worker)
 
     def _link(self, fault: Fault) -> Link:
         one, _, other = fault.target.partition("|")
@@ -182,6 +186,8 @@ class World:
 
     async def _end_reset(self, fault: Fault) -> None:
         """It was over at once."""
+
+    _begin_half_open, _end_half_open = _begin_reset, _end_reset
 
     async def _begin_loss(self, fault: Fault) -> None:
         self._link(fault).loss = fault.value

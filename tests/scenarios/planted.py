@@ -3,15 +3,18 @@
 Each is a context in which one thing of the production code, or of the engine it relies on, is done wrong.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from cluster_core.errors import RachisError
+from cluster_sim.faults import block_engine
 from cluster_sim.faults.block_engine import BlockEngine
 from control_plane.dispatch import Dispatcher
 from control_plane.placer import Placer
-from control_plane.worker_client import WorkerClient, _translated
+from control_plane.worker_client import WorkerClient
 
 
 def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
@@ -37,9 +40,7 @@ def _leased_blocks_are_freed_early() -> AbstractContextManager[Any]:
 
 
 def _late_pulls_are_used() -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(mock.patch("cluster_sim.faults.block_engine.is_late", lambda deadline, now: False))
-    return stack
+    return mock.patch.object(block_engine, "is_late", lambda deadline, now: False)
 
 
 def _a_lease_is_lost() -> AbstractContextManager[Any]:
@@ -81,11 +82,27 @@ def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:
 
 
 def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:
-    async def decode(self: Any, worker: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
-        with _translated(worker):
-            async for response in self._stub(worker.address).Decode(request, timeout=timeout_s):
-                yield response
+    original = WorkerClient.decode
 
+    async def decode(self: Any, worker: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
+        """The call is read by a task of its own, which nobody cancels."""
+        read: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def pump() -> None:
+            try:
+                async for response in original(self, worker, request, timeout_s):
+                    read.put_nowait(response)
+                read.put_nowait(None)
+            except RachisError as error:
+                read.put_nowait(error)
+
+        pumping.append(asyncio.create_task(pump()))
+        while (response := await read.get()) is not None:
+            if isinstance(response, RachisError):
+                raise response
+            yield response
+
+    pumping: list[asyncio.Task[None]] = []
     return mock.patch.object(WorkerClient, "decode", decode)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_core.engine import SessionMode
 from cluster_sim.costs import StepWork
-from cluster_sim.engine import Outcome, OutcomeKind, SimEngine, SimJob
+from cluster_sim.engine import Outcome, OutcomeKind, SimEngine, SimInput, SimJob
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from kv_transfer.prefix_chunks import Keys
 
@@ -443,3 +444,106 @@ def test_the_clock_of_the_process_is_its_own_again() -> None:
     engine.add(job(1, 100, 10), 0.0)
     drain(engine)
     assert time.monotonic is real
+
+
+def give(engine: SimEngine, number: int, tokens: list[int], now_s: float, **fields: Any) -> None:
+    """An input of a session whose prompts have no names."""
+    told = {"prompt_tokens": len(tokens), "kept_tokens": 0, "keys": np.empty(0, np.uint64)}
+    engine.take_input(number, SimInput(tokens, **{**told, **fields}), now_s)
+
+
+def begin(engine: SimEngine, number: int, tokens: list[int], now_s: float, mode: str = "append", **fields: Any) -> None:
+    first = SimInput(tokens, len(tokens), 0, np.empty(0, np.uint64))
+    engine.open(SimJob(number, 0, first.keys, 1, **fields), first, SessionMode(mode), now_s)
+
+
+_sessions = _vllm("streaming")
+
+
+@pytest.mark.integration
+def test_a_session_computes_its_input_as_it_comes_and_answers_when_it_is_closed() -> None:
+    engine: Any = _sessions()
+    begin(engine, 1, [1] * 10, 0.0)
+    assert not drain(engine)
+    give(engine, 1, [2] * 300, 1.0)
+    assert not drain(engine)
+    assert engine.totals.prefill_tokens == 309, "one token is held back"
+    give(engine, 1, [3] * 20, 2.0, is_last=True)
+    first, last = drain(engine)
+    assert (first.kind, first.tokens, last.kind) == (FIRST, 330, FINISHED)
+    assert first.at_s == pytest.approx(2.0 + 0.01 + 21e-4)
+    assert engine.records.pop(1).tokens.computed_tokens == 330
+    assert engine.load() == (100, 100)
+    assert engine.totals.device_hit_tokens == 0
+
+
+@pytest.mark.integration
+def test_a_replaced_prompt_keeps_what_both_begin_with() -> None:
+    engine: Any = _sessions()
+    begin(engine, 1, [1] * 160, 0.0, "update")
+    drain(engine)
+    give(engine, 1, [1] * 80 + [2] * 100, 1.0, replaces=True, is_last=True)
+    first = drain(engine)[0]
+    assert first.at_s == pytest.approx(1.0 + 0.01 + 100e-4)
+    assert engine.totals.invalidated_tokens == 79
+
+
+@pytest.mark.integration
+def test_a_session_finds_what_is_cached_and_leaves_what_it_has_computed() -> None:
+    engine: Any = _sessions()
+    keys = keys_of(320)
+    engine.add(job(1, 160, 1, keys[:10]), 0.0)
+    drain(engine)
+    first = SimInput([1] * 160, 160, 0, keys[:10])
+    engine.open(SimJob(2, 320, keys, 1), first, SessionMode.APPEND, 1.0)
+    drain(engine)
+    give(engine, 2, [1] * 160, 2.0, prompt_tokens=320, keys=keys, is_last=True)
+    assert [each.tokens for each in drain(engine) if each.kind is FIRST] == [320 - 144]
+    assert engine.totals.device_hit_tokens == 144
+    engine.add(job(3, 320, 1, keys), 3.0)
+    assert [each.tokens for each in drain(engine) if each.kind is FIRST] == [16]
+
+
+@pytest.mark.integration
+def test_prompts_without_names_find_nothing_of_each_other() -> None:
+    engine: Any = _sessions()
+    for number in (1, 2):
+        begin(engine, number, [1] * 160, float(number))
+        give(engine, number, [number] * 160, number + 0.5)
+        give(engine, number, [3] * 20, number + 0.6, is_last=True)
+        drain(engine)
+    assert engine.records[2].tokens.computed_tokens == 340
+
+
+@pytest.mark.integration
+def test_sessions_that_do_not_fit_together_all_end() -> None:
+    engine: Any = _sessions(blocks=40, prefix_caching=False, host_blocks=20, preemption="swap")
+    for number in range(1, 9):
+        begin(engine, number, [number] * 20, number / 100)
+        drain(engine, until_s=number / 100)
+    for number in range(1, 9):
+        give(engine, number, [number] * 150, 1.0 + number / 100)
+        drain(engine, until_s=1.0 + number / 100)
+    outcomes = drain(engine)
+    for number in range(1, 9):
+        give(engine, number, [9] * 20, 5.0 + number / 10, is_last=True)
+        outcomes += drain(engine, until_s=5.0 + number / 10)
+    outcomes += drain(engine)
+    assert sorted(each.job.number for each in outcomes if each.kind is FINISHED) == list(range(1, 9))
+    assert sum(each.preemptions_swap for each in engine.records.values()) > 0
+    assert engine.load() == (40, 40)
+
+
+@pytest.mark.integration
+def test_a_session_that_outgrows_the_device_is_refused() -> None:
+    engine = _sessions(blocks=20)
+    begin(engine, 1, [1] * 100, 0.0)
+    begin(engine, 2, [2] * 100, 0.0)
+    drain(engine)
+    give(engine, 1, [1] * 400, 1.0, prompt_tokens=500)
+    (refused,) = drain(engine)
+    assert (refused.job.number, refused.kind) == (1, REFUSED)
+    give(engine, 1, [1], 1.5, is_last=True)
+    give(engine, 2, [2], 2.0, is_last=True)
+    assert told(drain(engine)) == [(2, FIRST), (2, FINISHED)]
+    assert engine.load() == (20, 20)

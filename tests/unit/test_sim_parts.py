@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from cluster_sim.events import Alarm, EventQueue
 from cluster_sim.figures import Histogram, Series
 from cluster_sim.network import Link, Network
 from cluster_sim.workloads import SimRequest, WorkloadSection, open_workload
+from kv_transfer.prefix_chunks import chunk_keys, root_key
 
 
 def drained(events: EventQueue) -> None:
@@ -57,7 +59,7 @@ def test_of_an_alarm_only_the_last_time_counts() -> None:
 
 
 def test_transfers_share_the_link_that_they_have_in_common() -> None:
-    events, ended = EventQueue(), {}
+    events, ended = EventQueue(), dict[str, float]()
     network = Network(events, latency_s=1.0)
     source, near, far = Link(100.0), Link(100.0), Link(100.0)
     network.start(source, near, 100.0, lambda: ended.update(first=events.now_s))
@@ -67,7 +69,7 @@ def test_transfers_share_the_link_that_they_have_in_common() -> None:
 
 
 def test_who_leaves_a_link_leaves_its_share_to_the_others() -> None:
-    events, ended = EventQueue(), {}
+    events, ended = EventQueue(), dict[str, float]()
     network = Network(events, latency_s=0.0)
     source, target = Link(100.0), Link(100.0)
     network.start(source, target, 50.0, lambda: ended.update(short=events.now_s))
@@ -80,7 +82,7 @@ def test_who_leaves_a_link_leaves_its_share_to_the_others() -> None:
 
 
 def test_a_cut_link_lets_nothing_through_until_it_is_mended() -> None:
-    events, ended = EventQueue(), {}
+    events, ended = EventQueue(), dict[str, float]()
     network = Network(events, latency_s=0.0)
     source, target = Link(100.0), Link(100.0)
     network.start(source, target, 100.0, lambda: ended.update(at=events.now_s))
@@ -103,11 +105,14 @@ def test_random_transfers_all_end_and_no_link_passes_more_than_it_can() -> None:
     def done() -> None:
         ended[0] += 1
 
+    def start(source: Link, target: Link, size: float) -> None:
+        network.start(source, target, size, done)
+
     for _ in range(300):
         size = rng.uniform(1, 2000)
         sent[0] += size
-        pair = (links[rng.randrange(3)], links[3 + rng.randrange(3)])
-        events.at(rng.uniform(0, 50), lambda pair=pair, size=size: network.start(*pair, size, done))  # type: ignore[misc]
+        source, target = links[rng.randrange(3)], links[3 + rng.randrange(3)]
+        events.at(rng.uniform(0, 50), partial(start, source, target, size))
     drained(events)
     assert ended[0] == 300
     assert not any(link.transfers for link in links)
@@ -149,6 +154,7 @@ def test_a_series_keeps_its_sum_while_its_windows_grow() -> None:
 
 # Workloads
 
+STREAMS = ("crawler", "anns")
 DRAWN = ("conversation", "prefix_groups", "prefix_tree", "agents", "mmlu")
 
 
@@ -228,6 +234,26 @@ def test_a_group_shares_its_prefix_and_a_tree_its_levels() -> None:
     tree = taken(2000, kind="prefix_tree", groups=2, levels=3, shared_tokens=64 * 9)
     levels = [len({each.keys[depth - 1] for each in tree}) for depth in (3, 6, 9)]
     assert levels == [2, 4, 8]
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: str) -> None:
+    sessions, whole = (taken(60, kind=kind, streaming=streaming) for streaming in (True, False))
+    assert sorted(each.keys.tolist() for each in sessions) == sorted(each.keys.tolist() for each in whole)
+    assert [each.arrival_s for each in whole] == sorted(each.complete_s for each in sessions)
+    for each in sessions:
+        ids: list[int] = []
+        for after_s, following in each.inputs:
+            before, ids = ids, list(following.tokens) if following.replaces else [*ids, *following.tokens]
+            kept = following.kept_tokens
+            assert (len(ids), ids[:kept]) == (following.prompt_tokens, before[:kept])
+            assert kept in (len(before), len(ids)) or ids[kept] != before[kept] or not before
+            assert after_s <= each.inputs[-1][0]
+        assert [following.is_last for _, following in each.inputs].index(True) == len(each.inputs) - 1
+        assert len(ids) == each.prompt_tokens
+        assert each.keys.tolist() == chunk_keys(ids, root_key("simulated", ""), 64).tolist()
+    with pytest.raises(InvalidInputError, match="tenants"):
+        taken(5, kind=kind, tenants=2)
 
 
 TRACE = """{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster_configs.schema import PlacementSection
+from cluster_core.engine import SessionMode
 from cluster_core.errors import ConfigError
 from cluster_sim import dispatch, scenario
 from cluster_sim.costs import StepWork
+from cluster_sim.engine import SimInput
 from cluster_sim.figures import Figures, as_json
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.request import Attempt
@@ -139,6 +141,60 @@ def test_a_worker_that_dies_costs_an_attempt_or_the_answer(
     assert (figures.outcomes, figures.retries) == (outcomes, retries)
 
 
+def session(arrival_s: float, *inputs: tuple[float, int, int, bool], output_tokens: int = 2) -> SimRequest:
+    """inputs: seconds after the arrival, length of the prompt then, of it unchanged, and whether it replaces."""
+    pieces, last = [], len(inputs) - 1
+    for number, (after_s, length, kept, replaces) in enumerate(inputs):
+        before = inputs[number - 1][1] if number else 0
+        tokens = [number] * (length if replaces else length - before)
+        keys = request(0.0, length, name=number).keys
+        pieces.append((after_s, SimInput(tokens, length, kept, keys, replaces, is_last=number == last)))
+    mode = SessionMode.UPDATE if any(each[3] for each in inputs) else SessionMode.APPEND
+    return SimRequest(arrival_s, inputs[-1][1], output_tokens, pieces[-1][1].keys, inputs=tuple(pieces), mode=mode)
+
+
+def test_what_has_come_of_a_session_is_computed_while_the_rest_comes() -> None:
+    """All but the last token of 100 when the last 50 come: 51 to compute."""
+    figures = run(world(), session(0.0, (0.0, 40, 0, False), (0.1, 100, 40, False), (1.0, 150, 100, False)))
+    assert figures.ttft_s.mean == pytest.approx(0.051 + 2 * HOP_S)
+    assert figures.ttft_open_s.mean == pytest.approx(1.051 + 2 * HOP_S)
+    assert figures.invalidated_tokens == 0
+
+
+def test_what_a_session_has_replaced_is_computed_again_from_its_block_on() -> None:
+    """99 of 100 were computed, 65 still stand, of them 60 in whole blocks."""
+    figures = run(world(), session(0.0, (0.0, 100, 0, False), (1.0, 110, 65, True)))
+    assert figures.ttft_s.mean == pytest.approx(0.050 + 2 * HOP_S)
+    assert figures.invalidated_tokens == 39
+
+
+def test_an_update_waits_for_the_step_that_runs() -> None:
+    figures = run(world(), session(0.0, (0.0, 100, 0, False), (0.05, 100, 0, True)))
+    assert figures.ttft_s.mean == pytest.approx(0.049 + 0.1 + 2 * HOP_S, abs=1e-3)
+    assert figures.invalidated_tokens == 99
+
+
+def test_a_prompt_that_became_shorter_still_gets_its_last_token_computed() -> None:
+    figures = run(world(), session(0.0, (0.0, 100, 0, False), (1.0, 80, 80, True)))
+    assert figures.outcomes == {"finished": 1}
+    assert figures.ttft_s.mean == pytest.approx(0.001 + 2 * HOP_S)
+
+
+def test_a_session_that_loses_its_worker_goes_on_with_what_has_come() -> None:
+    asked = session(0.0, (0.0, 100, 0, False), (1.0, 150, 100, False))
+    plain = world(2, 1)
+    run(plain, asked)
+    (worker,) = [name for name, each in plain.workers.items() if "prefill" in name and each.engine.totals.busy_s]
+    figures = run(world(2, 1, faults=[Fault(0.5, "kill", worker, 1.0)]), asked)
+    assert (figures.outcomes, figures.retries) == ({"finished": 1}, 1)
+    assert figures.ttft_s.mean == pytest.approx(0.051 + 2 * HOP_S)
+
+
+def test_a_session_without_prefill_workers_is_computed_when_it_is_whole() -> None:
+    figures = run(world(0, 1), session(0.0, (0.0, 100, 0, False), (1.0, 150, 100, False)))
+    assert figures.ttft_s.mean == pytest.approx(0.150 + HOP_S)
+
+
 def test_a_slow_worker_and_a_thin_link_take_longer_and_recover() -> None:
     plain = run(world(), request(0.0, 100, 5)).e2e_s.mean
     slow = run(world(faults=[Fault(0.0, "slow", "prefill-0000", 1.0, 3.0)]), request(0.0, 100, 5)).e2e_s.mean
@@ -174,9 +230,23 @@ def drawn(seed: int) -> tuple[World, Sequence[SimRequest]]:
         disaggregation=rng.choice(("always", "conditional")),
     )
     pools = {name: PoolSettings(size, costs, lambda: LightEngine(costs, settings)) for name, size in sizes.items()}
-    return World(str(seed), WorldSettings(pools, BLOCK, placement, faults=faults, index_entries=1 << 14)), list(
-        open_workload(section, seed)
-    )
+    made = World(str(seed), WorldSettings(pools, BLOCK, placement, faults=faults, index_entries=1 << 14))
+    return made, [_as_session(rng, each) if rng.random() < 0.3 else each for each in open_workload(section, seed)]
+
+
+def _as_session(rng: random.Random, whole: SimRequest) -> SimRequest:
+    """The same prompt in pieces, some of which replace what was there."""
+    after_s, length, inputs = 0.0, 0, []
+    for number in range(pieces := rng.randrange(1, 6)):
+        is_last, before = number == pieces - 1, length
+        length = whole.prompt_tokens if is_last else rng.randrange(1, whole.prompt_tokens + 20)
+        replaces = length < before or rng.random() < 0.3
+        kept = rng.randrange(min(before, length) + 1) if replaces else before
+        tokens = [number] * (length if replaces else length - before)
+        keys = whole.keys[: length // BLOCK]
+        inputs.append((after_s, SimInput(tokens, length, kept, keys, replaces, is_last)))
+        after_s += rng.expovariate(2)
+    return replace(whole, inputs=tuple(inputs), mode=SessionMode.UPDATE)
 
 
 def check(seed: int) -> Figures:

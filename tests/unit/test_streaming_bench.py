@@ -5,10 +5,10 @@ from typer.testing import CliRunner
 
 from benchmarks.streaming import compare, describe, names_of_runs
 from benchmarks.streaming_replay import Replay, SessionTimes, replay
-from benchmarks.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
+from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from control_plane.cli.main import app
 from tests.fakes.engine import FakeEngine
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.streaming_workload import (
+from cluster_core.engine import SessionMode
+from cluster_core.errors import InvalidInputError
+from cluster_sim.streaming_workload import (
     CLOSING_TOKENS,
     PREFIX_TOKENS,
     RETRIEVERS,
@@ -18,8 +20,6 @@ from benchmarks.streaming_workload import (
     draw,
     draw_trace,
 )
-from cluster_core.engine import SessionMode
-from cluster_core.errors import InvalidInputError
 
 VOCABULARY = 400
 PUBLISHED = {

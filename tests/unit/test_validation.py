@@ -1,240 +1,147 @@
-"""Every field that a client sets, against its limit; the messages name the field."""
+"""Predictions against measurements: a made-up cluster whose figures are known is predicted as it was measured."""
 
-import math
-from typing import Any
+import json
+import random
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rachis.v1 import generation_pb2 as generation
-from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import ClientFault, InvalidInputError, OutOfRangeError
-from control_plane import validation
+from benchmarks import validation, validation_model
+from benchmarks.quiet import taken_s
+from benchmarks.validation import LOADS, Comparison, compared, prompts_of, seen
+from benchmarks.validation_cluster import BatchPoint, Cluster, Measured, Prompt, PromptPoint, Timed
+from cluster_configs.schema import PlacementSection, RachisConfig
+from cluster_sim import costs
+from cluster_sim.costs import StepWork, prefill_work
 
-MODEL = wire.ModelInfo(name="tiny", vocabulary_size=100, max_model_len=64)
-
-
-def check(**fields: Any) -> None:
-    validation.check_sampling(generation.SamplingParams(**fields), MODEL)
+_HOP_S, _LATENCY_S, _S_PER_TOKEN, _STEP_S = 0.001, 0.004, 1e-6, 0.003
+CONFIG = RachisConfig(placement=PlacementSection(disaggregation="always"))
 
 
-def test_absent_sampling_is_accepted() -> None:
-    check()
+def prefill_s(tokens: int) -> float:
+    return 0.005 + 3e-5 * tokens + 1e-8 * tokens * tokens / 2
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", 0.0),
-        ("temperature", 100.0),
-        ("top_p", 1e-9),
-        ("top_p", 1.0),
-        ("top_k", 0),
-        ("top_k", 2**31 - 1),
-        ("min_p", 0.0),
-        ("min_p", 1.0),
-        ("seed", 0),
-        ("seed", 2**63 - 1),
-        ("presence_penalty", -2.0),
-        ("presence_penalty", 2.0),
-        ("frequency_penalty", -2.0),
-        ("frequency_penalty", 2.0),
-        ("repetition_penalty", 1e-9),
-        ("repetition_penalty", 2.0),
-        ("logprobs", 0),
-        ("logprobs", 20),
-        ("max_tokens", 1),
-        ("max_tokens", 2**31 - 1),
-        ("min_tokens", 128),
-        ("stop", ["x"] * 16),
-        ("stop", ["x" * 256]),
-        ("stop_token_ids", [99] * 16),
-    ],
-)
-def test_a_value_at_its_limit_is_accepted(field: str, value: Any) -> None:
-    check(**{field: value})
+def decode_s(batch: int, context_tokens: float) -> float:
+    return _STEP_S + 0.0002 * (batch - 1) + 2e-7 * context_tokens
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.01),
-        ("temperature", 100.5),
-        ("top_p", 0.0),
-        ("top_p", 1.01),
-        ("top_k", 2**31),
-        ("min_p", -0.1),
-        ("min_p", 1.1),
-        ("seed", 2**63),
-        ("presence_penalty", -2.1),
-        ("presence_penalty", 2.1),
-        ("frequency_penalty", -2.1),
-        ("frequency_penalty", 2.1),
-        ("repetition_penalty", 0.0),
-        ("repetition_penalty", 2.1),
-        ("logprobs", 21),
-        ("max_tokens", 0),
-        ("max_tokens", 2**31),
-        ("min_tokens", 129),
-        ("stop", ["x"] * 17),
-        ("stop", [""]),
-        ("stop", ["fine", "x" * 257]),
-        ("stop_token_ids", [1] * 17),
-    ],
-)
-def test_a_value_beyond_its_limit_is_refused_under_its_name(field: str, value: Any) -> None:
-    with pytest.raises(InvalidInputError, match=rf"^sampling\.{field}: ") as caught:
-        check(**{field: value})
-
-    assert caught.value.field == f"sampling.{field}"
+def gap_s(tokens: int) -> float:
+    return 2 * _HOP_S + _LATENCY_S + _S_PER_TOKEN * tokens + 2 * decode_s(1, tokens)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    "field", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
-)
-def test_a_value_that_is_no_finite_number_is_refused_under_its_name(field: str, value: float) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        check(**{field: value})
-
-    assert caught.value.field == f"sampling.{field}"
-
-
-def test_every_numeric_sampling_field_has_a_range() -> None:
-    unranged = {"stop", "stop_token_ids", "ignore_eos"}
-    fields = set(generation.SamplingParams.DESCRIPTOR.fields_by_name)
-
-    assert set(validation._RANGES) == fields - unranged
+def measured(prefill_slowdown: float = 1.0, decode_slowdown: float = 1.0) -> Measured:
+    return Measured(
+        tuple(
+            PromptPoint(each, prefill_s(each), prefill_s(each) + 2 * _HOP_S, gap_s(each))
+            for each in (32, 256, 1024, 2048, 3500)
+        ),
+        tuple(
+            BatchPoint(batch, batch * context, decode_s(batch, batch * context))
+            for batch in (1, 4, 16)
+            for context in (64, 1024)
+        ),
+        prefill_slowdown,
+        decode_slowdown,
+    )
 
 
-def test_min_tokens_above_max_tokens_is_refused_with_both_numbers() -> None:
-    with pytest.raises(InvalidInputError, match=r"sampling\.min_tokens: must be at most max_tokens \(4\), got 5"):
-        check(max_tokens=4, min_tokens=5)
+def cluster() -> Cluster:
+    return Cluster(cast(Any, None), 1000, 0, lambda: None)
 
 
-def test_a_stop_token_outside_the_vocabulary_is_out_of_range() -> None:
-    with pytest.raises(OutOfRangeError, match=r"sampling\.stop_token_ids: token 100 .* 100 tokens"):
-        check(stop_token_ids=[3, 100])
+def model_file(folder: Path, found: Measured) -> Path:
+    file = folder / "measured.json"
+    validation_model.write(validation_model.cost_model(found, CONFIG), file)
+    return file
 
 
-@given(st.floats(), st.floats())
-def test_no_pair_of_floats_is_accepted_outside_the_documented_ranges(temperature: float, top_p: float) -> None:
-    documented = 0 <= temperature <= 100 and 0 < top_p <= 1
-    try:
-        check(temperature=temperature, top_p=top_p)
-    except ClientFault:
-        assert not documented
-    else:
-        assert documented
+def test_cost_model_says_what_was_measured(tmp_path: Path) -> None:
+    model = costs.load(str(model_file(tmp_path, measured())))
+    for tokens in (32, 1024, 3500):
+        assert model.step_s(prefill_work([(0, tokens)])) == pytest.approx(prefill_s(tokens))
+    for batch, context in ((1, 64), (4, 1024), (16, 64)):
+        work = StepWork(decode_requests=batch, context_tokens=batch * context, distinct_tokens=batch * context)
+        assert model.step_s(work) == pytest.approx(decode_s(batch, batch * context))
+    assert model.network_latency_s == pytest.approx(_LATENCY_S, rel=0.02)
+    assert model.kv_bytes_per_token / model.network_bytes_per_s == pytest.approx(_S_PER_TOKEN, rel=0.02)
+    assert model.device_tokens == 1024 * 32
 
 
-@pytest.mark.parametrize("name", ["", "a" * 128, "ünïcode-7", "with space"])
-def test_a_printable_request_id_is_accepted(name: str) -> None:
-    validation.check_request_id(name)
+@pytest.mark.parametrize("tokens", [256, 1024])
+def test_request_at_no_load_is_predicted_as_it_was_measured(tmp_path: Path, tokens: int) -> None:
+    prompts = [Prompt(float(number), cluster().fresh(tokens), 8) for number in range(3)]
+    # Of one seed: the same prompt again would be cached.
+    prompts = [Prompt(each.at_s, (number, *each.token_ids[1:]), 8) for number, each in enumerate(prompts)]
+    timed = [Timed(each.at_s, tokens) for each in prompts]
+    found = measured()
+    figures = validation_model.simulate(model_file(tmp_path, found), found, CONFIG, prompts, timed)
+    ttft_s = prefill_s(tokens) + 2 * _HOP_S
+    assert figures.finished == 3
+    assert figures.ttft_s.mean == pytest.approx(ttft_s, rel=0.03)
+    assert figures.e2e_s.mean == pytest.approx(ttft_s + gap_s(tokens) + 6 * decode_s(1, tokens), rel=0.05)
 
 
-@pytest.mark.parametrize("salt", ["", "tenant 7", "ü" * 128])
-def test_a_printable_cache_salt_is_accepted(salt: str) -> None:
-    validation.check_cache_salt(salt)
+def test_workers_that_share_cores_slow_each_other_down(tmp_path: Path) -> None:
+    """Prompts are computed while others are answered."""
+    drawn = cluster()
+    prompts = [Prompt(number * 0.03, drawn.fresh(512), 32) for number in range(20)]
+    timed = [Timed(each.at_s, 512) for each in prompts]
+    file = model_file(tmp_path, measured())
+    alone = validation_model.simulate(file, measured(), CONFIG, prompts, timed)
+    shared = validation_model.simulate(file, measured(1.5, 2.0), CONFIG, prompts, timed)
+    assert shared.ttft_s.mean > 1.2 * alone.ttft_s.mean
+    assert shared.tpot_s.mean > 1.3 * alone.tpot_s.mean
+    assert validation_model.simulate(file, measured(), CONFIG, prompts, timed).ttft_s.mean == alone.ttft_s.mean
 
 
-@pytest.mark.parametrize("salt", ["a" * 129, "line\nbreak"])
-def test_an_unprintable_or_long_cache_salt_is_refused(salt: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"^cache_salt: must be at most 128 printable characters"):
-        validation.check_cache_salt(salt)
+@pytest.mark.parametrize("name", [name for name, load in LOADS.items() if load.share])
+def test_loads_ask_for_their_share_of_the_prefill_worker(name: str) -> None:
+    load, found = LOADS[name], measured()
+    rates = []
+    for seed in range(20):
+        prompts = prompts_of(load, found, cluster(), random.Random(seed))
+        work_s = sum(prefill_s(len(each.token_ids) - load.shared_tokens) for each in prompts)
+        rates.append(work_s / prompts[-1].at_s)
+    assert sum(rates) / len(rates) == pytest.approx(load.share, rel=0.25)
 
 
-@pytest.mark.parametrize("priority", [-1000, 0, 1000])
-def test_a_priority_within_the_limits_is_accepted(priority: int) -> None:
-    validation.check_priority(priority)
+def test_bursty_prompts_share_their_groups_prefix() -> None:
+    prompts = prompts_of(LOADS["bursty"], measured(), cluster(), random.Random(1))
+    prefixes = {each.token_ids[: LOADS["bursty"].shared_tokens] for each in prompts}
+    assert len(prefixes) == LOADS["bursty"].groups
+    assert len({each.token_ids for each in prompts}) == len(prompts)
 
 
-@pytest.mark.parametrize("priority", [-1001, 1001, 2**31 - 1])
-def test_a_priority_beyond_the_limits_is_refused_with_both(priority: int) -> None:
-    with pytest.raises(InvalidInputError, match=rf"^priority: must be in \[-1000, 1000\], got {priority}$"):
-        validation.check_priority(priority)
+def test_comparison_is_of_medians_and_knows_its_tolerance() -> None:
+    def figures(value: float) -> dict[str, float]:
+        return dict.fromkeys(validation.FIGURES, value)
+
+    good, *_ = compared(
+        "light", [(figures(9.0), figures(10.0)), (figures(11.0), figures(10.0)), (figures(90), figures(1))]
+    )
+    assert (good.predicted, good.measured, good.ratio, good.within) == (11.0, 10.0, 1.1, True)
+    assert not Comparison("light", "e2e", 8.4, 10.0).within
+    assert not Comparison("light", "e2e", 11.6, 10.0).within
+    assert [row[-1] for row in validation.table([good, Comparison("light", "e2e", 2.0, 1.0)])] == ["yes", "no"]
+    assert json.loads(json.dumps(good.as_json()))["ratio"] == 1.1
 
 
-@pytest.mark.parametrize("name", ["a" * 129, "line\nbreak", "nul\0", "\u200bhidden"])
-def test_an_unprintable_or_long_request_id_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"^request_id: "):
-        validation.check_request_id(name)
+def test_what_clients_saw_becomes_figures() -> None:
+    timed = [Timed(0.0, 10, [0.1, 0.2, 0.3]), Timed(1.0, 10, [1.3, 1.5, 2.0])]
+    figures = seen(timed)
+    assert figures["ttft_mean_ms"] == pytest.approx(200)
+    assert figures["e2e_mean_ms"] == pytest.approx(650)
+    assert figures["throughput_tokens_per_s"] == pytest.approx(3.0)
 
 
-def test_no_model_and_the_served_model_are_accepted() -> None:
-    validation.check_model("", "tiny")
-    validation.check_model("tiny", "tiny")
+def test_foreign_load_counts_what_processes_have_taken_since() -> None:
+    assert taken_s({1: 5.0, 2: 1.0}, {1: 6.0, 3: 0.5}) == 1.5
 
 
-def test_another_model_is_refused_with_both_names() -> None:
-    with pytest.raises(InvalidInputError, match=r"^model: unknown model `other`; this cluster serves `tiny`"):
-        validation.check_model("other", "tiny")
-
-
-def chat(*messages: tuple[str, str]) -> generation.PromptInput:
-    turns = [generation.ChatMessage(role=role, content=content) for role, content in messages]
-    return generation.PromptInput(chat=generation.ChatMessages(messages=turns))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "field"),
-    [
-        (generation.PromptInput(), "prompt"),
-        (generation.PromptInput(text=""), "prompt.text"),
-        (generation.PromptInput(token_ids=generation.TokenIds()), "prompt.token_ids"),
-        (chat(), "prompt.chat.messages"),
-        (chat(("user", "hi"), ("robot", "beep")), "prompt.chat.messages[1].role"),
-    ],
-)
-def test_a_prompt_without_content_is_refused_under_its_name(prompt: generation.PromptInput, field: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        validation.check_prompt_form(prompt)
-
-    assert caught.value.field == field
-    assert str(caught.value).startswith(f"{field}: ")
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        generation.PromptInput(text="hi"),
-        generation.PromptInput(token_ids=generation.TokenIds(ids=[0])),
-        chat(("system", "s"), ("user", "u"), ("assistant", "a")),
-    ],
-)
-def test_a_prompt_in_any_of_the_three_forms_is_accepted(prompt: generation.PromptInput) -> None:
-    validation.check_prompt_form(prompt)
-
-
-def check_tokens(token_ids: list[int], max_tokens: int) -> None:
-    validation.check_tokens(token_ids, generation.SamplingParams(max_tokens=max_tokens), MODEL)
-
-
-def test_prompt_and_completion_may_fill_the_models_length() -> None:
-    check_tokens([99] * 60, 4)
-
-
-def test_a_completion_beyond_the_models_length_names_max_tokens() -> None:
-    with pytest.raises(OutOfRangeError, match=r"^sampling\.max_tokens: 60 .* 5 .* 65 together, .* length is 64"):
-        check_tokens([1] * 60, 5)
-
-
-def test_a_prompt_as_long_as_the_model_names_the_prompt() -> None:
-    with pytest.raises(OutOfRangeError, match=r"^prompt: 64 prompt tokens"):
-        check_tokens([1] * 64, 1)
-
-
-def test_absent_max_tokens_counts_as_its_default() -> None:
-    with pytest.raises(OutOfRangeError, match="128 max_tokens"):
-        validation.check_tokens([1], generation.SamplingParams(), MODEL)
-
-
-def test_a_token_outside_the_vocabulary_is_out_of_range() -> None:
-    with pytest.raises(OutOfRangeError, match=r"^prompt\.token_ids: token 100 "):
-        check_tokens([1, 100], 1)
-
-
-def test_a_prompt_that_has_no_tokens_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"^prompt: has no tokens"):
-        check_tokens([], 1)
+def test_no_load_check_notices_a_hop_that_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(validation_model, "hop_s", lambda found: 0.0)
+    with pytest.raises(AssertionError):
+        test_request_at_no_load_is_predicted_as_it_was_measured(tmp_path, 256)

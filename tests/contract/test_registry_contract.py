@@ -1,0 +1,240 @@
+"""The registry and the streams of claims over a real Redis and over the simulation's, asked by the production code."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pytest
+import redis.asyncio as redis
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, connect
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import IndexSection
+from cluster_core.engine import PrefixClaimChange
+from cluster_core.errors import StartError
+from cluster_sim.faults.local_redis import LocalRedis, Store
+from cluster_sim.faults.network import Network
+from cluster_sim.faults.redis_scripts import SCRIPTS
+from control_plane import access_log, replicator
+from control_plane.membership import Membership
+from control_plane.prefix_index import PrefixIndex
+from control_plane.redis_index import IndexFollower
+from control_plane.redis_membership import RegistryFollower
+from tests.fakes.redis_server import running_redis
+from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.registration import Registration
+
+SERVICE = "svc-test"
+LEASE_S = 0.2
+
+
+@pytest.fixture(params=["local", pytest.param("Redis", marks=pytest.mark.integration)])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "Redis":
+        with running_redis(tmp_path) as real:
+            yield real
+        return
+    store, network = Store(), Network(Random(0))
+
+    def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
+        return LocalRedis(store, network, "test", socket_timeout, SCRIPTS)
+
+    with mock.patch.object(redis.Redis, "from_url", client):
+        yield "redis://local"
+
+
+@asynccontextmanager
+async def registered(url: str, name: str = "decode-0", **values: Any) -> AsyncIterator[Registration]:
+    record = wire.WorkerRegistration(worker_id=name, pool=wire.POOL_DECODE, state=wire.WORKER_STATE_READY, **values)
+    registration = Registration(url, SERVICE, record, LEASE_S)
+    try:
+        yield registration
+    finally:
+        await registration.close()
+
+
+@asynccontextmanager
+async def fed(url: str, generation: int, name: str = "decode-0") -> AsyncIterator[ClaimFeed]:
+    feed = ClaimFeed(url, SERVICE, name, generation, IndexSection(), timeout_s=2)
+    try:
+        yield feed
+    finally:
+        await feed.close()
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[Any]:
+    made = connect(url, 2)
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+async def read(url: str) -> dict[str, int]:
+    """Generations by worker, as a router reads them."""
+    follower = RegistryFollower(url, SERVICE, Membership(), refresh_s=1, worker_lease_s=LEASE_S)
+    try:
+        return {record.worker_id: record.generation for record in await follower._read()}
+    finally:
+        await follower.close()
+
+
+async def test_generations_grow_and_are_never_below_the_time(url: str) -> None:
+    async with registered(url) as first, registered(url, "decode-1") as second:
+        one, other = await first.open(), await second.open()
+
+    assert one < other
+    assert one > 1_600_000_000_000
+
+
+async def test_a_registration_is_read_until_its_lease_ends(url: str) -> None:
+    async with registered(url) as registration:
+        generation = await registration.open()
+        await registration.publish()
+        assert await read(url) == {"decode-0": generation}
+
+        await asyncio.sleep(2 * LEASE_S)
+
+        assert await read(url) == {}
+
+
+async def test_a_registration_that_is_closed_is_gone_at_once(url: str) -> None:
+    async with registered(url) as registration:
+        await registration.open()
+        await registration.publish()
+
+    assert await read(url) == {}
+
+
+async def test_an_older_generation_does_not_write_over_a_newer_one(url: str) -> None:
+    async with registered(url) as old, registered(url) as new:
+        await old.open()
+        generation = await new.open()
+        await new.publish()
+        await old.publish()
+
+        assert await read(url) == {"decode-0": generation}
+
+
+async def test_a_registry_that_lost_its_data_repeats_no_generation(url: str) -> None:
+    async with registered(url) as registration, registered(url, "decode-1") as later, client(url) as raw:
+        generation = await registration.open()
+        await raw.delete(registry.generation_key(SERVICE))
+        await registration.publish()
+
+        assert await later.open() > generation
+
+
+async def test_claims_come_to_the_index_and_leave_it_with_a_newer_generation(url: str) -> None:
+    async with followed(url) as (membership, index, poll):
+        async with fed(url, 5) as feed:
+            await feed.open()
+            feed.changed(PrefixClaimChange({11: True, 12: True}))
+            await feed._exchange()
+            feed.changed(PrefixClaimChange({12: False, 13: True}))
+            await feed._exchange()
+            member(membership, 5, feed.claims_sequence)
+            await poll()
+            assert device(index) == {11, 13}
+
+        async with fed(url, 6) as newer:
+            await newer.open()
+            newer.changed(PrefixClaimChange({21: True}))
+            await newer._exchange()
+            member(membership, 6, newer.claims_sequence)
+            await poll()
+            assert device(index) == {21}
+            await feed_is_superseded(url)
+
+
+async def feed_is_superseded(url: str) -> None:
+    async with fed(url, 5) as older:
+        with pytest.raises(StartError):
+            await older.open()
+        older.changed(PrefixClaimChange({31: True}))
+        await older._exchange()
+        assert older.is_superseded
+
+
+async def test_claims_that_redis_lost_are_written_anew(url: str) -> None:
+    async with followed(url) as (membership, index, poll), fed(url, 5) as feed, client(url) as raw:
+        await feed.open()
+        feed.changed(PrefixClaimChange({11: True}))
+        await feed._exchange()
+        await raw.delete(registry.claims_key(SERVICE, "decode-0"), registry.snapshot_key(SERVICE, "decode-0"))
+        feed.changed(PrefixClaimChange({12: True}))
+        for _ in range(3):
+            await feed._exchange()
+        member(membership, 5, feed.claims_sequence)
+        await poll()
+
+        assert feed.counters.losses == 1
+        assert device(index) == {11, 12}
+
+
+async def test_accesses_are_counted_in_order_and_their_snapshot_replaces_only_its_own_base(url: str) -> None:
+    async with client(url) as raw:
+        names = [await raw.xadd("accesses", {"b": b"x", "n": number}, maxlen=100) for number in range(3)]
+        assert names == sorted(names)
+        page = await raw.xrange("accesses", names[1].decode(), "+", count=1)
+        assert page == [(names[1], {b"b": b"x", b"n": b"1"})]
+
+        script = access_log._WRITE_SNAPSHOT
+        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"snapshot" * 8, 0) == 1
+        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"another" * 8, 0) == 0
+        assert await raw.get("hotness") == b"snapshot" * 8
+
+
+async def test_the_lease_of_copying_is_held_by_one(url: str) -> None:
+    async with client(url) as raw:
+        held = [await raw.eval(replicator._HOLD, 1, "replication", who, 100) for who in ("a", "b", "a")]
+        assert held == [1, 0, 1]
+
+        await asyncio.sleep(0.15)
+
+        assert await raw.eval(replicator._HOLD, 1, "replication", "b", 100) == 1
+
+
+async def test_a_server_that_is_down_raises_what_the_production_code_waits_out() -> None:
+    store = Store()
+    store.is_down = True
+    local = LocalRedis(store, Network(Random(0)), "test", 0.1, SCRIPTS)
+
+    with pytest.raises(REDIS_DOWN):
+        await local.get("anything")
+
+
+async def test_a_link_that_is_cut_lets_calls_run_into_their_timeout() -> None:
+    network = Network(Random(0))
+    local = LocalRedis(Store(), network, "test", 0.05, SCRIPTS)
+    network.link("test", "redis").cut()
+
+    with pytest.raises(redis.TimeoutError):
+        await local.get("anything")
+
+
+@asynccontextmanager
+async def followed(url: str) -> AsyncIterator[tuple[Membership, PrefixIndex, Callable[[], Awaitable[None]]]]:
+    membership, index = Membership(), PrefixIndex(1024, 600, 0)
+    follower = IndexFollower(url, SERVICE, membership, index, refresh_s=1, max_staleness_s=10, silent_after_s=60)
+    try:
+        yield membership, index, follower.poll
+    finally:
+        await follower.close()
+
+
+def member(membership: Membership, generation: int, sequence: int) -> None:
+    record = wire.WorkerRegistration(
+        worker_id="decode-0", generation=generation, pool=wire.POOL_DECODE, claims_sequence=sequence
+    )
+    membership.replace([record], 0.0)
+
+
+def device(index: PrefixIndex) -> set[int]:
+    return set(index.claims("decode-0")[0].tolist())

@@ -1,0 +1,413 @@
+"""What the project relies on of gRPC, asked of real gRPC on loopback and of the simulation's transport alike."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+from rachis.wire import Context, channel_options, next_message
+
+from cluster_sim.faults.local_grpc import LocalTransport
+from cluster_sim.faults.network import Network
+from control_plane.malformed_input import MalformedInputInterceptor
+
+WAIT_S = 5.0
+
+
+class Servicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Each call does what the test has put into `on_...`; `cancelled` is set when one is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.context: Any = None
+        self.on_unary: Callable[[Any, Any], Any] = self._nothing
+        self.on_stream: Callable[[Any, Any], AsyncIterator[Any]]
+        self.on_session: Callable[[Any], Any] = self._nothing
+
+    async def ReleaseHandoff(self, request: Any, context: Context) -> Any:  # noqa: N802
+        async with self._noted(context):
+            return await self.on_unary(request, context)
+
+    async def Decode(self, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: N802
+        async with self._noted(context):
+            async for message in self.on_stream(request, context):
+                yield message
+
+    async def PrefillSession(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        async with self._noted(context):
+            await self.on_session(context)
+
+    async def _nothing(self, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def _noted(self, context: Context) -> AsyncIterator[None]:
+        self.context = context
+        self.begun.set()
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.set()
+            raise
+
+
+class Service:
+    """A server with a servicer, and a stub of a client."""
+
+    def __init__(self, servicer: Servicer, server: Any, channel: Any) -> None:
+        self.servicer = servicer
+        self.server = server
+        self.channel = channel
+        self.stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+
+    def release(self, lease_id: str = "x", **options: Any) -> Any:
+        return self.stub.ReleaseHandoff(wire.ReleaseHandoffRequest(lease_id=lease_id), **options)
+
+    def decode(self, **options: Any) -> Any:
+        return self.stub.Decode(wire.DecodeRequest(request_id="x"), **options)
+
+
+@asynccontextmanager
+async def real() -> AsyncIterator[Service]:
+    servicer = Servicer()  # type: ignore[abstract]  # the other calls are not asked for
+    options = channel_options(64 << 20)
+    server = grpc.aio.server(interceptors=[MalformedInputInterceptor(16 << 20)], options=options)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+    try:
+        yield Service(servicer, server, channel)
+    finally:
+        await channel.close(None)
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def local() -> AsyncIterator[Service]:
+    servicer = Servicer()  # type: ignore[abstract]  # the other calls are not asked for
+    transport = LocalTransport(Network(Random(0)))
+    server: Any = transport.server("worker", [MalformedInputInterceptor(16 << 20)])
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("worker:0")
+    await server.start()
+    channel = transport.channel("client", f"worker:{port}")
+    try:
+        yield Service(servicer, server, channel)
+    finally:
+        await channel.close(None)
+        await server.stop(None)
+
+
+@pytest.fixture(params=[real, local], ids=["gRPC", "local"])
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    make: Callable[[], AbstractAsyncContextManager[Service]] = request.param
+    async with asyncio.timeout(4 * WAIT_S), make() as made:
+        yield made
+
+
+async def happens(event: asyncio.Event) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await event.wait()
+
+
+async def error_of(awaitable: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value
+
+
+def delta(text: str) -> wire.DecodeResponse:
+    message = wire.DecodeResponse()
+    message.delta.text = text
+    return message
+
+
+async def test_a_unary_call_carries_a_message_each_way(service: Service) -> None:
+    async def answer(request: Any, context: Any) -> Any:
+        return wire.ReleaseHandoffResponse(released=request.lease_id == "mine")
+
+    service.servicer.on_unary = answer
+
+    assert (await service.release("mine")).released
+    assert not (await service.release("other")).released
+
+
+async def test_an_abort_carries_status_details_and_trailing_metadata(service: Service) -> None:
+    async def answer(request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (("retry-after-ms", "5"), ("x-bin", b"\0\1")))
+
+    service.servicer.on_unary = answer
+
+    error = await error_of(service.release())
+
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    trailing: dict[Any, Any] = dict(error.trailing_metadata())  # type: ignore[arg-type]
+    assert (trailing["retry-after-ms"], trailing["x-bin"]) == ("5", b"\0\1")
+
+
+async def test_what_a_handler_raises_is_unknown_to_the_client(service: Service) -> None:
+    async def answer(request: Any, context: Any) -> None:
+        raise ValueError("a defect")
+
+    service.servicer.on_unary = answer
+
+    error = await error_of(service.release())
+
+    assert error.code() is grpc.StatusCode.UNKNOWN
+    assert "a defect" in (error.details() or "")
+
+
+async def test_a_method_that_nobody_serves_is_unimplemented(service: Service) -> None:
+    call = service.channel.unary_unary(
+        "/rachis.v1.WorkerService/Nothing",
+        request_serializer=wire.ReleaseHandoffRequest.SerializeToString,
+        response_deserializer=wire.ReleaseHandoffResponse.FromString,
+    )
+
+    assert (await error_of(call(wire.ReleaseHandoffRequest()))).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_stream_comes_in_order_and_ends(service: Service) -> None:
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        for number in range(100):
+            yield delta(str(number))
+
+    service.servicer.on_stream = stream
+
+    texts = [message.delta.text async for message in service.decode()]
+
+    assert texts == [str(number) for number in range(100)]
+
+
+async def test_what_was_streamed_before_an_abort_is_read_before_its_status(service: Service) -> None:
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        for number in range(3):
+            yield delta(str(number))
+        await context.abort(grpc.StatusCode.ABORTED, "enough")
+
+    service.servicer.on_stream = stream
+    call = service.decode()
+    await happens(service.servicer.begun)
+    await asyncio.sleep(0.1)
+
+    assert [(await call.read()).delta.text for _ in range(3)] == ["0", "1", "2"]
+    assert (await error_of(call.read())).code() is grpc.StatusCode.ABORTED
+
+
+async def test_a_deadline_ends_the_call_at_both_ends(service: Service) -> None:
+    error = await error_of(service.release(timeout=0.1))
+
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await happens(service.servicer.cancelled)
+    assert service.servicer.context.time_remaining() == 0
+
+
+async def test_a_call_without_a_deadline_has_no_time_remaining(service: Service) -> None:
+    remaining: list[float | None] = []
+
+    async def answer(request: Any, context: Any) -> Any:
+        remaining.append(context.time_remaining())
+        return wire.ReleaseHandoffResponse()
+
+    service.servicer.on_unary = answer
+
+    await service.release()
+    await service.release(timeout=50)
+
+    assert remaining[0] is None
+    assert remaining[1] is not None and 40 < remaining[1] < 51
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream", "session"])
+async def test_a_cancel_reaches_the_server(service: Service, kind: str) -> None:
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield delta("first")
+        await asyncio.Event().wait()
+
+    service.servicer.on_stream = stream
+    call = {"unary": service.release, "stream": service.decode, "session": service.stub.PrefillSession}[kind]()
+    if kind == "session":
+        await call.write(wire.PrefillSessionRequest())
+    await happens(service.servicer.begun)
+
+    assert call.cancel()
+
+    assert call.cancelled()
+    await happens(service.servicer.cancelled)
+    assert not call.cancel()
+
+
+async def test_a_task_that_is_cancelled_while_it_reads_cancels_the_call(service: Service) -> None:
+    call = service.stub.PrefillSession()
+    reading = asyncio.create_task(call.read())
+    await happens(service.servicer.begun)
+
+    reading.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert call.cancelled()
+    await happens(service.servicer.cancelled)
+
+
+async def test_reading_a_call_that_was_cancelled_here_raises_cancelled(service: Service) -> None:
+    call = service.stub.PrefillSession()
+    await call.write(wire.PrefillSessionRequest())
+    await happens(service.servicer.begun)
+    call.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await call.read()
+
+
+async def test_a_session_is_read_and_written_at_both_ends(service: Service) -> None:
+    async def echo(context: Any) -> None:
+        while (request := await next_message(context)) is not None:
+            response = wire.PrefillSessionResponse()
+            response.progress.inputs = len(request.append.token_ids)
+            await context.write(response)
+
+    service.servicer.on_session = echo
+    call = service.stub.PrefillSession()
+    for count in (3, 1):
+        await call.write(wire.PrefillSessionRequest(append=wire.PrefillSessionAppend(token_ids=[0] * count)))
+        assert (await next_message(call)).progress.inputs == count
+
+    await call.done_writing()
+
+    assert await next_message(call) is None
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_write_after_the_end_of_the_call_is_an_invalid_state(service: Service) -> None:
+    async def leave(context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    service.servicer.on_session = leave
+    call = service.stub.PrefillSession()
+    assert (await error_of(call.read())).code() is grpc.StatusCode.UNAVAILABLE
+
+    with pytest.raises(asyncio.InvalidStateError):
+        await call.write(wire.PrefillSessionRequest())
+
+
+async def test_a_server_that_writes_to_nobody_hears_an_internal_error_or_is_cancelled(service: Service) -> None:
+    failed = asyncio.Event()
+
+    async def persist(context: Any) -> None:
+        await next_message(context)
+        try:
+            while True:
+                await context.write(wire.PrefillSessionResponse())
+                await asyncio.sleep(0.005)
+        except (grpc.aio.InternalError, asyncio.CancelledError):
+            failed.set()
+            raise
+
+    service.servicer.on_session = persist
+    call = service.stub.PrefillSession()
+    await call.write(wire.PrefillSessionRequest())
+    await happens(service.servicer.begun)
+    call.cancel()
+
+    await happens(failed)
+
+
+async def test_who_is_not_read_has_to_wait(service: Service) -> None:
+    written = 0
+
+    async def pour(context: Any) -> None:
+        nonlocal written
+        await next_message(context)
+        while True:
+            response = wire.PrefillSessionResponse()
+            response.prefilled.first.text = "x" * 10_000
+            await context.write(response)
+            written += 1
+
+    service.servicer.on_session = pour
+    call = service.stub.PrefillSession()
+    await call.write(wire.PrefillSessionRequest())
+    await happens(service.servicer.begun)
+    await asyncio.sleep(0.3)
+    before = written
+    await asyncio.sleep(0.1)
+
+    assert written == before
+    # More than any window holds.
+    for _ in range(2 * before):
+        await call.read()
+    assert written > before
+    call.cancel()
+
+
+async def test_a_server_that_stops_breaks_its_calls_as_unavailable_and_takes_no_more(service: Service) -> None:
+    call = service.decode()
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield delta("first")
+        await asyncio.Event().wait()
+
+    service.servicer.on_stream = stream
+    assert (await call.read()).delta.text == "first"
+
+    await service.server.stop(None)
+
+    assert (await error_of(call.read())).code() is grpc.StatusCode.UNAVAILABLE
+    await happens(service.servicer.cancelled)
+    assert (await error_of(service.release())).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_that_stops_with_grace_lets_calls_finish(service: Service) -> None:
+    go_on = asyncio.Event()
+
+    async def answer(request: Any, context: Any) -> Any:
+        await go_on.wait()
+        return wire.ReleaseHandoffResponse(released=True)
+
+    service.servicer.on_unary = answer
+    call = service.release()
+    await happens(service.servicer.begun)
+    stopping = asyncio.create_task(service.server.stop(WAIT_S))
+    await asyncio.sleep(0.05)
+    go_on.set()
+
+    assert (await call).released
+    await stopping
+
+
+async def test_a_channel_that_closes_waits_for_its_calls_and_then_cancels_them(service: Service) -> None:
+    async def answer(request: Any, context: Any) -> Any:
+        if request.lease_id == "short":
+            return wire.ReleaseHandoffResponse(released=True)
+        await asyncio.Event().wait()
+        return None
+
+    service.servicer.on_unary = answer
+    call = asyncio.ensure_future(_awaited(service.release("long")))
+    await happens(service.servicer.begun)
+
+    await service.channel.close(0.1)
+
+    with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+        await call
+    await happens(service.servicer.cancelled)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def test_a_port_that_is_taken_cannot_be_bound(service: Service) -> None:
+    place = service.channel._address if hasattr(service.channel, "_address") else None
+    if place is None:
+        pytest.skip("tests/unit/test_wire.py asks it of real gRPC")
+    with pytest.raises(RuntimeError):
+        service.server.add_insecure_port(place)
