@@ -1,4 +1,4 @@
-"""Writes every reproduced table: python -m benchmarks.papers [--quick] [--only stream2llm] [--to benchmarks/results]."""
+"""Writes every reproduced table: python -m benchmarks.papers [--quick] [--only PAPER] [--to FOLDER]."""
 
 import argparse
 import json
@@ -16,9 +16,9 @@ PAPERS = {
     "hotprefix": "HotPrefix (doi 10.1145/3749168): Figures 8, 14 and 15",
 }
 _NOTE = (
-    "What the paper prints beside what the simulator finds, with the production schedulers, tiers and policies over cost "
-    "models from public figures. No constant is tuned to a cell. A ratio of 1 is agreement; `-` is what the paper does "
-    "not print or the simulator cannot say. Made by `make bench-papers`."
+    "What the paper prints beside what the simulator finds, with the production schedulers, tiers and policies over "
+    "cost models from public figures. No constant is tuned to a cell. A ratio of 1 is agreement; `-` is what the paper "
+    "does not print or the simulator cannot say. Made by `make bench-papers`."
 )
 _RESULTS = Path(__file__).parent.parent / "results"
 
@@ -35,7 +35,7 @@ def main() -> int:
     for name in given.only or PAPERS:
         with err.status(name) as status:
             cells: list[Cell] = import_module(f"benchmarks.papers.{name}").run(
-                lambda text, name=name: status.update(f"{name}: {text}"),  # noqa: B023 - called in this turn only
+                lambda text, name=name: status.update(f"{name}: {text}"),
                 quick=given.quick,
             )
         (given.to / f"papers-{name}.json").write_text(json.dumps(as_json(cells), indent=1) + "\n")

@@ -1,5 +1,5 @@
-"""FEATHER's workload and machine in the simulator: vLLM's own scheduler, and the decode scheduler with its policies, real
-ones, under three models of what a batch saves that shares prefixes.
+"""FEATHER's workload and machine in the simulator: vLLM's own scheduler, and the decode scheduler with its policies,
+real ones, under three models of what a batch saves that shares prefixes.
 
     cache     what is read again in a step comes from the L2 cache as far as it reaches (`cluster_sim.roofline`)
     cascade   the same, and vLLM's former cascade attention: while all running requests share a prefix, and its own

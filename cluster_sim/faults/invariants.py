@@ -86,7 +86,7 @@ def of_calm(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
     for answer in answers:
         request = answer.request
         ends_early = request.is_withdrawn or request.timeout_s is not None
-        if not ends_early and answer.code not in ("OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+        if not ends_early and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
             yield Violation("calm", f"{answer.name} heard {answer.code} {answer.details!r}")
     for name, worker in world.workers.items():
         expired = worker.engine.status().counters.handoffs_expired if worker.engine else 0

@@ -61,11 +61,13 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     await world.start()
     faults = [asyncio.create_task(world.inflict(fault)) for fault in world.plan.faults]
     clients = [asyncio.create_task(_ask(world, request, answers)) for request in world.plan.requests]
-    await asyncio.wait([*faults, *clients], timeout=_REQUESTS_S)
+    # Longer than any of it may take: who has not ended by then hangs.
+    if faults or clients:
+        await asyncio.wait([*faults, *clients], timeout=_REQUESTS_S)
     for task in clients:
         task.cancel()
     await asyncio.gather(*faults)
-    await asyncio.wait(clients)
+    await asyncio.gather(*clients, return_exceptions=True)
     await asyncio.sleep(_QUIET_S)
     violations += invariants.of_quiet(world)
     violations += await _served_again(world, answers)

@@ -399,6 +399,23 @@ def bench_overhead(
     asyncio.run(bench_now(loaded, options.state_file(), requests, as_json=as_json))
 
 
+@bench_app.command("simulator")
+def bench_simulator(
+    rounds: Annotated[int, typer.Option(min=1, max=20, help="Of each workload; the median counts.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")] = 0,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """What the simulator predicts of a real cluster on this machine, beside what that does. Wants a quiet machine."""
+    from control_plane.cli.bench_simulator import bench_simulator as bench_now
+
+    loaded = options.load_config(profile, config, assignments, model, options.BOTH_POOLS)
+    asyncio.run(bench_now(loaded, options.state_file(), rounds, seed, as_json=as_json))
+
+
 @bench_app.command("ordering")
 def bench_ordering(as_json: options.AsJson = False) -> None:
     """Time that each policy takes to order 10, 50 and 500 sessions."""

@@ -56,7 +56,8 @@ def test_what_was_found_is_shrunk_and_breaks_the_same_when_it_is_read_again() ->
         finding = reduced(broken)
 
         assert finding.invariant == "tokens"
-        assert (len(finding.plan.faults), len(finding.plan.requests)) == (0, 1)
+        # The requests that every run ends with show it by themselves.
+        assert (finding.plan.faults, finding.plan.requests) == ((), ())
         again = play(decode(encode(finding.plan)))
         assert any(each.invariant == finding.invariant for each in again.violations)
 

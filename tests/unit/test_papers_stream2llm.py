@@ -70,7 +70,7 @@ def test_the_same_run_again_gives_the_same_times() -> None:
 def test_streaming_pays_and_the_order_matters_where_the_engine_is_busy() -> None:
     from benchmarks.papers.stream2llm_replay import Variant, replay
 
-    spec = _spec(sessions=120, coupled=True)
+    spec = _spec(sessions=80, coupled=True)
     waiting, stock, fcfs = (replay(spec, Variant(policy)) for policy in (None, "default_vllm", "fcfs"))
     assert waiting.quantile(0.5) > 4 * fcfs.quantile(0.5)
     assert stock.quantile(0.95) > 1.5 * fcfs.quantile(0.95)

@@ -2,15 +2,19 @@
 
 import itertools
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cluster_core.errors import InvalidInputError
+from cluster_core.errors import ClientFault, InvalidInputError
 from cluster_sim import planner
 from cluster_sim.figures import Figures
 from cluster_sim.planner import PlanSettings, plan
+from control_plane.cli.plan import Options, plan_command
 
 REQUESTS = 200
 
@@ -215,3 +219,58 @@ def test_each_trial_is_told_once_and_the_same_search_twice_is_the_same() -> None
     first = plan(Cluster(saturating(5, 11)), PlanSettings(), told.append)
     assert told == list(first.tried)
     assert first == plan(Cluster(saturating(5, 11)), PlanSettings())
+
+
+# The command.
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    """60 prompts of 4,000 tokens in six seconds, of which one worker prefills about 9 a second."""
+    rng = random.Random(0)
+    lines = [
+        {
+            "timestamp": number * 100,
+            "input_length": 4000,
+            "output_length": rng.randrange(10, 40),
+            "hash_ids": list(range(number * 10, number * 10 + 8)),
+        }
+        for number in range(60)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return Options(trace, slo_ttft_ms=200, slo_tpot_ms=30, most_gpus=8)
+
+
+def test_the_command_plans_a_trace(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command(options, as_json_text=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["verified"] is True
+    assert told["best"]["attainment"] >= 0.9
+    assert told["gpus"] == told["prefill_workers"] + told["decode_workers"] > 2
+    assert all(each is None or each["attainment"] < 0.9 for each in (told["one_prefill_less"], told["one_decode_less"]))
+    plan_command(options, as_json_text=False)
+    printed = capsys.readouterr().out
+    assert f"{told['gpus']} GPUs: {told['prefill_workers']} prefill" in printed
+    assert max(map(len, printed.splitlines()[:7])) <= 100
+
+
+def test_the_command_says_what_cannot_be_kept(options: Options) -> None:
+    with pytest.raises(ClientFault, match=r"^--most-gpus: nothing found up to 2 GPUs has 90%.*TTFT is within"):
+        plan_command(replace(options, slo_ttft_ms=60, most_gpus=2), as_json_text=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"slo_ttft_ms": 0, "slo_tpot_ms": 0}, "--slo-ttft-ms"),
+        ({"slo_tpot_ms": -1}, "--slo-tpot-ms"),
+        ({"speed": 0}, "--speed"),
+        ({"requests": -1}, "--requests"),
+        ({"attainment": 2}, "--attainment"),
+        ({"most_gpus": 1}, "--most-gpus"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options: Options, change: dict[str, float], field: str) -> None:
+    with pytest.raises(ClientFault, match=f"^{field}: "):
+        plan_command(replace(options, **change), as_json_text=True)  # type: ignore[arg-type]
