@@ -15,7 +15,7 @@ from cluster_configs.schema import PlacementSection
 from cluster_sim.dispatch import DispatchSettings, SimDispatcher
 from cluster_sim.engine import Outcome
 from cluster_sim.events import EventQueue
-from cluster_sim.figures import Figures
+from cluster_sim.figures import Figures, Series
 from cluster_sim.network import Network
 from cluster_sim.worker import PoolSettings, SimWorker
 from cluster_sim.workloads import SERVICE, SimRequest
@@ -79,6 +79,10 @@ class World:
             dollars_per_hour=sum(number * model.gpu_dollars_per_hour for number, model in gpus),
             slo_ttft_s=settings.slo_ttft_s,
             slo_tpot_s=settings.slo_tpot_s,
+            throughput=Series(settings.report_s),
+            steps=Series(settings.report_s),
+            prompts=Series(settings.report_s),
+            hits=Series(settings.report_s),
         )
         self.placer = Placer(
             self.membership,
@@ -191,9 +195,11 @@ class World:
             (figures.hits, sum(each.device_hit_tokens + each.host_hit_tokens for each in totals)),
             (figures.prompts, figures.prompt_tokens),
         )
+        # All of it lies between the report before and this one.
+        at_s = max(0.0, now_s - self._settings.report_s / 2)
         for (series, so_far), before in zip(sums, self._reported, strict=True):
             if so_far > before:
-                series.add(now_s, so_far - before)
+                series.add(at_s, so_far - before)
         self._reported = [so_far for _, so_far in sums]
 
     def _plan(self, fault: Fault) -> None:

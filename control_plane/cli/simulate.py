@@ -1,5 +1,6 @@
 """`rachis simulate`: a scenario file, its variants one after the other, side by side in a table, plots and a page."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from cluster_core.errors import ConfigError
 from cluster_sim import html_report, plots, report
 from cluster_sim.figures import Figures, as_json
 from cluster_sim.scenario import Scenario, ScenarioFile, make_world, read, workload_of
+from cluster_sim.workloads import Workload
+from cluster_sim.world import World
 from control_plane.cli.bench_prefix_cache import check_picture
 from control_plane.cli.output import err, out, print_json
 from control_plane.cli.profile import check_writable
@@ -66,6 +69,16 @@ def run_scenario(scenario: Scenario, progress: Progress | None = None) -> Figure
     """One variant."""
     workload = workload_of(scenario)
     world = make_world(scenario, block_tokens=workload.block_tokens)
+    # Engines are many objects that stay: the collector need not look at them again and again.
+    gc.collect()
+    gc.freeze()
+    try:
+        return _watched(world, workload, scenario, progress)
+    finally:
+        gc.unfreeze()
+
+
+def _watched(world: World, workload: Workload, scenario: Scenario, progress: Progress | None) -> Figures:
     if progress is None:
         return world.run(workload)
     task: TaskID = progress.add_task(scenario.name, total=scenario.workload.requests or None)
