@@ -1,0 +1,152 @@
+"""The light engine by hand: what a step costs, what waits for what."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from cluster_sim.costs import StepWork
+from cluster_sim.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from kv_transfer.tier_settings import TierSettings
+from kv_transfer.tiers import Admission, TierRules
+
+BLOCK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A millisecond for each prompt token, ten for a step that decodes, ten for each loaded one. Keeps what is asked."""
+
+    asked: list[StepWork] = field(default_factory=list)
+    name: str = "by hand"
+    gpus: int = 1
+    gpu_dollars_per_hour: float = 1.0
+    kv_bytes_per_token: int = 1
+    device_tokens: int = 1000
+    host_tokens: int = 1000
+    network_bytes_per_s: float = 1e6
+    network_latency_s: float = 0.0
+
+    def step_s(self, work: StepWork) -> float:
+        self.asked.append(work)
+        return 0.001 * work.prefill_tokens + 0.01 * (work.decode_requests > 0)
+
+    def load_s(self, tokens: int) -> float:
+        return 0.01 * tokens
+
+    def store_s(self, tokens: int) -> float:
+        return 0.0
+
+
+def engine(costs: Costs, device_blocks: int = 100, host_blocks: int = 0, **given: int) -> LightEngine:
+    rules = TierRules(Admission.EVERYTHING, promotion=False)
+    tiers = TierSettings(eviction="lru", rules=rules, filter_entries=1024)
+    return LightEngine(costs, LightEngineSettings(BLOCK, device_blocks, host_blocks, tiers=tiers, **given))
+
+
+def job(number: int, tokens: int, output_tokens: int = 1, name: int | None = None, *, pulls: bool = False) -> SimJob:
+    keys = np.arange(tokens // BLOCK, dtype=np.uint64) + np.uint64(1 + 1000 * (number if name is None else name))
+    return SimJob(number, tokens, keys, output_tokens, pulls=pulls)
+
+
+def played(made: LightEngine, *jobs: tuple[float, SimJob]) -> dict[int, list[Outcome]]:
+    """Jobs at their times, and everything up to the end."""
+    told: dict[int, list[Outcome]] = {}
+    waiting = sorted(jobs, key=lambda each: each[0])
+    while waiting or made.next_s() < math.inf:
+        now_s = min(waiting[0][0] if waiting else math.inf, made.next_s())
+        for outcome in made.advance(now_s):
+            told.setdefault(outcome.job.number, []).append(outcome)
+        while waiting and waiting[0][0] <= now_s:
+            made.add(waiting.pop(0)[1], now_s)
+    made.check_invariants()
+    return told
+
+
+def ends(told: dict[int, list[Outcome]]) -> dict[int, float]:
+    return {number: outcomes[-1].at_s for number, outcomes in told.items()}
+
+
+def test_what_lies_in_host_memory_is_loaded_before_the_rest_is_computed_one_load_after_the_other() -> None:
+    """Three prompts of 40 tokens in 6 blocks: the first two have left the device when they are asked for again."""
+    made = engine(Costs(), device_blocks=10, host_blocks=50)
+    first = [(float(number), job(number, 40)) for number in (1, 2)]
+    others = [(2.0 + number, job(number, 40)) for number in (3, 4)]
+    again = [(10.0, job(11, 40, name=1)), (10.0, job(12, 40, name=2))]
+    told = played(made, *first, *others, *again)
+    # Of each, 30 tokens lie in whole blocks before the last token: 0.3 s to load, 10 ms for the rest.
+    assert ends(told)[11] == pytest.approx(10.31)
+    assert ends(told)[12] == pytest.approx(10.61)
+    assert made.totals.host_hit_tokens == 60
+    assert made.costs().load_s_per_token == pytest.approx(0.01)
+
+
+def test_what_is_loaded_for_somebody_who_leaves_is_not_lost() -> None:
+    made = engine(Costs(), device_blocks=10, host_blocks=50)
+    played(made, *((float(number), job(number, 40)) for number in (1, 2, 3, 4)))
+    made.add(job(11, 40, name=1), 10.0)
+    made.abort(11, 10.1)
+    made.add(job(11, 40, name=1), 10.2)
+    told = played(made)
+    assert ends(told)[11] == pytest.approx(10.61), "behind the load that goes on"
+
+
+def test_a_shared_prefix_counts_once_among_what_is_read() -> None:
+    costs = Costs()
+    told = played(engine(costs), (0.0, job(1, 50, 9)), (1.0, job(2, 50, 40, name=3)), (1.1, job(4, 50, 5, name=3)))
+    assert len(told) == 3
+    # The block of the last token is each one's own.
+    both = [work for work in costs.asked if work.decode_requests == 2 and not work.prefill_tokens]
+    assert both
+    for work in both:
+        assert work.context_tokens - work.distinct_tokens == 40
+
+
+def test_no_more_run_than_may() -> None:
+    made = engine(Costs(), max_running_requests=2)
+    told = played(made, *((0.0, job(number, 100, 2)) for number in (1, 2, 3)))
+    starts = {number: outcomes[0].at_s for number, outcomes in told.items()}
+    assert starts[3] == pytest.approx(ends(told)[1] + 0.1 + 0.01 * (ends(told)[2] > ends(told)[1]), abs=0.02)
+    assert starts[3] > ends(told)[1]
+
+
+def test_who_does_not_fit_waits_until_somebody_ends_and_those_behind_wait_too() -> None:
+    made = engine(Costs(), device_blocks=10)
+    told = played(made, (0.0, job(1, 60, 20)), (0.01, job(2, 60, 1)), (0.02, job(3, 10, 1)))
+    assert told[2][0].at_s == pytest.approx(ends(told)[1] + 0.06, abs=0.011)
+    assert told[3][0].at_s >= told[2][0].at_s
+
+
+def test_the_two_that_compute_one_prompt_at_once_keep_it_once() -> None:
+    made = engine(Costs(), device_blocks=30)
+    played(made, (0.0, job(1, 100, 1, name=7)), (0.0, job(2, 100, 1, name=7)))
+    free, total = made.load()
+    assert free == total
+    assert len(made.told().device_stored) == 10
+    again = played(made, (5.0, job(3, 100, 1, name=7)))
+    assert ends(again)[3] == pytest.approx(5.01)
+
+
+def test_steps_taken_at_once_take_as_long_as_one_by_one() -> None:
+    """Somebody who comes in the middle of many steps joins at the end of the one under way."""
+    told = played(engine(Costs()), (0.0, job(1, 10, 101)), (0.255, job(2, 20, 1)))
+    # 10 ms of prompt, 24 whole steps by 0.25, one more to 0.26; then 20 tokens beside a step that decodes.
+    assert ends(told)[2] == pytest.approx(0.26 + 0.03)
+    assert ends(told)[1] == pytest.approx(0.01 + 100 * 0.01 + 0.02)
+
+
+def test_a_pull_asks_for_what_is_not_there_and_replays_one_token() -> None:
+    made = engine(Costs())
+    played(made, (0.0, job(1, 50, 1, name=5)))
+    made.add(job(2, 100, 3, name=5, pulls=True), 1.0)
+    (asked,) = made.advance(1.0)
+    assert (asked.kind, asked.tokens) == (OutcomeKind.PULLS, 50)
+    assert made.next_s() == math.inf
+    made.landed(2, 1.5)
+    told = played(made)
+    assert [each.kind for each in told[2]] == [OutcomeKind.FIRST_TOKEN, OutcomeKind.FINISHED]
+    assert ends(told)[2] == pytest.approx(1.5 + 0.001 + 2 * 0.01)
+    assert made.costs().pull_s_per_token == pytest.approx(0.01)
+    assert made.totals.prefill_tokens == 50
