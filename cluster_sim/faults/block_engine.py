@@ -37,62 +37,28 @@ from cluster_core.engine import (
     SessionMode,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
-from cluster_sim.faults.block_pool import BlockPool, block_hash, first_kv, next_kv, next_token
+from cluster_sim.faults.block_content import BlockContent
+from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
+from cluster_sim.faults.block_pool import BlockPool
 from cluster_sim.faults.block_run import Run
+from cluster_sim.faults.block_schedule import MOST_RUNNING, BlockSchedule
 from cluster_sim.faults.block_session import BlockSession
-from cluster_sim.faults.network import Network
 from kv_transfer.chunk_claims import ChunkClaims
 from kv_transfer.handoff import Pull, effective_deadline, is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
 from kv_transfer.prefix_chunks import root_key
-from kv_transfer.radix_tree import Tier
-from prefill_worker.sessions import longest_common_prefix
 
-_MOST_RUNNING = 32
-_STEP_TOKENS = 64
 _KV_BYTES_PER_TOKEN = 64
-# A transfer goes as fast as its link is for so long.
-_SLICE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class BlockEngineSettings:
-    """step_s, token_s: what a step takes, and each token of it. pull_s, pull_token_s: the same of a pull."""
-
-    blocks: int = 1024
-    block_tokens: int = 4
-    max_model_len: int = 4096
-    deadline_s: float = 3.0
-    lease_s: float = 6.0
-    step_s: float = 0.005
-    token_s: float = 0.0002
-    pull_s: float = 0.01
-    pull_token_s: float = 0.0005
-    chunk_tokens: int = 128
-    service_id: str = ""
-
-
-class Fabric:
-    """Engines by their ids, which are another for each start, and the links that pulls go over."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.engines: dict[str, BlockEngine] = {}
 
 
 class BlockEngine:
-    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric.
-
-    poisoned: jobs that left blocks in the cache which hold something else than their names say.
-    """
+    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric."""
 
     def __init__(self, host: str, engine_id: str, fabric: Fabric, settings: BlockEngineSettings) -> None:
         self.host = host
         self.slow = 1.0
-        self.poisoned: list[str] = []
         self.settings = settings
         self.pool = BlockPool(settings.blocks, settings.block_tokens)
-        self.pool.on_evict = lambda name: self._claims.removed(Tier.DEVICE, [name])
         self._id = engine_id
         self._fabric = fabric
         fabric.engines[engine_id] = self
@@ -102,10 +68,8 @@ class BlockEngine:
             -(-settings.chunk_tokens // settings.block_tokens),
         )
         self._on_change: Callable[[PrefixClaimChange], None] = lambda change: None
-        self._waiting: deque[Run] = deque()
-        self._running: list[Run] = []
-        # Sessions whose blocks were taken while they had nothing to compute.
-        self._parked: list[Run] = []
+        self.content = BlockContent(self.pool, self._claims)
+        self._schedule = BlockSchedule(self.content)
         self._names: dict[str, Run] = {}
         self._leases: dict[str, _Lease] = {}
         self._commands: deque[Callable[[], None]] = deque()
@@ -120,7 +84,7 @@ class BlockEngine:
         self._in_background(self._work())
         settings = self.settings
         return EngineInfo(
-            "blocks", "bytes", 256, settings.max_model_len, settings.block_tokens, _MOST_RUNNING, "float32"
+            "blocks", "bytes", 256, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
         )
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
@@ -143,8 +107,8 @@ class BlockEngine:
     def status(self) -> EngineStatus:
         sessions = sum(run.is_open for run in self._names.values())
         load = EngineLoad(
-            running_requests=len(self._running),
-            waiting_requests=len(self._waiting),
+            running_requests=len(self._schedule.running),
+            waiting_requests=len(self._schedule.waiting),
             leased_handoffs=len(self._leases),
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
@@ -167,7 +131,7 @@ class BlockEngine:
     async def prefix_claims(self, on_look: Callable[[], None] = lambda: None) -> PrefixClaims:
         def look() -> PrefixClaims:
             on_look()
-            return self._claims.audit(self.pool.published, ())
+            return self.content.audit()
 
         return PrefixClaims() if self._dead is not None else await self._between_steps(look)
 
@@ -194,7 +158,7 @@ class BlockEngine:
         return [name for name, run in self._names.items() if not run.abandoned]
 
     def check_invariants(self) -> None:
-        held = [run.blocks for run in {*self._running, *self._waiting, *self._names.values()}]
+        held = [run.blocks for run in {*self._schedule.running, *self._schedule.waiting, *self._names.values()}]
         self.pool.check_invariants([*held, *(lease.blocks for lease in self._leases.values())])
 
     # What its sessions ask of it.
@@ -224,30 +188,12 @@ class BlockEngine:
             if item.finish_reason is not None:
                 return
 
-    def replace_prompt(self, run: Run, tokens: list[int]) -> None:
-        """Keeps the KV of the longest common prefix, up to a block less where others read that block."""
-        size = self.settings.block_tokens
-        keep = min(longest_common_prefix(run.tokens, tokens), run.computed)
-        run.tokens = tokens
-        if keep < run.computed and keep % size:
-            last = run.blocks[keep // size]
-            if self.pool.is_shared(last):
-                keep -= keep % size
-            else:
-                self.pool.unpublish(last)
-        run.names, run.right = run.names[: keep // size], run.right[: keep // size]
-        if keep < run.computed:
-            needed = -(-keep // size)
-            self.pool.drop(run.blocks[needed:])
-            del run.blocks[needed:]
-            run.computed = keep
-
     # Its steps.
 
     async def _work(self) -> None:
         while True:
             self._between_two_steps()
-            step = self._step()
+            step = self._schedule.step()
             if not step:
                 self._wake.clear()
                 await self._wake.wait()
@@ -265,116 +211,27 @@ class BlockEngine:
         while self._commands:
             self._commands.popleft()()
         for run in list(self._names.values()):
-            if run.session is not None and run.session.take_in() and run in self._parked:
-                self._parked.remove(run)
-                self._waiting.append(run)
+            if run.session is not None and run.session.take_in():
+                self._schedule.has_input(run)
         if self._dead is None:
-            self._admit_waiting()
+            self._schedule.admit(self._begun, self._drop_late_pull)
         self._tell()
 
-    def _admit_waiting(self) -> None:
-        while self._waiting and len(self._running) < _MOST_RUNNING:
-            run = self._waiting[0]
-            if not self._begin(run):
-                return
-            self._waiting.popleft()
-            self._running.append(run)
-
-    def _begin(self, run: Run) -> bool:
-        """False while there is no memory for it. What of its tokens is cached is taken from there."""
-        if run.pulls and self._is_too_late(run):
-            run.pulls = False
-        size = self.settings.block_tokens
-        cached = self.pool.match(self._names_of(run, (len(run.tokens) - 1) // size if run.tokens else 0))
-        needed = -(-len(run.tokens) // size)
-        missing = needed - len(cached) + sum(not self.pool.is_held(block) for block in cached)
-        while missing > self.pool.free and (idle := self._idle_holder()) is not None:
-            self._preempt(idle)
-        if missing > self.pool.free:
-            return False
-        self.pool.take(cached)
-        run.blocks = cached
-        run.computed = len(cached) * size
-        if not run.is_started:
-            run.cached_tokens = run.computed
-        if run.session is not None:
-            run.session.computed(0, cached=run.computed)
+    def _begun(self, run: Run) -> None:
         if run.pulls:
             run.pulls = False
             self._pull(run)
-        return True
-
-    def _step(self) -> dict[Run, int]:
-        """Tokens that each run gets computed; their blocks are there."""
-        budget, step = _STEP_TOKENS, dict[Run, int]()
-        for run in list(self._running):
-            count = min(run.wanted - run.computed, budget)
-            if run.pulling or count <= 0 or run not in self._running:
-                continue
-            if self._has_room(run, run.computed + count, step):
-                step[run] = count
-                budget -= count
-        return step
-
-    def _has_room(self, run: Run, tokens: int, step: dict[Run, int]) -> bool:
-        while len(run.blocks) * self.settings.block_tokens < tokens:
-            block = self.pool.allocate()
-            if block is not None:
-                run.blocks.append(block)
-                continue
-            victim = self._victim(run)
-            if victim is None:
-                return False
-            self._preempt(victim)
-            step.pop(victim, None)
-            if victim is run:
-                return False
-        return True
-
-    def _victim(self, wanting: Run) -> Run | None:
-        """Whose blocks it gets: an idle session's, or those of the last that came, which may be its own."""
-        idle = self._idle_holder(wanting)
-        if idle is not None:
-            return idle
-        later = self._running[self._running.index(wanting) :]
-        last = [run for run in later if run.blocks and not run.pulling][-1:]
-        is_alone = not any(run.blocks and not run.pulling for run in self._running if run is not wanting)
-        return last[0] if last and not (last[0] is wanting and is_alone) else None
-
-    def _idle_holder(self, wanting: Run | None = None) -> Run | None:
-        """A session that has nothing to compute, and blocks."""
-        idle = (run for run in self._running if run.is_open and run.computed == run.wanted and run.blocks)
-        return next((run for run in idle if run is not wanting), None)
-
-    def _preempt(self, run: Run) -> None:
-        """An idle session waits for more input, everybody else is next."""
-        is_idle = run.is_open and run.computed == run.wanted
-        self._running.remove(run)
-        self._give_back(run)
-        if is_idle:
-            self._parked.append(run)
-        else:
-            self._waiting.appendleft(run)
-        if run.session is not None:
-            run.session.preempted()
 
     def _compute(self, run: Run, count: int) -> None:
-        """Writes the KV of its next tokens; with the last one's comes the next token."""
-        size = self.settings.block_tokens
-        before = self._kv(run, run.computed - 1) if run.computed else first_kv(run.job.cache_salt)
-        for place in range(run.computed, run.computed + count):
-            before = next_kv(before, run.tokens[place])
-            self.pool.kv[run.blocks[place // size]][place % size] = before
-        run.computed += count
+        """With the last of its tokens comes the next one."""
+        self.content.compute(run, count)
         if run.session is not None and run.computed <= run.prompt_tokens:
             run.session.computed(count)
-        self._publish(run)
         if run.computed == len(run.tokens) and not run.is_open and not run.abandoned:
             self._generate(run)
 
     def _generate(self, run: Run) -> None:
-        sampled = next_token([self._kv(run, place) for place in range(run.computed)], run.job.sampling)
-        output = run.generated(sampled)
+        output = run.generated(self.content.next_token(run))
         self._counters.generated_tokens += len(output.token_ids)
         reason = output.finish_reason
         if reason is not None:
@@ -382,43 +239,6 @@ class BlockEngine:
                 output = replace(output, session=run.session.record())
             output = replace(output, lease=self._end(run, reason))
         run.outputs.put_nowait(output)
-
-    def _kv(self, run: Run, place: int) -> bytes:
-        size = self.settings.block_tokens
-        return self.pool.kv[run.blocks[place // size]][place % size]
-
-    def _publish(self, run: Run) -> None:
-        """Its full blocks are found by others from now on."""
-        size = self.settings.block_tokens
-        full = run.computed // size
-        names = self._names_of(run, full)
-        for place in range(full):
-            if self.pool.publish(run.blocks[place], names[place]):
-                run.has_published = True
-                self._check_content(run, place)
-                tokens = run.tokens[place * size : (place + 1) * size]
-                parent = names[place - 1] if place else None
-                self._claims.stored(Tier.DEVICE, [names[place]], parent, tokens, run.job.cache_salt)
-
-    def _check_content(self, run: Run, place: int) -> None:
-        """Whoever finds a block by its name has to find what it says."""
-        size, end = self.settings.block_tokens, (place + 1) * self.settings.block_tokens
-        if len(run.right) * size < end:
-            kv = run.right[-1] if run.right else first_kv(run.job.cache_salt)
-            for position in range(len(run.right) * size, end):
-                kv = next_kv(kv, run.tokens[position])
-                if (position + 1) % size == 0:
-                    run.right.append(kv)
-        if self._kv(run, end - 1) != run.right[place]:
-            self.poisoned.append(run.job.request_id)
-
-    def _names_of(self, run: Run, blocks: int) -> list[bytes]:
-        size = self.settings.block_tokens
-        while len(run.names) < blocks:
-            place = len(run.names) * size
-            parent = run.names[-1] if run.names else None
-            run.names.append(block_hash(parent, run.tokens[place : place + size], run.job.cache_salt))
-        return run.names[:blocks]
 
     # Coming and going.
 
@@ -442,15 +262,15 @@ class BlockEngine:
 
     def _enter(self, run: Run) -> None:
         if not run.abandoned:
-            self._waiting.append(run)
+            self._schedule.waiting.append(run)
 
     def _end(self, run: Run, reason: FinishReason) -> KvLease | None:
         """Its answer is complete; its blocks go, or are leased."""
-        self._running.remove(run)
+        self._schedule.remove(run)
         self._names.pop(run.job.request_id, None)
         self._counters.cacheable_requests += run.has_published
         if not run.job.hand_off or reason is not FinishReason.LENGTH:
-            self._give_back(run)
+            self.content.give_back(run)
             return None
         lease_id, blocks = run.job.request_id, run.blocks
         run.blocks = []
@@ -463,26 +283,18 @@ class BlockEngine:
     def _abort(self, run: Run) -> None:
         if self._names.get(run.job.request_id) is run:
             del self._names[run.job.request_id]
-        if run in self._waiting:
-            self._waiting.remove(run)
-            if run.pulls:
-                self._tell_peer(run)
-        if run in self._parked:
-            self._parked.remove(run)
-        if run in self._running and not run.pulling:
-            self._running.remove(run)
-            self._give_back(run)
+        if run.pulls:
+            run.pulls = False
+            self._tell_peer(run)
+        if not run.pulling:
+            self._schedule.remove(run)
+            self.content.give_back(run)
 
     def _fail(self, run: Run, error: Exception) -> None:
         run.outputs.put_nowait(error)
         if run.session is not None:
             run.session.fail(error)
         self.leave(run)
-
-    def _give_back(self, run: Run) -> None:
-        self.pool.drop(run.blocks)
-        run.blocks = []
-        run.computed = 0
 
     def _release(self, name: str) -> bool:
         run = self._names.get(name)
@@ -525,13 +337,12 @@ class BlockEngine:
 
     # Pulls.
 
-    def _is_too_late(self, run: Run) -> bool:
+    def _drop_late_pull(self, run: Run) -> None:
         """Its lease must not be pulled any more: it computes the prompt itself."""
-        if not _is_late(run):
-            return False
-        run.report = HandoffReport(HandoffOutcome.RECOMPUTED)
-        self._counters.handoffs_recomputed += 1
-        return True
+        if run.pulls and _is_late(run):
+            run.pulls = False
+            run.report = HandoffReport(HandoffOutcome.RECOMPUTED)
+            self._counters.handoffs_recomputed += 1
 
     def _pull(self, run: Run) -> None:
         missing = len(run.tokens) - 1 - run.computed
@@ -552,17 +363,10 @@ class BlockEngine:
         params = decode_params(run.job.pull.connector_params)
         first = run.computed // self.settings.block_tokens
         pull = Pull(monotonic_s(), tokens, tokens * _KV_BYTES_PER_TOKEN)
-        content: list[list[bytes]] = []
-        peer = self._fabric.engines.get(params["engine"])
-        if peer is not None:
-            link = self._fabric.network.link(self.host, peer.host)
-            left_s = self.settings.pull_s + self.settings.pull_token_s * tokens
-            while left_s > 0 and not (link.is_cut and _is_late(run)):
-                took_s = min(left_s * link.slow, _SLICE_S)
-                await asyncio.sleep(took_s)
-                left_s -= 0 if link.is_cut else max(took_s / link.slow, 1e-9)
-            if left_s <= 0 and params["engine"] in self._fabric.engines:
-                content = [list(peer.pool.kv[block]) for block in params["blocks"][first:]]
+        work_s = self.settings.pull_s + self.settings.pull_token_s * tokens
+        content = await self._fabric.read(
+            self.host, params["engine"], params["blocks"][first:], work_s, lambda: _is_late(run)
+        )
         pull.ended_s = monotonic_s()
         pull.failed = not content or _is_late(run)
         self._commands.append(lambda: self._pulled(run, pull, content))
@@ -588,25 +392,17 @@ class BlockEngine:
 
     def _tell_peer(self, run: Run) -> None:
         """The lease is not needed any more."""
-        assert run.job.pull is not None
-        self._in_background(self._tell_peer_of(run.job.pull))
-
-    async def _tell_peer_of(self, lease: KvLease) -> None:
-        engine_id = decode_params(lease.connector_params)["engine"]
-        peer = self._fabric.engines.get(engine_id)
-        if peer is None:
-            return
-        link = self._fabric.network.link(self.host, peer.host)
-        await asyncio.sleep(link.delay_s())
-        if not link.is_cut:
-            peer.pulled(lease.lease_id)
+        lease = run.job.pull
+        if lease is not None and self._dead is None:
+            engine_id = decode_params(lease.connector_params)["engine"]
+            self._in_background(self._fabric.tell_pulled(self.host, engine_id, lease.lease_id))
 
     def pulled(self, lease_id: str) -> None:
         """A peer has what it wanted of a lease."""
-        self._commands.append(lambda: self._ended_by_peer(lease_id))
+        self._commands.append(lambda: self._drop_pulled(lease_id))
         self.wake()
 
-    def _ended_by_peer(self, lease_id: str) -> None:
+    def _drop_pulled(self, lease_id: str) -> None:
         self._free_lease(lease_id)
 
     # The rest.

@@ -91,7 +91,7 @@ class BlockSession:
             run, told = self._run, self._progress
             before = run.computed
             if replaces:
-                self._engine.replace_prompt(run, tokens)
+                self._engine.content.replace_prompt(run, tokens)
             else:
                 run.tokens += tokens
             run.prompt_tokens = len(run.tokens)

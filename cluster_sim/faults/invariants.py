@@ -142,7 +142,7 @@ def _broken(name: str, check: "object", invariant: str) -> Iterator[Violation]:
 def of_caches(world: World) -> Iterator[Violation]:
     """No engine has cached what is not so; also of those that are gone."""
     for worker in world.started:
-        for job in worker.engine.poisoned if worker.engine is not None else ():
+        for job in worker.engine.content.poisoned if worker.engine is not None else ():
             yield Violation("caches", f"{job} left blocks at {worker.name} that hold something else than they should")
 
 

@@ -9,8 +9,10 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine
-from cluster_sim.faults.block_engine import BlockEngine, BlockEngineSettings, Fabric
-from cluster_sim.faults.local_grpc import LocalServer, LocalTransport
+from cluster_sim.faults.block_engine import BlockEngine
+from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
+from cluster_sim.faults.local_grpc import LocalTransport
+from cluster_sim.faults.local_server import LocalServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from worker_runtime import wire_conversion

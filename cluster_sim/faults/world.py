@@ -16,7 +16,7 @@ import redis.asyncio as redis
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 
 from cluster_configs.loading import LoadedConfig, load
-from cluster_sim.faults.block_engine import BlockEngineSettings, Fabric
+from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
 from cluster_sim.faults.local_grpc import LocalTransport
 from cluster_sim.faults.local_redis import LocalRedis, Store
 from cluster_sim.faults.local_worker import LocalWorker

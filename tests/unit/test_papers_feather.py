@@ -118,10 +118,10 @@ def _made_up(load: Load, policy: str, locality: str, seconds: float, seed: int =
 
 
 def test_every_cell_comes_under_each_locality_and_runs_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Counter[tuple[Load, str, str]] = Counter()
+    made: Counter[tuple[Load, str, str, float]] = Counter()
 
     def simulate(load: Load, policy: str, locality: str, seconds: float, seed: int = 0) -> Ran:
-        made[load, policy, locality] += 1
+        made[load, policy, locality, seconds] += 1
         return _made_up(load, policy, locality, seconds, seed)
 
     monkeypatch.setattr(feather, "simulate", simulate)
@@ -130,6 +130,10 @@ def test_every_cell_comes_under_each_locality_and_runs_are_shared(monkeypatch: p
     assert set(made.values()) == {1} and len(told) == len(made)
     names = [(each.figure, each.cell) for each in cells]
     assert len(set(names)) == len(names)
+    # Whom a policy is compared with ran as long.
+    assert {(load, seconds) for load, policy, _, seconds in made if policy != FCFS} <= {
+        (load, seconds) for load, policy, _, seconds in made if policy == FCFS
+    }
     for locality in LOCALITIES:
         assert len([cell for _, cell in names if cell.endswith(f", {locality}")]) == len(cells) / 3
     gains = {each.cell: each for each in cells if each.figure.startswith("Figure 5.1")}
