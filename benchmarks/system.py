@@ -1,7 +1,7 @@
 """The whole system against what one would run without it, on a trace, at several sizes: `rachis bench system`.
 
 Every system gets the same requests at the same rate on the same GPUs, and the split of prefill and decode workers that
-is best for it: found at `SPLIT_SIZE` workers by attainment at the middle rate, and scaled. Simulated by `cluster_sim`
+is best for it: found at `SPLIT_SIZE` workers by attainment over all rates, and scaled. Simulated by `cluster_sim`
 with light engines; router cores are measured: processor time of the router's own code, over simulated time.
 
     rachis                  both pools, placement by hotness, prompts prefilled locally where that is sooner
@@ -87,10 +87,10 @@ def simulate(study: Study, name: str, size: int, share: float, rate: float) -> t
 def _best_share(study: Study, name: str, progress: Callable[[str], None]) -> float:
     if SYSTEMS[name]["pools"] == 1:
         return 0.0
-    rate, found = sorted(study.rates)[len(study.rates) // 2], {}
+    found = {}
     for share in SHARES:
         progress(f"split of {name}: {share:.0%} prefill")
-        found[share] = simulate(study, name, SPLIT_SIZE, share, rate)[0].attainment
+        found[share] = sum(simulate(study, name, SPLIT_SIZE, share, rate)[0].attainment for rate in study.rates)
     return max(found, key=lambda share: found[share])
 
 

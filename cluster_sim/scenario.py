@@ -1,7 +1,7 @@
 """Scenario files: YAML that says which cluster gets which requests, in variants to compare.
 
 `variants` are names with what is different in them; without any there is one, as the rest says. Paths are relative to
-the file. Everything is checked before anything runs.
+the file. `read` and `check` refuse what cannot be before anything runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -127,35 +127,42 @@ def read(path: Path, overrides: Mapping[str, Any] | None = None) -> ScenarioFile
     return ScenarioFile(title, text, tuple(variants))
 
 
+def check(scenarios: ScenarioFile) -> None:
+    """Whatever can be refused before anything runs. Raises InvalidInputError or ConfigError."""
+    for scenario in scenarios.variants:
+        _settings(scenario, workload_of(scenario).block_tokens)
+
+
 def make_world(scenario: Scenario, *, block_tokens: int) -> World:
     """Raises InvalidInputError or ConfigError for cost models and faults that cannot be."""
+    return World(scenario.name, _settings(scenario, block_tokens))
+
+
+def workload_of(scenario: Scenario) -> Workload:
+    return open_workload(scenario.workload, scenario.seed)
+
+
+def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
     pools = {name: _pool(scenario, name, getattr(scenario.pools, name), block_tokens) for name in ("prefill", "decode")}
     known = {f"{name}-{number:04}" for name, pool in pools.items() for number in range(pool.workers)}
     for fault in scenario.faults:
         if fault.worker not in known:
             raise ConfigError(f"there is no worker {fault.worker}; the first is decode-0000", field="faults.worker")
     router = scenario.router
-    return World(
-        scenario.name,
-        WorldSettings(
-            pools=pools,
-            block_tokens=block_tokens,
-            placement=scenario.placement,
-            dispatch=DispatchSettings(
-                router.hop_ms / 1000, router.prefill_attempts, router.worker_wait_s, router.request_timeout_s
-            ),
-            faults=[Fault(**fault.model_dump()) for fault in scenario.faults],
-            event_delay_s=router.event_delay_ms / 1000,
-            report_s=router.report_s,
-            lease_s=router.worker_lease_s,
-            slo_ttft_s=scenario.slo.ttft_ms / 1000,
-            slo_tpot_s=scenario.slo.tpot_ms / 1000,
+    return WorldSettings(
+        pools=pools,
+        block_tokens=block_tokens,
+        placement=scenario.placement,
+        dispatch=DispatchSettings(
+            router.hop_ms / 1000, router.prefill_attempts, router.worker_wait_s, router.request_timeout_s
         ),
+        faults=[Fault(**fault.model_dump()) for fault in scenario.faults],
+        event_delay_s=router.event_delay_ms / 1000,
+        report_s=router.report_s,
+        lease_s=router.worker_lease_s,
+        slo_ttft_s=scenario.slo.ttft_ms / 1000,
+        slo_tpot_s=scenario.slo.tpot_ms / 1000,
     )
-
-
-def workload_of(scenario: Scenario) -> Workload:
-    return open_workload(scenario.workload, scenario.seed)
 
 
 def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:
@@ -199,6 +206,8 @@ def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
         place = tree
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"is no section that could have {last}", field=section)
         place[last] = value
     return tree
 

@@ -37,6 +37,8 @@ from cluster_sim.streaming_workload import TracedSession, WorkloadSpec, draw_ses
 from cluster_sim.traces import SHAPES, generated, open_trace
 from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
 
+# What a turn of a coding agent adds to its prompt, in the mean.
+_TURN_TOKENS = 1600
 # These say themselves when their requests arrive.
 STREAMS: Mapping[str, SessionMode] = {"crawler": SessionMode.APPEND, "anns": SessionMode.UPDATE}
 _TIMED = ("trace", "azure", "agents", *STREAMS)
@@ -201,7 +203,9 @@ def _again(trace: Callable[[], Iterator[SimRequest]], wanted: int) -> Callable[[
                 last_s = start_s + each.arrival_s
                 keys = block_names(each.keys ^ np.uint64(turn << 32)) if turn else each.keys
                 yield SimRequest(last_s, each.prompt_tokens, each.output_tokens, keys)
-            gap_s = (last_s - start_s) / max(1, number)
+            if not number:
+                raise InvalidInputError("has no requests", field="workload.file")
+            gap_s = (last_s - start_s) / number
             start_s = last_s + gap_s
             if not wanted:
                 return
@@ -226,7 +230,7 @@ def _conversation(settings: WorkloadSection, seed: int) -> Callable[[], Iterator
                 tokens, blocks = open_ones.pop(place)
                 tokens += round(rng.lognormvariate(6.0, 1.0))
             else:
-                tokens, blocks = max(16, min(120_000, round(rng.lognormvariate(8.6, 1.05)))), []
+                tokens, blocks = max(16, min(120_000, round(rng.lognormvariate(8.72, 1.15)))), []
             tokens = min(tokens, 126_000)
             full = tokens // settings.block_tokens
             blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
@@ -278,8 +282,14 @@ def _agents(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRe
         rate = (settings.requests_per_s or 1.0) / turns_mean
         # (next turn, session, tokens, blocks, turns left)
         running: list[tuple[float, int, int, list[int], int]] = []
-        next_session_s = 0.0
-        for session in itertools.count():
+        # As many as run at any time, in the midst of their turns.
+        begun = round(rate * turns_mean * pause_s)
+        for session in range(begun):
+            tokens = round(rng.uniform(8000, 20_000) + rng.expovariate(1 / turns_mean) * _TURN_TOKENS)
+            left = max(1, round(rng.expovariate(1 / turns_mean)))
+            heapq.heappush(running, (rng.expovariate(1 / pause_s), session, min(tokens, 120_000), [], left))
+        next_session_s = rng.expovariate(rate)
+        for session in itertools.count(begun):
             while running and running[0][0] <= next_session_s:
                 at_s, number, tokens, blocks, left = heapq.heappop(running)
                 full = tokens // settings.block_tokens
@@ -375,22 +385,28 @@ def _azure(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimReq
     def rows() -> Iterator[SimRequest]:
         names = itertools.count(1)
         first_s: float | None = None
-        with path.open(newline="") as file:
-            for line, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-                    prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-                except (KeyError, TypeError, ValueError):
-                    raise InvalidInputError(
-                        f"{path}, line {line}: needs TIMESTAMP, ContextTokens and GeneratedTokens",
-                        field="workload.file",
-                    ) from None
-                first_s = at_s if first_s is None else first_s
-                blocks = [next(names) for _ in range(prompt // settings.block_tokens)]
-                keys = block_names(np.array(blocks, dtype=np.uint64))
-                yield SimRequest(at_s - first_s, max(1, prompt), max(1, output), keys)
+        for line, row in enumerate(_table(path), 2):
+            try:
+                at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+                prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (KeyError, TypeError, ValueError):
+                raise InvalidInputError(
+                    f"{path}, line {line}: needs TIMESTAMP, ContextTokens and GeneratedTokens", field="workload.file"
+                ) from None
+            first_s = at_s if first_s is None else first_s
+            blocks = [next(names) for _ in range(prompt // settings.block_tokens)]
+            keys = block_names(np.array(blocks, dtype=np.uint64))
+            yield SimRequest(at_s - first_s, max(1, prompt), max(1, output), keys)
 
     return _again(rows, settings.requests)
+
+
+def _table(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInputError(f"{path} cannot be read: {error}", field="workload.file") from None
 
 
 _KINDS_DRAWN: dict[str, Callable[[WorkloadSection, int], Callable[[], Iterator[SimRequest]]]] = {

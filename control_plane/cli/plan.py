@@ -1,5 +1,6 @@
 """`rachis plan`: how many prefill and decode workers a trace needs for its objectives, by simulation."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ def plan_command(options: Options, *, as_json_text: bool) -> None:
 
 
 def _check(options: Options) -> None:
+    for name in ("slo_ttft_ms", "slo_tpot_ms", "speed", "attainment"):
+        if not math.isfinite(getattr(options, name)):
+            raise ConfigError(f"must be a finite number, got {getattr(options, name)}", field=_option(name))
     for name in ("slo_ttft_ms", "slo_tpot_ms", "requests", "seed"):
         if getattr(options, name) < 0:
             raise ConfigError(f"must not be below 0, got {getattr(options, name)}", field=_option(name))

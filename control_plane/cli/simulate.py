@@ -14,7 +14,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import ConfigError
 from cluster_sim import html_report, plots, report
 from cluster_sim.figures import Figures, as_json
-from cluster_sim.scenario import Scenario, ScenarioFile, make_world, read, workload_of
+from cluster_sim.scenario import Scenario, ScenarioFile, check, make_world, read, workload_of
 from cluster_sim.workloads import Workload
 from cluster_sim.world import World
 from control_plane.cli.bench_prefix_cache import check_picture
@@ -42,6 +42,7 @@ def simulate(options: Options, *, as_json_text: bool) -> None:
     if options.seed is not None:
         overrides["seed"] = options.seed
     scenarios = read(options.scenario, overrides)
+    check(scenarios)
     if options.plot is not None:
         check_picture(options.plot, "--plot")
     if options.html is not None:

@@ -17,7 +17,7 @@ BLOCK = 10
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A millisecond for each prompt token, ten for a step that decodes and for each token loaded. Keeps what is asked."""
+    """A millisecond for each prompt token, ten for a step that decodes and for a token loaded. Keeps what is asked."""
 
     asked: list[StepWork] = field(default_factory=list)
     name: str = "by hand"

@@ -148,3 +148,32 @@ def test_the_quick_variant_is_a_part_of_the_whole(monkeypatch: pytest.MonkeyPatc
     quick = {(each.figure, each.cell) for each in feather.run(lambda text: None, quick=True)}
     assert quick < whole
     assert {figure.split(",")[0] for figure, _ in whole} >= {f"Figure 5.{number}" for number in (1, 2, 3, 4, 7, 14)}
+
+
+def test_leaps_while_requests_wait_change_nothing_for_order_of_arrival() -> None:
+    """A burst of more than fit: each waits for a place, or for memory, and gets it at about the same time (blocks are
+    taken later in a leap, so that others are evicted)."""
+    from cluster_sim.vllm_engine import VllmSimEngine
+    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+
+    def told(*, leaps: bool, device_blocks: int) -> tuple[list[tuple[int, str, float]], int]:
+        settings = VllmEngineSettings(
+            SchedulerKind.PLAIN, 16, device_blocks, max_running_requests=8, tiers=None, leaps=leaps
+        )
+        engine = VllmSimEngine(feather_runs.cost_model(feather_runs.LLAMA, CACHE), settings)
+        for place, (_, job) in enumerate(replace(SMALL, shared_tokens=320, decode_tokens=50).jobs(1.0, seed=0)):
+            engine.add(replace(job, output_tokens=20 + place % 7 * 13), 0.0)
+        found, turns = [], 0
+        while engine.next_s() < 1e9:
+            turns += 1
+            found += [(each.job.number, each.kind.value, each.at_s) for each in engine.advance(engine.next_s())]
+        engine.check_invariants()
+        return found, turns
+
+    for device_blocks in (400, 60):
+        (leaping, turns), (stepping, more_turns) = (
+            told(leaps=leaps, device_blocks=device_blocks) for leaps in (True, False)
+        )
+        assert [each[:2] for each in leaping] == [each[:2] for each in stepping] and len(leaping) > 60
+        assert [at_s for *_, at_s in leaping] == pytest.approx([at_s for *_, at_s in stepping], rel=0.002)
+        assert turns < more_turns

@@ -203,8 +203,8 @@ def test_conversations_have_about_the_published_shape() -> None:
         hits += sum(key in seen for key in each.keys.tolist()) * 64
         seen.update(each.keys.tolist())
     tokens = [each.prompt_tokens for each in requests]
-    assert 9_000 < np.mean(tokens) < 15_000
-    assert 5_000 < np.median(tokens) < 10_000
+    assert 10_500 < np.mean(tokens) < 13_500
+    assert 6_000 < np.median(tokens) < 8_000
     assert 250 < np.mean([each.output_tokens for each in requests]) < 450
     assert 0.25 < hits / sum(tokens) < 0.5
 
@@ -256,6 +256,12 @@ def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: s
         taken(5, kind=kind, tenants=2)
 
 
+def test_sessions_of_agents_run_from_the_beginning() -> None:
+    requests = taken(2000, kind="agents", arrivals="trace", requests_per_s=10.0)
+    assert 2000 / requests[-1].arrival_s == pytest.approx(10.0, rel=0.2)
+    assert sum(each.arrival_s < 20 for each in requests) == pytest.approx(200, rel=0.3)
+
+
 TRACE = """{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
 {"timestamp": 3000, "input_length": 1100, "output_length": 0, "hash_ids": [1, 2, 4]}
 {"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [1]}
@@ -287,6 +293,11 @@ def test_a_table_of_lengths_has_prompts_that_share_nothing(tmp_path: Path) -> No
     assert (first.prompt_tokens, first.output_tokens, first.arrival_s) == (374, 44, 0.0)
     assert second.arrival_s == pytest.approx(4.314579)
     assert not set(first.keys.tolist()) & set(second.keys.tolist())
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    with pytest.raises(InvalidInputError, match="has no requests"):
+        taken(5, kind="azure", file=path, arrivals="trace")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        taken(5, kind="azure", file=tmp_path, arrivals="trace")
     path.write_text("TIMESTAMP,ContextTokens\nyesterday,3\n")
     with pytest.raises(InvalidInputError, match="line 2: needs TIMESTAMP"):
         taken(0, kind="azure", file=path, arrivals="trace")

@@ -388,6 +388,17 @@ def test_the_command_prints_a_table_for_people(quick: Path) -> None:
     assert "TTFT P90" in result.stdout and "theirs" in result.stdout
 
 
+def test_a_later_variant_is_refused_before_an_earlier_one_runs(quick: Path) -> None:
+    quick.write_text(QUICK.replace("placement: { policy: round_robin }", "cost_model: abacus"))
+    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", "workload.requests=1000000"])
+    assert "abacus" in str(result.exception)
+
+
+def test_a_section_that_is_none_is_refused(quick: Path) -> None:
+    with pytest.raises(ConfigError, match="pools"):
+        scenario.read(quick, {"pools": 3, "pools.decode.workers": 2})
+
+
 @pytest.mark.parametrize("change", ["seed", "=3", "workload.requests=["])
 def test_a_change_that_is_none_is_refused(quick: Path, change: str) -> None:
     result = CliRunner().invoke(app, ["simulate", str(quick), "--set", change])
