@@ -150,3 +150,32 @@ def test_a_pull_asks_for_what_is_not_there_and_replays_one_token() -> None:
     assert ends(told)[2] == pytest.approx(1.5 + 0.001 + 2 * 0.01)
     assert made.costs().pull_s_per_token == pytest.approx(0.01)
     assert made.totals.prefill_tokens == 50
+
+
+def test_who_is_smaller_than_the_one_that_did_not_fit_gets_in_once_that_has_gone() -> None:
+    """8 of 10 blocks are taken; one that wants 6 gives up, the next wants 2."""
+    made = engine(Costs(), device_blocks=10)
+    made.add(job(1, 60, 20), 0.0)
+    made.add(job(2, 50, 10), 0.001)
+    made.add(job(3, 10, 1), 0.002)
+    made.abort(2, 0.01)
+    told = played(made)
+    assert told[3][0].at_s < ends(told)[1]
+
+
+def test_a_small_one_is_not_held_back_by_what_a_large_one_could_not_have() -> None:
+    made = engine(Costs(), device_blocks=10)
+    made.add(job(1, 60, 20), 0.0)
+    made.add(job(2, 60, 1), 0.001)
+    told = played(made, (5.0, job(3, 70, 20)), (5.001, job(4, 5, 1)))
+    assert told[4][0].at_s < ends(told)[3]
+
+
+def test_a_slow_engine_decodes_slowly_as_well_and_from_the_next_step_on() -> None:
+    made = engine(Costs())
+    made.add(job(1, 10, 101), 0.0)
+    made.advance(0.01)
+    made.slow_down(3.0, 0.255)
+    told = played(made)
+    # Prompt, 25 steps by 0.26, and 75 that take three times as long.
+    assert ends(told)[1] == pytest.approx(0.01 + 25 * 0.01 + 75 * 0.03)

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cluster_sim.figures import Figures, as_json
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.request import Attempt
 from cluster_sim.worker import PoolSettings, SimWorker
-from cluster_sim.workloads import SimRequest, WorkloadSection, open_workload
+from cluster_sim.workloads import SimRequest, WorkloadSection, block_names, open_workload
 from cluster_sim.world import Fault, World, WorldSettings
 from control_plane.cli.main import app
 
@@ -53,8 +54,8 @@ class Costs:
 
 
 def request(arrival_s: float, tokens: int, output_tokens: int = 1, name: int = 1) -> SimRequest:
-    keys = np.arange(tokens // BLOCK, dtype=np.uint64) + np.uint64(1 + 1000 * name)
-    return SimRequest(arrival_s, tokens, output_tokens, keys)
+    blocks = np.arange(tokens // BLOCK, dtype=np.uint64) + np.uint64(1 + 1000 * name)
+    return SimRequest(arrival_s, tokens, output_tokens, block_names(blocks))
 
 
 def world(prefill: int = 1, decode: int = 1, *, blocks: int = 100, **given: Any) -> World:
@@ -101,6 +102,24 @@ def test_a_prompt_that_was_seen_before_is_not_computed_again() -> None:
     figures = run(world(), request(0.0, 100, 2), request(1.0, 100, 2), request(2.0, 100, 2, name=2))
     assert (figures.device_hit_tokens, figures.prompt_tokens) == (90, 300)
     assert figures.transferred_bytes == (100 + 10 + 100) * 1000, "the decode worker had it as well"
+
+
+def test_the_index_hears_of_a_worker_late_and_of_its_last_start_only() -> None:
+    """The prompt is there after 0.1 s; the worker dies at 5.9 s, and is back with its report at 6 s."""
+    made = world(1, 1, event_delay_s=1.0, faults=[Fault(5.9, "kill", "prefill-0000", for_s=0.05)])
+    asked = request(0.0, 100, 2)
+    heard: dict[float, int] = {}
+
+    def listen(at_s: float) -> None:
+        claims, _ = made.index.claims("prefill-0000")
+        heard[at_s] = int(np.isin(asked.keys, claims).sum())
+
+    for at_s in (0.9, 1.2, 5.9, 6.1):
+        made.events.at(at_s, partial(listen, at_s))
+    # The second one is told of after the worker has started again.
+    run(made, asked, request(5.5, 100, 2, name=2), request(7.5, 10, 1, name=3))
+    assert heard == {0.9: 0, 1.2: 10, 5.9: 10, 6.1: 0}
+    assert not np.isin(request(0.0, 100, name=2).keys, made.index.claims("prefill-0000")[0]).any()
 
 
 def test_decoding_shares_its_steps_with_a_prompt_that_comes_meanwhile() -> None:
