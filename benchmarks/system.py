@@ -2,7 +2,8 @@
 
 Every system gets the same requests at the same rate on the same GPUs, and the split of prefill and decode workers that
 is best for it: found at `SPLIT_SIZE` workers by attainment over all rates, and scaled. Simulated by `cluster_sim`
-with light engines; router cores are measured: processor time of the router's own code, over simulated time.
+with light engines. Router cores: processor time of placement, in-flight counts, predictions and index, over simulated
+time; gRPC and tokenization are not in it.
 
     rachis                  both pools, placement by hotness, prompts prefilled locally where that is sooner
     rachis_aggregated       the same placement over workers that do both
@@ -11,12 +12,15 @@ with light engines; router cores are measured: processor time of the router's ow
     aggregated_formula      workers that do both, the published cost formula
     aggregated              workers that do both, round robin: plain vLLM replicas
 
+A run has `seconds` of arrivals at every size, and measures who comes after the first quarter of them.
 Goodput: requests a second that keep both objectives, of those that arrive; `best` is the highest goodput at a rate at
 which at least `ATTAINMENT` of all requests keep them, 0 where no rate of the sweep has that.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -24,7 +28,6 @@ from typing import Any
 from cluster_sim.figures import Figures, as_json
 from cluster_sim.scenario import Scenario, make_world, workload_of
 from cluster_sim.world import World
-from control_plane.placer import Placer
 
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "rachis": {"policy": "hotness", "disaggregation": "conditional", "pools": 2},
@@ -37,25 +40,24 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
 OURS = "rachis"
 ATTAINMENT = 0.9
 SPLIT_SIZE = 16
+_WARM_UP = 0.25
 # Share of the workers that prefill.
-SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)
+SHARES = (0.375, 0.5, 0.625, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """file: a trace, or None for `kind` as drawn. rates: requests a second for each worker. requests: for each worker,
-    at most `most_requests` in all. Objectives in ms."""
+    """file: a trace, or None for `kind` as drawn. rates: requests a second for each worker. seconds: of arrivals.
+    Objectives in ms."""
 
     kind: str
     file: Path | None
     cost_model: str
-    sizes: Sequence[int]
-    rates: Sequence[float]
+    sizes: tuple[int, ...]
+    rates: tuple[float, ...]
     slo_ttft_ms: float
     slo_tpot_ms: float
-    requests: int = 60
-    least_requests: int = 1000
-    most_requests: int = 20_000
+    seconds: float = 240.0
     seed: int = 0
 
 
@@ -76,10 +78,11 @@ def measure(study: Study, systems: Sequence[str], progress: Callable[[str], None
     }
 
 
+@cache
 def simulate(study: Study, name: str, size: int, share: float, rate: float) -> tuple[Figures, float]:
-    """One run, and the processor time of its router in seconds."""
+    """One run, and the processor time of its router in seconds. Kept: the search for a split has some of the runs."""
     world, workload = _world(study, name, size, share, rate)
-    with _RouterTime(world.placer) as router:
+    with _RouterTime(world) as router:
         figures = world.run(workload)
     return figures, router.seconds
 
@@ -118,7 +121,7 @@ def _swept(study: Study, name: str, size: int, share: float, progress: Callable[
     return {
         "runs": runs,
         "best_goodput_per_s": best["goodput_per_s"] if best else 0.0,
-        "dollars_per_million_good_tokens": best["dollars_per_million_tokens"] if best else None,
+        "dollars_per_million_tokens": best["dollars_per_million_tokens"] if best else None,
     }
 
 
@@ -137,7 +140,7 @@ def _ratios(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
 def _world(study: Study, name: str, size: int, share: float, rate: float) -> tuple[World, Any]:
     system = SYSTEMS[name]
     prefill = min(size - 1, max(1, round(size * share))) if share else 0
-    requests = min(study.most_requests, max(study.least_requests, study.requests * size))
+    requests = round(study.seconds * rate * size)
     scenario = Scenario.model_validate(
         {
             "name": name,
@@ -145,6 +148,7 @@ def _world(study: Study, name: str, size: int, share: float, rate: float) -> tup
             "cost_model": study.cost_model,
             "pools": {"prefill": {"workers": prefill}, "decode": {"workers": size - prefill}},
             "placement": {"policy": system["policy"], "disaggregation": system["disaggregation"]},
+            "warm_up_s": study.seconds * _WARM_UP,
             "slo": {"ttft_ms": study.slo_ttft_ms, "tpot_ms": study.slo_tpot_ms},
             "workload": {
                 "kind": study.kind,
@@ -160,29 +164,41 @@ def _world(study: Study, name: str, size: int, share: float, rate: float) -> tup
 
 
 class _RouterTime:
-    """Processor time inside a placer, from outermost calls alone."""
+    """Processor time of a world's placer and index, while it is a context."""
 
-    _CALLS = ("weigh", "place", "keep")
-
-    def __init__(self, placer: Placer) -> None:
-        self._placer = placer
+    def __init__(self, world: World) -> None:
+        names = ("weigh", "place", "keep", "in_flight")
+        self._calls: list[tuple[object, str]] = [(world.index, "apply"), *((world.placer, name) for name in names)]
         self.seconds = 0.0
 
     def __enter__(self) -> "_RouterTime":
-        for name in self._CALLS:
-            setattr(self._placer, name, self._timed(getattr(self._placer, name)))
+        for owner, name in self._calls:
+            setattr(owner, name, self._timed(getattr(owner, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._CALLS:
-            delattr(self._placer, name)
+        for owner, name in self._calls:
+            delattr(owner, name)
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any, **named: Any) -> Any:
             began_s = thread_time()
             try:
-                return call(*given, **named)
+                result = call(*given, **named)
             finally:
                 self.seconds += thread_time() - began_s
+            return self._timed_context(result) if isinstance(result, AbstractContextManager) else result
 
         return timed
+
+    @contextmanager
+    def _timed_context(self, context: AbstractContextManager[Any]) -> Iterator[Any]:
+        began_s = thread_time()
+        entered = context.__enter__()
+        self.seconds += thread_time() - began_s
+        try:
+            yield entered
+        finally:
+            began_s = thread_time()
+            context.__exit__(None, None, None)
+            self.seconds += thread_time() - began_s

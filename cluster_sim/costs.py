@@ -55,7 +55,7 @@ class CostModel(Protocol):
 
     def step_s(self, work: StepWork) -> float:
         """Seconds of one step. Linear in context_tokens and distinct_tokens where the model has them linear: the light
-        engine takes many equal steps at once at their mean context."""
+        engine takes many steps at once, each longer than the one before by the same."""
         ...
 
     def load_s(self, tokens: int) -> float:

@@ -35,12 +35,15 @@ _ASK_AGAIN_S = 0.05
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
     """hop_s: of one message between router and worker. worker_wait_s: how long a request waits for a decode worker.
-    timeout_s: how long it may take in all."""
+    timeout_s: how long it may take in all. handoff_deadline_s: from the end of its prefill on, until when its KV has to
+    be pulled; later it is computed again. warm_up_s: who arrives before is served, and not measured."""
 
     hop_s: float = 0.0005
     prefill_attempts: int = 2
     worker_wait_s: float = 30.0
     timeout_s: float = 600.0
+    handoff_deadline_s: float = 15.0
+    warm_up_s: float = 0.0
 
 
 class SimDispatcher:
@@ -102,7 +105,7 @@ class SimDispatcher:
             if outcome.kind is OutcomeKind.FINISHED:
                 self._events.after(self._settings.hop_s, lambda: self._prefilled(traveller, outcome.job.number))
         elif outcome.kind is OutcomeKind.FIRST_TOKEN:
-            self._started(traveller)
+            self._events.after(self._settings.hop_s, lambda: self._started(traveller, outcome.job.number))
         else:
             self._events.after(self._settings.hop_s, lambda: self._finished(traveller, outcome.job.number))
 
@@ -120,7 +123,8 @@ class SimDispatcher:
         placement = None
         if traveller.prefill_attempts < self._settings.prefill_attempts:
             placement = self._placer.place(job, wire.POOL_PREFILL, frozenset(traveller.excluded))
-        if placement is None or not self._membership.usable(wire.POOL_DECODE):
+        pull_is_near = traveller.request.output_tokens > 1 and traveller.session is None
+        if placement is None or (pull_is_near and not self._membership.usable(wire.POOL_DECODE)):
             self._decode_alone(traveller)
             return
         traveller.prefill_attempts += 1
@@ -166,7 +170,18 @@ class SimDispatcher:
             return
         traveller.job.lifecycle.at(Event.FIRST_TOKEN)
         traveller.excluded.clear()
+        self._events.after(self._settings.handoff_deadline_s, lambda: self._late(traveller, attempt))
         self._decode(traveller, self._events.now_s)
+
+    def _late(self, traveller: Traveller, attempt: Attempt) -> None:
+        """Nobody pulls any more what the prefill worker keeps."""
+        if traveller.prefill is not attempt:
+            return
+        self._give_back_prefill(traveller)
+        if traveller.transfer is not None:
+            traveller.transfer.cancel()
+            traveller.transfer = None
+            self._recompute(traveller)
 
     # Decode.
 
@@ -240,10 +255,12 @@ class SimDispatcher:
         self._running[job.number] = (traveller, wire.POOL_DECODE)
         attempt.worker.add(job)
 
-    def _started(self, traveller: Traveller) -> None:
-        assert traveller.decode is not None
+    def _started(self, traveller: Traveller, number: int) -> None:
+        if traveller.decode is None or traveller.decode.number != number or traveller.job.lifecycle.ended:
+            return
         traveller.decode.flight.prefilled()
         traveller.started = True
+        self._give_back_prefill(traveller)
         traveller.job.lifecycle.at(Event.DECODE_STARTED)
         if traveller.first_token_s is None:
             self._first_token(traveller)
@@ -310,6 +327,8 @@ class SimDispatcher:
     def _first_token(self, traveller: Traveller) -> None:
         now_s = self._events.now_s
         traveller.first_token_s = now_s
+        if not self._is_measured(traveller):
+            return
         self._figures.ttft_s.add(now_s - traveller.request.complete_s)
         if traveller.session is not None:
             self._figures.ttft_open_s.add(now_s - traveller.request.arrival_s)
@@ -353,6 +372,9 @@ class SimDispatcher:
         figures.outcomes[state.value] = figures.outcomes.get(state.value, 0) + 1
         figures.completions.add(now_s, 1)
         figures.duration_s = now_s
+        if not self._is_measured(traveller):
+            return
+        figures.measured += 1
         if state is not State.FINISHED or traveller.first_token_s is None:
             return
         request = traveller.request
@@ -366,6 +388,9 @@ class SimDispatcher:
         within_ttft = not figures.slo_ttft_s or ttft_s <= figures.slo_ttft_s
         within_tpot = not figures.slo_tpot_s or tpot_s <= figures.slo_tpot_s
         figures.attained += within_ttft and within_tpot
+
+    def _is_measured(self, traveller: Traveller) -> bool:
+        return traveller.request.arrival_s >= self._settings.warm_up_s
 
     def _snapshot(self, worker: SimWorker) -> WorkerSnapshot | None:
         """As the router knows it."""

@@ -86,7 +86,8 @@ class Series:
 class Figures:
     """One variant of a scenario.
 
-    Requests: every one that arrived has one outcome. attained: within both objectives (`slo_*`, 0: none).
+    Requests: every one that arrived has one outcome. measured: those that arrived after the warm-up; attained: of them
+    within both objectives (`slo_*`, 0: none).
     ttft_s: from arrival, of a session from the end of its prompt; ttft_open_s: of sessions, from when they were opened;
     tpot_s: mean time between the tokens of a request after its first; e2e_s: as ttft_s, to the last token.
     invalidated_tokens: computed for a session that has replaced them.
@@ -103,6 +104,7 @@ class Figures:
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     outcomes: dict[str, int] = field(default_factory=dict)
+    measured: int = 0
     attained: int = 0
     prompt_tokens: int = 0
     device_hit_tokens: int = 0
@@ -145,12 +147,12 @@ class Figures:
 
     @property
     def goodput_per_s(self) -> float:
-        """Requests a second within the objectives."""
-        return self.attained / self.duration_s if self.duration_s else 0.0
+        """Requests a second within the objectives, from the first arrival to the last outcome."""
+        return self.attainment * self.requests / self.duration_s if self.duration_s else 0.0
 
     @property
     def attainment(self) -> float:
-        return self.attained / self.requests if self.requests else 0.0
+        return self.attained / self.measured if self.measured else 0.0
 
     @property
     def mean_batch(self) -> float:

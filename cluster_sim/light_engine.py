@@ -1,7 +1,7 @@
 """An engine of few lines: continuous batching as vLLM does it, over the real tiers, without vLLM's scheduler.
 
 A step takes one token for each request that decodes, and fills up with prompts, first come first served, in chunks of
-what is left of the token budget. While nobody prefills, many equal steps are taken at once, up to the first that ends
+what is left of the token budget. While nobody prefills, many steps are taken at once, up to the first that ends
 a request, or that somebody new could join.
 
 Simpler than vLLM's scheduler, which `cluster_sim.vllm_engine` has: a request is admitted when there is room for its
@@ -11,7 +11,7 @@ prompt and its whole answer, so nobody is preempted; its answer is not cached.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from cluster_core.engine import EngineCosts, SessionMode
@@ -25,6 +25,8 @@ from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
 _ALL = 1 << 62
+# What sums of seconds may be off.
+_SAME_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,31 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Leap:
-    """Steps under way: so many, each so long. chunks: prompt tokens of each request in it; then it is one step."""
+    """Steps under way: so many, the first so long, each longer than the one before by `growth_s`. chunks: prompt tokens
+    of each request in it; then it is one step."""
 
     start_s: float
-    step_s: float
+    first_s: float
+    growth_s: float
     steps: int
     chunks: tuple[tuple[_Request, int], ...]
     decoding: int
 
     @property
     def end_s(self) -> float:
-        return self.start_s + self.steps * self.step_s
+        return self.start_s + self.lasting_s(self.steps)
+
+    def lasting_s(self, steps: int) -> float:
+        """Of the first so many."""
+        return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2
+
+    def begun(self, now_s: float) -> int:
+        """Steps that have begun by then; one at least."""
+        since_s, fewest, most = now_s - self.start_s - _SAME_S, 1, self.steps
+        while fewest < most:
+            middle = (fewest + most) // 2
+            fewest, most = (fewest, middle) if self.lasting_s(middle) >= since_s else (middle + 1, most)
+        return fewest
 
 
 class LightEngine:
@@ -336,13 +352,16 @@ class LightEngine:
             tokens = sum(each for _, each in chunks)
             pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
             work = StepWork(tokens, pairs, decoding, self._context, self._context - self._shared_tokens)
-            return _Leap(now_s, self._model.step_s(work) * self._factor, 1, chunks, decoding)
+            return _Leap(now_s, self._model.step_s(work) * self._factor, 0.0, 1, chunks, decoding)
         if not decoding:
             return None
         steps = min(request.left for request in self._decoding)
-        grown = decoding * (steps - 1) / 2
-        work = StepWork(0, 0.0, decoding, self._context + grown, self._context - self._shared_tokens + grown)
-        return _Leap(now_s, self._model.step_s(work) * self._factor, steps, (), decoding)
+        read = self._context - self._shared_tokens
+        first_s, second_s = (
+            self._model.step_s(StepWork(0, 0.0, decoding, self._context + grown, read + grown)) * self._factor
+            for grown in (0, decoding)
+        )
+        return _Leap(now_s, first_s, second_s - first_s, steps, (), decoding)
 
     def _chunks(self, budget: int) -> tuple[tuple[_Request, int], ...]:
         chunks = []
@@ -357,21 +376,19 @@ class LightEngine:
 
     def _cut(self, now_s: float) -> None:
         """Steps that have not begun do not happen as planned; the one under way is finished."""
-        leap = self._leap
-        if leap is None or leap.steps == 1:
-            return
-        begun = max(1, math.ceil((now_s - leap.start_s) / leap.step_s - 1e-9))
-        if begun < leap.steps:
-            self._leap = _Leap(leap.start_s, leap.step_s, begun, leap.chunks, leap.decoding)
+        if self._leap is not None and self._leap.steps > 1:
+            self._leap = replace(self._leap, steps=self._leap.begun(now_s))
 
     def _finish_leap(self) -> None:
         leap, self._leap = self._leap, None
         assert leap is not None
-        seconds, now_s = leap.steps * leap.step_s, leap.end_s
+        seconds, now_s = leap.lasting_s(leap.steps), leap.end_s
         self.totals.busy_s += seconds
         if leap.decoding:
             self.totals.decode_steps += leap.steps
-        self._measured.stepped(leap.step_s, [(each.computed, tokens) for each, tokens in leap.chunks], leap.decoding)
+        self._measured.stepped(
+            seconds / leap.steps, [(each.computed, tokens) for each, tokens in leap.chunks], leap.decoding
+        )
         self._decoded(leap.steps, now_s)
         for request, tokens in leap.chunks:
             if request.at is not _At.PREFILLING or request.job.number not in self._requests:

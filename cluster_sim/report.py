@@ -93,9 +93,9 @@ class Row:
         return f"x{ratio:.2f}" if ratio < 100 else f"x{ratio:.0f}"
 
     def is_better(self, place: int) -> bool | None:
-        """None: the same as the first, or neither is better."""
+        """None: the same as the first, neither is better, or there is nothing."""
         ratio, better = self.ratios[place], self.measure.more_is_better
-        if ratio is None or better is None or abs(ratio - 1) < _SAME:
+        if not ratio or better is None or abs(ratio - 1) < _SAME:
             return None
         return (ratio > 1) is better
 

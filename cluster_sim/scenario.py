@@ -71,8 +71,9 @@ class RouterSection(Section):
     prefill_attempts: int = Field(2, ge=1, le=10)
     worker_wait_s: float = Field(30.0, gt=0)
     request_timeout_s: float = Field(600.0, gt=0)
+    handoff_deadline_s: float = Field(15.0, gt=0, description="A pull that has not ended by then is computed again.")
     event_delay_ms: float = Field(100.0, ge=0, description="From a change in a worker's caches to the index.")
-    report_s: float = Field(2.0, gt=0, description="How often workers renew their registrations.")
+    report_s: float = Field(2.0, ge=0.05, description="How often workers renew their registrations.")
     worker_lease_s: float = Field(5.0, gt=0)
 
 
@@ -89,6 +90,7 @@ class Scenario(Section):
     tiers: TiersSection = TiersSection()
     router: RouterSection = RouterSection()
     slo: SloSection = SloSection()
+    warm_up_s: float = Field(0.0, ge=0, description="Who arrives before is served, and not measured.")
     faults: tuple[FaultSection, ...] = ()
 
 
@@ -154,7 +156,12 @@ def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
         block_tokens=block_tokens,
         placement=scenario.placement,
         dispatch=DispatchSettings(
-            router.hop_ms / 1000, router.prefill_attempts, router.worker_wait_s, router.request_timeout_s
+            router.hop_ms / 1000,
+            router.prefill_attempts,
+            router.worker_wait_s,
+            router.request_timeout_s,
+            router.handoff_deadline_s,
+            scenario.warm_up_s,
         ),
         faults=[Fault(**fault.model_dump()) for fault in scenario.faults],
         event_delay_s=router.event_delay_ms / 1000,

@@ -90,7 +90,7 @@ class SimWorker:
 
     def kill(self) -> None:
         """It is gone, with all that it holds."""
-        self.is_alive, self.last_alive_s = False, self._events.now_s
+        self.is_alive = False
         self.past.append(self.engine.totals)
         self.engine = self._settings.make_engine()
         self._alarm.set(float("inf"))

@@ -34,11 +34,11 @@ from cluster_core.engine import SessionMode
 from cluster_core.errors import InvalidInputError
 from cluster_sim.engine import SimInput
 from cluster_sim.streaming_workload import TracedSession, WorkloadSpec, draw_sessions
-from cluster_sim.traces import SHAPES, generated, open_trace
+from cluster_sim.traces import MOST_TOKENS, SHAPES, generated, open_trace
 from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
 
-# What a turn of a coding agent adds to its prompt, in the mean.
-_TURN_TOKENS = 1600
+# Of a coding agent's first prompt.
+_FIRST_TOKENS = (8000, 20_000)
 # These say themselves when their requests arrive.
 STREAMS: Mapping[str, SessionMode] = {"crawler": SessionMode.APPEND, "anns": SessionMode.UPDATE}
 _TIMED = ("trace", "azure", "agents", *STREAMS)
@@ -279,36 +279,49 @@ def _agents(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRe
     def requests() -> Iterator[SimRequest]:
         rng = random.Random(f"agents/{seed}")
         names = itertools.count(1)
+
+        def turn(tokens: int, output: int) -> tuple[int, float]:
+            """The next prompt's tokens, and how much of the one before it keeps."""
+            tokens += output + round(rng.lognormvariate(6.6, 1.1))
+            if rng.random() >= 0.06 and tokens <= 120_000:
+                return tokens, 1.0
+            # Rewritten: what was said is summed up behind the first part.
+            kept = rng.uniform(0.1, 0.6)
+            return max(64, int(tokens * (kept + 0.1))), kept
+
         rate = (settings.requests_per_s or 1.0) / turns_mean
         # (next turn, session, tokens, blocks, turns left)
         running: list[tuple[float, int, int, list[int], int]] = []
         # As many as run at any time, in the midst of their turns.
         begun = round(rate * turns_mean * pause_s)
         for session in range(begun):
-            tokens = round(rng.uniform(8000, 20_000) + rng.expovariate(1 / turns_mean) * _TURN_TOKENS)
+            tokens = round(rng.uniform(*_FIRST_TOKENS))
+            for _ in range(round(rng.expovariate(1 / turns_mean))):
+                tokens, _ = turn(tokens, _output_tokens(rng))
             left = max(1, round(rng.expovariate(1 / turns_mean)))
-            heapq.heappush(running, (rng.expovariate(1 / pause_s), session, min(tokens, 120_000), [], left))
+            heapq.heappush(running, (rng.expovariate(1 / pause_s), session, tokens, [], left))
         next_session_s = rng.expovariate(rate)
         for session in itertools.count(begun):
             while running and running[0][0] <= next_session_s:
                 at_s, number, tokens, blocks, left = heapq.heappop(running)
                 full = tokens // settings.block_tokens
                 blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
-                output = max(1, round(rng.lognormvariate(5.3, 0.9)))
+                output = _output_tokens(rng)
                 yield SimRequest(at_s, tokens, output, block_names(np.array(blocks, dtype=np.uint64)))
                 if left <= 1:
                     continue
-                tokens += output + round(rng.lognormvariate(6.6, 1.1))
-                if rng.random() < 0.06 or tokens > 120_000:
-                    # Rewritten: what was said is summed up behind the first part.
-                    kept = rng.uniform(0.1, 0.6)
-                    blocks, tokens = blocks[: int(len(blocks) * kept)], max(64, int(tokens * min(1.0, kept + 0.1)))
+                tokens, kept = turn(tokens, output)
+                blocks = blocks[: int(len(blocks) * kept)]
                 heapq.heappush(running, (at_s + rng.expovariate(1 / pause_s), number, tokens, blocks, left - 1))
             turns = max(1, round(rng.expovariate(1 / turns_mean)))
-            heapq.heappush(running, (next_session_s, session, round(rng.uniform(8000, 20_000)), [], turns))
+            heapq.heappush(running, (next_session_s, session, round(rng.uniform(*_FIRST_TOKENS)), [], turns))
             next_session_s += rng.expovariate(rate)
 
     return requests
+
+
+def _output_tokens(rng: random.Random) -> int:
+    return max(1, round(rng.lognormvariate(5.3, 0.9)))
 
 
 def _streams(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRequest]]:
@@ -385,14 +398,20 @@ def _azure(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimReq
     def rows() -> Iterator[SimRequest]:
         names = itertools.count(1)
         first_s: float | None = None
+        last_s = 0.0
         for line, row in enumerate(_table(path), 2):
             try:
                 at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
                 prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS):
+                    raise ValueError
             except (KeyError, TypeError, ValueError):
                 raise InvalidInputError(
                     f"{path}, line {line}: needs TIMESTAMP, ContextTokens and GeneratedTokens", field="workload.file"
                 ) from None
+            if at_s < last_s:
+                raise InvalidInputError(f"{path}, line {line}: TIMESTAMP goes back", field="workload.file")
+            last_s = at_s
             first_s = at_s if first_s is None else first_s
             blocks = [next(names) for _ in range(prompt // settings.block_tokens)]
             keys = block_names(np.array(blocks, dtype=np.uint64))

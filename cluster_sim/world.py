@@ -176,7 +176,7 @@ class World:
                 worker.last_alive_s = now_s
                 records.append(worker.registration())
                 self.index.join(worker.name, worker.generation)
-            elif now_s - worker.last_alive_s <= self._settings.lease_s:
+            elif now_s - worker.last_alive_s < self._settings.lease_s:
                 known = self.membership.get(worker.name)
                 records += [known.registration] if known is not None else []
             else:

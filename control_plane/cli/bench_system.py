@@ -25,8 +25,7 @@ class Options:
     rates: str
     ttft_ms: float
     tpot_ms: float
-    requests: int
-    most_requests: int
+    seconds: float
     systems: Sequence[str]
     seed: int
 
@@ -40,8 +39,8 @@ def bench_system(options: Options, *, as_json: bool) -> None:
         if name not in SYSTEMS:
             raise ConfigError(f"must be of {', '.join(SYSTEMS)}, got {name}", field="--system")
     study = Study(
-        "trace" if options.trace else options.kind, options.trace, options.cost_model, sizes, rates, options.ttft_ms,
-        options.tpot_ms, options.requests, most_requests=options.most_requests, seed=options.seed,
+        "trace" if options.trace else options.kind, options.trace, options.cost_model, tuple(sizes), tuple(rates), options.ttft_ms,
+        options.tpot_ms, options.seconds, options.seed,
     )  # fmt: skip
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err,
@@ -65,7 +64,7 @@ def _print(size: str, runs: dict[str, Any]) -> None:
     rows = []
     for name, each in runs.items():
         best = each["best_goodput_per_s"]
-        dollars = each["dollars_per_million_good_tokens"]
+        dollars = each["dollars_per_million_tokens"]
         rows.append(
             (
                 name, *(f"{run['attainment']:.1%}" for run in each["runs"]), f"{best:.1f}" if best else "-",

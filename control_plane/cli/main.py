@@ -659,8 +659,7 @@ def bench_system(
     rates: Annotated[str, typer.Option(help="Requests a second for each worker, with commas.")] = "0.75,1,1.25",
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
     slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
-    requests: Annotated[int, typer.Option(min=1, max=100_000, help="For each worker; at least 1000 in all.")] = 30,
-    most_requests: Annotated[int, typer.Option(min=1, help="In all.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=10, max=1e6, help="Of arrivals; a quarter of them warms up.")] = 240,
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
     as_json: options.AsJson = False,
@@ -669,9 +668,7 @@ def bench_system(
     from control_plane.cli.bench_system import Options
     from control_plane.cli.bench_system import bench_system as bench_now
 
-    given = Options(
-        trace, kind, cost_model, sizes, rates, slo_ttft_ms, slo_tpot_ms, requests, most_requests, system or (), seed
-    )
+    given = Options(trace, kind, cost_model, sizes, rates, slo_ttft_ms, slo_tpot_ms, seconds, system or (), seed)
     bench_now(given, as_json=as_json)
 
 

@@ -137,6 +137,22 @@ def test_steps_taken_at_once_take_as_long_as_one_by_one() -> None:
     assert ends(told)[1] == pytest.approx(0.01 + 100 * 0.01 + 0.02)
 
 
+@pytest.mark.parametrize("cuts", [0, 1, 7])
+def test_steps_that_grow_are_each_as_long_as_their_context(cuts: int) -> None:
+    """Whether they are taken at once, or somebody looks in meanwhile who does not fit."""
+
+    @dataclass(frozen=True, slots=True)
+    class Growing(Costs):
+        def step_s(self, work: StepWork) -> float:
+            return 0.001 * work.context_tokens
+
+    made = engine(Growing(), device_blocks=12)
+    jobs = [(0.3 + 0.5 * number, job(2 + number, 100)) for number in range(cuts)]
+    told = played(made, (0.0, job(1, 10, 101)), *jobs)
+    # 11, 12 ... 110 tokens are attended to.
+    assert ends(told)[1] == pytest.approx(sum(0.001 * context for context in range(11, 111)), abs=1e-6)
+
+
 def test_a_pull_asks_for_what_is_not_there_and_replays_one_token() -> None:
     made = engine(Costs())
     played(made, (0.0, job(1, 50, 1, name=5)))

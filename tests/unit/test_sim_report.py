@@ -23,7 +23,7 @@ def run(name: str, ttft_scale: float = 1.0, *, seed: int = 0, requests: int = 30
     figures.busy_s = {"prefill": 150.0, "decode": 50.0}
     figures.imbalance = {"prefill": 1.25, "decode": 1.0}
     figures.prompt_tokens, figures.device_hit_tokens, figures.host_hit_tokens = 1000 * requests, 400 * requests, 0
-    figures.attained = requests // 2
+    figures.measured, figures.attained = requests, requests // 2
     for number in range(requests):
         at_s = number / 3
         ttft_s = ttft_scale * rng.lognormvariate(-1, 1)

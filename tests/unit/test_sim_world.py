@@ -23,7 +23,7 @@ from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.request import Attempt
 from cluster_sim.worker import PoolSettings, SimWorker
 from cluster_sim.workloads import SimRequest, WorkloadSection, block_names, open_workload
-from cluster_sim.world import Fault, World, WorldSettings
+from cluster_sim.world import POOLS, Fault, World, WorldSettings
 from control_plane.cli.main import app
 
 BLOCK = 10
@@ -93,7 +93,7 @@ def test_a_requests_times_by_hand() -> None:
 
 def test_an_aggregated_service_prefills_where_it_decodes() -> None:
     figures = run(world(prefill=0), request(0.0, 100, 5))
-    assert figures.ttft_s.mean == pytest.approx(HOP_S + 0.1)
+    assert figures.ttft_s.mean == pytest.approx(HOP_S + 0.1 + HOP_S)
     assert figures.e2e_s.mean == pytest.approx(HOP_S + 0.1 + 4 * 0.01 + HOP_S)
     assert (figures.local_prefills, figures.transferred_bytes) == (1, 0)
 
@@ -102,6 +102,60 @@ def test_a_prompt_that_was_seen_before_is_not_computed_again() -> None:
     figures = run(world(), request(0.0, 100, 2), request(1.0, 100, 2), request(2.0, 100, 2, name=2))
     assert (figures.device_hit_tokens, figures.prompt_tokens) == (90, 300)
     assert figures.transferred_bytes == (100 + 10 + 100) * 1000, "the decode worker had it as well"
+
+
+@pytest.mark.parametrize(
+    ("slo", "attained"),
+    [
+        ({}, 1),
+        ({"slo_ttft_s": 0.1}, 0),
+        ({"slo_ttft_s": 0.102}, 1),
+        ({"slo_tpot_s": 0.03}, 0),
+        ({"slo_tpot_s": 0.04}, 1),
+    ],
+)
+def test_a_request_attains_when_it_keeps_both_objectives(slo: dict[str, Any], attained: int) -> None:
+    """TTFT 0.101 s, TPOT 0.036 s."""
+    assert run(world(**slo), request(0.0, 100, 5)).attained == attained
+
+
+def test_a_sessions_objective_counts_from_the_end_of_its_prompt() -> None:
+    asked = session(0.0, (0.0, 100, 0, False), (1.0, 150, 100, False))
+    assert run(world(slo_ttft_s=0.06), asked).attained == 1
+
+
+def test_requests_for_a_worker_that_is_gone_go_elsewhere_until_it_is_back() -> None:
+    made = world(2, 1, faults=[Fault(1.0, "kill", "prefill-0000", for_s=60.0)])
+    figures = run(made, *(request(0.5 * number, 20, 2, name=number) for number in range(60)))
+    assert figures.outcomes == {"finished": 60}
+    assert figures.retries <= 2, "one hears of it, the others are not sent there"
+
+
+@pytest.mark.parametrize(("disaggregation", "some"), [("conditional", True), ("always", False)])
+def test_a_short_prompt_may_be_prefilled_where_it_is_decoded(disaggregation: str, some: bool) -> None:
+    made = world(placement={"disaggregation": disaggregation})
+    figures = run(made, *(request(0.5 * number, 20, 3, name=number) for number in range(40)))
+    assert (figures.local_prefills > 0) is some
+
+
+def test_the_router_counts_a_prompt_until_it_is_computed_and_remembers_that_it_was_asked_for() -> None:
+    made = world(0, 1)
+    asked = request(0.0, 100, 30)
+    counted: dict[float, float] = {}
+
+    def look(at_s: float) -> None:
+        counted[at_s] = float(made.membership.candidates(POOLS["decode"], at_s).uncomputed_tokens[0])
+
+    for at_s in (0.05, 0.2, 2.0):
+        made.events.at(at_s, partial(look, at_s))
+    run(made, asked, request(3.0, 10, 1, name=2))
+    assert counted == {0.05: 100, 0.2: 0, 2.0: 0}
+    assert (made.index.hotness(asked.keys, made.events.now_s) > 0).all()
+
+
+def test_imbalance_is_the_busiest_over_the_mean() -> None:
+    figures = run(world(2, 1), *(request(1.0 * number, 100, 2) for number in range(5)))
+    assert figures.imbalance["prefill"] == pytest.approx(2.0)
 
 
 def test_the_index_hears_of_a_worker_late_and_of_its_last_start_only() -> None:
@@ -138,6 +192,23 @@ def test_who_takes_too_long_expires_and_leaves_nothing() -> None:
     settings = dispatch.DispatchSettings(timeout_s=0.15)
     figures = run(world(dispatch=settings), request(0.0, 100, 5), request(1.0, 20, 2, name=2))
     assert figures.outcomes == {"expired": 1, "finished": 1}
+
+
+@pytest.mark.parametrize("deadline_s", [0.01, 0.15])
+def test_a_pull_that_is_late_is_given_up_and_the_prompt_computed_where_it_decodes(deadline_s: float) -> None:
+    """By 0.01 s the pull is under way; by 0.15 s the second request still waits for the room of the first."""
+    settings = dispatch.DispatchSettings(handoff_deadline_s=deadline_s)
+    asked = [request(0.0, 100, 30), request(0.0, 100, 2, name=2)] if deadline_s > 0.1 else [request(0.0, 100, 5)]
+    figures = run(world(2, 1, blocks=15, dispatch=settings), *asked)
+    assert figures.outcomes == {"finished": len(asked)}
+    assert figures.retries == 1
+
+
+def test_who_arrives_in_the_warm_up_is_served_and_not_measured() -> None:
+    settings = dispatch.DispatchSettings(warm_up_s=1.0)
+    figures = run(world(dispatch=settings, slo_ttft_s=0.2), request(0.0, 400, 2), request(2.0, 100, 2, name=2))
+    assert (figures.requests, figures.measured, figures.attained, figures.ttft_s.count) == (2, 1, 1, 1)
+    assert figures.attainment == 1.0
 
 
 @pytest.mark.parametrize(
@@ -211,7 +282,7 @@ def test_a_session_that_loses_its_worker_goes_on_with_what_has_come() -> None:
 
 def test_a_session_without_prefill_workers_is_computed_when_it_is_whole() -> None:
     figures = run(world(0, 1), session(0.0, (0.0, 100, 0, False), (1.0, 150, 100, False)))
-    assert figures.ttft_s.mean == pytest.approx(0.150 + HOP_S)
+    assert figures.ttft_s.mean == pytest.approx(0.150 + 2 * HOP_S)
 
 
 def test_a_slow_worker_and_a_thin_link_take_longer_and_recover() -> None:
