@@ -39,8 +39,8 @@ def bench_system(options: Options, *, as_json: bool) -> None:
         if name not in SYSTEMS:
             raise ConfigError(f"must be of {', '.join(SYSTEMS)}, got {name}", field="--system")
     study = Study(
-        "trace" if options.trace else options.kind, options.trace, options.cost_model, tuple(sizes), tuple(rates), options.ttft_ms,
-        options.tpot_ms, options.seconds, options.seed,
+        "trace" if options.trace else options.kind, options.trace, options.cost_model, tuple(sizes), tuple(rates),
+        options.ttft_ms, options.tpot_ms, options.seconds, options.seed,
     )  # fmt: skip
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err,

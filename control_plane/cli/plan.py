@@ -128,8 +128,11 @@ def _print(options: Options, found: Plan) -> None:
     out.print(f"{objectives}, for {options.attainment:.0%} of the requests")
     print_table("prefill + decode workers; P90 in ms, goodput in requests/s", COLUMNS, table(found))
     prefill, decode = found.least
+    # Where everything arrives at once the work says nothing of how many keep up with it.
+    has_bound = prefill <= best.prefill and decode <= best.decode
+    work = f"; the work alone takes about {prefill} prefill and {decode} decode workers" if has_bound else ""
     out.print(
-        f"simulated {found.runs} times; the work alone takes about {prefill} prefill and {decode} decode workers. "
+        f"simulated {found.runs} times{work}. "
         + (
             "Divisions of fewer GPUs around the answer were simulated too, what lies farther away was not."
             if found.verified
