@@ -8,12 +8,9 @@ from cluster_core.clock import UnixMs
 from cluster_core.engine import (
     EngineJob,
     EngineOutput,
-    FinishReason,
     HandoffReport,
-    PositionLogprobs,
-    SamplingSpec,
-    TokenLogprob,
 )
+from cluster_sim.faults.answers import ending, held_back, logprobs
 
 if TYPE_CHECKING:
     from cluster_sim.faults.block_pool import BlockHash
@@ -64,44 +61,16 @@ class Run:
         if first is not None and position == 0:
             token, self.shown = first.token_id, len(first.sent_text)
         self.tokens.append(token)
-        self.text, reason = _ending(self.text + chr(token), token, position, sampling)
-        shown = max(self.shown, len(self.text) if reason else len(self.text) - _held_back(sampling))
+        self.text, reason = ending(self.text + chr(token), token, position, sampling)
+        shown = max(self.shown, len(self.text) if reason else len(self.text) - held_back(sampling))
         text, self.shown = self.text[self.shown : shown], shown
         tokens = () if is_replayed else (token,)
         is_first, self.is_started = not self.is_started, True
         return EngineOutput(
             token_ids=tokens,
             text=text,
-            logprobs=_logprobs(tokens, sampling.logprobs),
+            logprobs=logprobs(tokens, sampling.logprobs),
             finish_reason=reason,
             handoff=self.report if is_first else None,
             cached_tokens=self.cached_tokens if is_first else 0,
         )
-
-
-def _ending(text: str, token: int, position: int, sampling: SamplingSpec) -> tuple[str, FinishReason | None]:
-    """The text without what ends it, and why the job ends here, if it does."""
-    found = [place for place in (text.find(stop) for stop in sampling.stop) if place >= 0]
-    if found:
-        return text[: min(found)], FinishReason.STOP
-    if token in sampling.stop_token_ids and position + 1 >= sampling.min_tokens:
-        return text[:-1], FinishReason.STOP
-    return text, FinishReason.LENGTH if position + 1 == sampling.max_tokens else None
-
-
-def _held_back(sampling: SamplingSpec) -> int:
-    """Characters at the end of the text that may be the beginning of a stop string."""
-    return max((len(stop) for stop in sampling.stop), default=1) - 1
-
-
-def _logprobs(tokens: tuple[int, ...], count: int | None) -> tuple[PositionLogprobs, ...]:
-    if count is None:
-        return ()
-    top = range(count)
-    return tuple(
-        PositionLogprobs(
-            TokenLogprob(token, -0.5, 1),
-            tuple(TokenLogprob(token + rank, -0.5 * (rank + 1), rank + 1) for rank in top),
-        )
-        for token in tokens
-    )

@@ -30,14 +30,13 @@ from cluster_core.engine import (
     HandoffReport,
     HotPrefix,
     KvLease,
-    PositionLogprobs,
     PrefixClaimChange,
     PrefixClaims,
     SamplingSpec,
     SessionMode,
-    TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
+from cluster_sim.faults.answers import ending, held_back, logprobs
 from kv_transfer.handoff import is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
 from tests.fakes.claims import FakeClaims
@@ -147,8 +146,8 @@ class FakeEngine:
                     job.first.token_id if job.first and replayed else token_at(job.token_ids, job.sampling, position)
                 )
                 text += chr(token)
-                text, reason = _ending(text, token, position, job.sampling)
-                shown = max(sent, len(text) if reason else len(text) - _held_back(job.sampling))
+                text, reason = ending(text, token, position, job.sampling)
+                shown = max(sent, len(text) if reason else len(text) - held_back(job.sampling))
                 if reason is not None:
                     self._finished(job)
                 tokens = () if replayed else (token,)
@@ -156,7 +155,7 @@ class FakeEngine:
                 yield EngineOutput(
                     token_ids=tokens,
                     text=text[sent:shown],
-                    logprobs=_logprobs(tokens, job.sampling.logprobs),
+                    logprobs=logprobs(tokens, job.sampling.logprobs),
                     finish_reason=reason,
                     handoff=report if position == 0 else None,
                     lease=self._lease(job, run) if job.hand_off and reason is FinishReason.LENGTH else None,
@@ -308,30 +307,3 @@ class FakeEngine:
     def _end(self, run: FakeRun, error: RachisError) -> None:
         run.ended_by = error
         run.wake.set()
-
-
-def _ending(text: str, token: int, position: int, sampling: SamplingSpec) -> tuple[str, FinishReason | None]:
-    """The text without what ends it, and why the job ends here, if it does."""
-    found = [place for place in (text.find(stop) for stop in sampling.stop) if place >= 0]
-    if found:
-        return text[: min(found)], FinishReason.STOP
-    if token in sampling.stop_token_ids and position + 1 >= sampling.min_tokens:
-        return text[:-1], FinishReason.STOP
-    return text, FinishReason.LENGTH if position + 1 == sampling.max_tokens else None
-
-
-def _held_back(sampling: SamplingSpec) -> int:
-    """Characters at the end of the text that may be the beginning of a stop string."""
-    return max((len(stop) for stop in sampling.stop), default=1) - 1
-
-
-def _logprobs(tokens: tuple[int, ...], count: int | None) -> tuple[PositionLogprobs, ...]:
-    if count is None:
-        return ()
-    return tuple(
-        PositionLogprobs(
-            TokenLogprob(token, -0.5, 1),
-            tuple(TokenLogprob(token + rank, -0.5 * (rank + 1), rank + 1) for rank in range(count)),
-        )
-        for token in tokens
-    )
