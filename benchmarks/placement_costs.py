@@ -8,7 +8,6 @@ prompt costs.
 Without a file the figures are those of the project's rough profile of an 8B model on a current data centre GPU.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 from prefill_worker.preemption import RECOMPUTE_KEY, CostModel, default_model
 
@@ -51,14 +51,7 @@ def read_costs(path: Path) -> PrefillCosts:
 
     Raises InvalidInputError naming file and key.
     """
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInputError(f"cannot be read: {error.strerror or error}", field=str(path)) from None
-    except (ValueError, RecursionError):
-        raise InvalidInputError("is not JSON", field=str(path)) from None
-    if not isinstance(content, dict):
-        raise InvalidInputError("must be an object", field=str(path))
+    content = read_object(path)
     if RECOMPUTE_KEY in content:
         return fitted(CostModel.load(path, default_model("cuda")))
     return PrefillCosts(**{each.name: _seconds(path, content, each.name) for each in fields(PrefillCosts)})

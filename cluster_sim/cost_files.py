@@ -6,13 +6,13 @@ Errors are InvalidInputError and name file and key.
 """
 
 import difflib
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 
 FOLDER = Path(__file__).parent / "cost_models"
@@ -63,18 +63,6 @@ def names_of(folder: Path) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.json"))
 
 
-def read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInputError(f"cannot be read: {error.strerror or error}", field=str(path)) from None
-    except (ValueError, RecursionError):
-        raise InvalidInputError("is not JSON", field=str(path)) from None
-    if not isinstance(content, dict):
-        raise InvalidInputError("must be an object", field=str(path))
-    return content
-
-
 def check_keys(content: Mapping[str, Any], allowed: Collection[str], place: str) -> None:
     for key in content:
         if key not in allowed:
@@ -122,6 +110,8 @@ def table(
         raise InvalidInputError(f"must be of {', '.join(names)}, got {like!r}", field=f"{place}like")
     shared = FOLDER / folder / f"{like}.json"
     return {
-        name: number(numbers, name, each, place) if name in numbers else number(read(shared), name, each, f"{shared}: ")
+        name: number(numbers, name, each, place)
+        if name in numbers
+        else number(read_object(shared), name, each, f"{shared}: ")
         for name, each in quantities.items()
     }

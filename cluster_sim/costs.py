@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 from cluster_sim import cost_files
 
@@ -82,7 +83,7 @@ def load(name_or_path: str) -> CostModel:
     from cluster_sim import measured_costs, roofline
 
     path = cost_files.path_of(name_or_path)
-    content = cost_files.read(path)
+    content = read_object(path)
     kinds: Mapping[str, Callable[[str, Path, Mapping[str, Any]], CostModel]] = {
         "roofline": roofline.of_content,
         "measured": measured_costs.of_content,

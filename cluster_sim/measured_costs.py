@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
-from cluster_sim.cost_files import Quantity, check_keys, number, read
+from cluster_sim.cost_files import Quantity, check_keys, number
 from cluster_sim.costs import StepWork
 from prefill_worker import preemption
 
@@ -179,7 +180,7 @@ def _part(path: Path, content: Mapping[str, Any], key: str) -> tuple[Path, dict[
     if not isinstance(given, str):
         raise InvalidInputError("must be an object, or the path of a file", field=f"{path}: {key}")
     file = path.parent / given
-    return file, read(file)
+    return file, read_object(file)
 
 
 def _decode_steps(path: Path, points: object) -> list[DecodeStep]:

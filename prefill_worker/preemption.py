@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 
 RECOMPUTE_KEY = "recomputation_latencies"
@@ -86,7 +87,7 @@ class CostModel:
 
         Raises InvalidInputError naming file and key.
         """
-        return cls.of_content(path, _read(path), rest)
+        return cls.of_content(path, read_object(path), rest)
 
     @classmethod
     def of_content(cls, path: Path, content: Mapping[str, Any], rest: "CostModel") -> "CostModel":
@@ -163,18 +164,6 @@ _DEFAULTS: Mapping[str, CostModel] = {
 _ALL_KEYS = (RECOMPUTE_KEY, SWAP_OUT_KEY, SWAP_IN_KEY)
 _MAX_DIGITS = 9
 _MAX_MS = 1e9
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInputError(f"cannot be read: {error.strerror or error}", field=str(path)) from None
-    except (ValueError, RecursionError):
-        raise InvalidInputError("is not JSON", field=str(path)) from None
-    if not isinstance(content, dict):
-        raise InvalidInputError("must be an object", field=str(path))
-    return content
 
 
 def _curve(path: Path, key: str, given: object) -> LatencyCurve:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cluster_configs.json_files import read_object
 from cluster_sim import cost_files, roofline
 from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.engine import OutcomeKind, SimJob
@@ -117,7 +118,7 @@ class LocalityCosts:
 def cost_model(model: str, locality: str) -> Any:
     """A `CostModel` of the paper's GPU; one that is a `LocalityCosts` has to be told what is common."""
     path = cost_files.FOLDER / "rtx6000ada-llama-3-8b.json"
-    content = {**cost_files.read(path), "model": _MODELS[model]}
+    content = {**read_object(path), "model": _MODELS[model]}
     base = roofline.of_content(model, path, content)
     if locality == CACHE:
         return base
