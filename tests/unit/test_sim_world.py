@@ -91,6 +91,12 @@ def test_a_requests_times_by_hand() -> None:
     assert figures.dollars_per_million_tokens == pytest.approx(4 * 3 * (ttft_s + rest_s) / 3600 / 5 * 1e6)
 
 
+def test_a_prompt_that_goes_through_both_pools_is_counted_as_asked_for() -> None:
+    made, asked = world(), request(0.0, 100, 5)
+    run(made, asked)
+    assert (made.index.hotness(asked.keys, made.events.now_s) > 0).all()
+
+
 def test_an_aggregated_service_prefills_where_it_decodes() -> None:
     figures = run(world(prefill=0), request(0.0, 100, 5))
     assert figures.ttft_s.mean == pytest.approx(HOP_S + 0.1 + HOP_S)
