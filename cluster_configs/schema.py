@@ -4,6 +4,7 @@ Units stand last in the names. Defaults are those of one machine without a GPU; 
 what differs.
 """
 
+import ipaddress
 from importlib import resources
 from typing import Annotated, Literal
 
@@ -19,6 +20,22 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServiceSection(Section):
+    """Which service this is."""
+
+    name: str = Field(
+        "",
+        pattern=r"^[a-z0-9-]{0,40}$",
+        description="Lower-case letters, digits, dashes; empty takes a new one. Two services on one Redis need two.",
+    )
+
+
+class ObjectivesSection(Section):
+    """What the service is meant to keep; alerts and autoscaling go by it."""
+
+    ttft_s: Seconds = Field(5.0, description="Time to first token of 90% of all requests.")
 
 
 class ModelSection(Section):
@@ -67,22 +84,89 @@ class EngineSection(Section):
         return self
 
 
+class AutoscaleSection(Section):
+    """When a pool grows and shrinks by itself; see docs/deploy.md."""
+
+    enabled: bool = False
+    min_workers: int = Field(1, ge=1, le=1024)
+    max_workers: int = Field(8, ge=1, le=1024)
+    waiting_per_worker: float = Field(
+        4.0, gt=0, le=10_000, description="Waiting requests of a worker that are too many."
+    )
+    grow_after_s: Seconds = Field(
+        15.0, description="How long they are too many, or the TTFT too long, before it grows."
+    )
+    shrink_below: float = Field(
+        0.3, gt=0, lt=1, description="Share of its places in the batch that a pool may use with a worker less."
+    )
+    shrink_after_s: Seconds = Field(300.0, description="How long it would before it shrinks.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "AutoscaleSection":
+        if self.max_workers < self.min_workers:
+            raise ValueError("max_workers must be at least min_workers")
+        return self
+
+
 class PoolSection(Section):
-    """One pool of workers, a Ray placement group with a bundle for each."""
+    """One pool of workers, each a Ray actor."""
 
     workers: int = Field(1, ge=1, le=1024)
+    min_ready: int | None = Field(
+        None, ge=1, le=1024, description="Workers that have to be ready for the service to be up; null: all of them."
+    )
     cpus_per_worker: float = Field(0.5, ge=0)
     gpus_per_worker: float = Field(0.0, ge=0)
-    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    node_resource: str | None = Field(
+        None,
+        min_length=1,
+        description="Custom resource of Ray of which each worker takes 1: the nodes that have it are the pool's.",
+    )
+    placement_strategy: Literal["PACK", "SPREAD"] = "PACK"
     max_restarts: int = Field(-1, ge=-1, description="Restarts of a dead worker; -1 is without end.")
+    autoscale: AutoscaleSection = AutoscaleSection()
+
+    @model_validator(mode="after")
+    def _can_get_ready(self) -> "PoolSection":
+        if self.min_ready is not None and self.min_ready > self.workers:
+            raise ValueError(f"min_ready must be at most the {self.workers} of workers")
+        return self
+
+    @property
+    def minimum(self) -> int:
+        """Workers below which the pool is short."""
+        return self.workers if self.min_ready is None else self.min_ready
 
 
 class PoolsSection(Section):
-    host: str | None = Field(
-        None, description="Where workers listen; null: loopback, or the node's own under ray.address."
+    network: str | None = Field(
+        None,
+        description="Network, such as 10.0.0.0/16, of which workers take their host's address; null: loopback, or the "
+        "address that Ray knows the node by under ray.address.",
+    )
+    ports: str | None = Field(
+        None,
+        pattern=r"^\d{1,5}-\d{1,5}$",
+        description="First and last port that workers listen on, such as 20000-20999; null takes free ones.",
     )
     prefill: PoolSection = PoolSection()
     decode: PoolSection = PoolSection()
+
+    @field_validator("network")
+    @classmethod
+    def _is_a_network(cls, network: str | None) -> str | None:
+        if network is not None:
+            ipaddress.ip_network(network)
+        return network
+
+    @field_validator("ports")
+    @classmethod
+    def _is_a_range(cls, ports: str | None) -> str | None:
+        if ports is not None:
+            first, last = map(int, ports.split("-"))
+            if not 1024 <= first <= last <= 65_535:
+                raise ValueError("ports must be a range within 1024-65535, the lower one first")
+        return ports
 
 
 class HandoffSection(Section):
@@ -304,6 +388,11 @@ class RedisSection(Section):
         pattern=r"^(rediss?(\+cluster)?|unix)://",
         description="null starts the embedded server with the service; `redis+cluster://`: a node of a Redis Cluster.",
     )
+    host: str | None = Field(
+        None,
+        description="Where the embedded server listens; null: loopback, or the node's own address under ray.address.",
+    )
+    port: Port = Field(0, description="Of the embedded server; 0 takes a free one.")
     worker_lease_s: Seconds = Field(
         5.0, description="A worker that does not renew its registration for so long is gone."
     )
@@ -320,11 +409,19 @@ class RaySection(Section):
 class LimitsSection(Section):
     start_timeout_s: Seconds = Field(300.0, description="How long the engines may take to come up.")
     stop_timeout_s: Seconds = Field(30.0, description="How long a worker may take to stop before it is ended.")
+    drain_timeout_s: Seconds = Field(
+        600.0, description="How long a draining worker may finish what it runs before it leaves all the same."
+    )
+    session_grace_s: Seconds = Field(
+        5.0, description="How long sessions that wait for input stay on a draining worker before they move to another."
+    )
 
 
 class RachisConfig(Section):
     """The whole configuration in force."""
 
+    service: ServiceSection = ServiceSection()
+    objectives: ObjectivesSection = ObjectivesSection()
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
     pools: PoolsSection = PoolsSection()
@@ -353,10 +450,4 @@ class RachisConfig(Section):
                 raise ValueError(
                     f"pools.{name}.gpus_per_worker must be above 0 and at least the {ranks} of tensor_parallel_size"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _registry_within_reach(self) -> "RachisConfig":
-        if self.ray.address is not None and self.redis.url is None:
-            raise ValueError("redis.url must be set with ray.address: other hosts do not reach the embedded server")
         return self

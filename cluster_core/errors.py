@@ -85,6 +85,12 @@ class StaleGenerationError(OperatingFault):
     status = "FAILED_PRECONDITION"
 
 
+class DrainingError(OperatingFault):
+    """The worker takes nothing new, or gives a session back; another one may take it at once."""
+
+    status = "ABORTED"
+
+
 class ConfigError(ClientFault):
     """The configuration cannot be used as it is written."""
 

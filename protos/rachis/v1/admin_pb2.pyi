@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from rachis.v1 import generation_pb2 as _generation_pb2
 from rachis.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -19,6 +20,33 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PoolPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOL_PHASE_UNSPECIFIED: _PoolPhase.ValueType  # 0
+    POOL_PHASE_PENDING: _PoolPhase.ValueType  # 1
+    """Ray has no node with room for it."""
+    POOL_PHASE_STARTING: _PoolPhase.ValueType  # 2
+    POOL_PHASE_READY: _PoolPhase.ValueType  # 3
+    POOL_PHASE_DRAINING: _PoolPhase.ValueType  # 4
+    POOL_PHASE_LEFT: _PoolPhase.ValueType  # 5
+    """It has left the pool."""
+
+class PoolPhase(_PoolPhase, metaclass=_PoolPhaseEnumTypeWrapper): ...
+
+POOL_PHASE_UNSPECIFIED: PoolPhase.ValueType  # 0
+POOL_PHASE_PENDING: PoolPhase.ValueType  # 1
+"""Ray has no node with room for it."""
+POOL_PHASE_STARTING: PoolPhase.ValueType  # 2
+POOL_PHASE_READY: PoolPhase.ValueType  # 3
+POOL_PHASE_DRAINING: PoolPhase.ValueType  # 4
+POOL_PHASE_LEFT: PoolPhase.ValueType  # 5
+"""It has left the pool."""
+Global___PoolPhase: _TypeAlias = PoolPhase  # noqa: Y015
 
 @_typing.final
 class ListWorkersRequest(_message.Message):
@@ -201,6 +229,213 @@ class ResumeWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeWorkerResponse: _TypeAlias = ResumeWorkerResponse  # noqa: Y015
+
+@_typing.final
+class GetPoolsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPoolsRequest: _TypeAlias = GetPoolsRequest  # noqa: Y015
+
+@_typing.final
+class PoolWorker(_message.Message):
+    """A worker that is wanted, or on its way out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    phase: Global___PoolPhase.ValueType
+    detail: _builtins.str
+    """For people: what it waits for, what it still holds, why it does not start."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        phase: Global___PoolPhase.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "phase", b"phase", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolWorker: _TypeAlias = PoolWorker  # noqa: Y015
+
+@_typing.final
+class PoolStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    DESIRED_WORKERS_FIELD_NUMBER: _builtins.int
+    MINIMUM_WORKERS_FIELD_NUMBER: _builtins.int
+    READY_WORKERS_FIELD_NUMBER: _builtins.int
+    LOST_WORKERS_FIELD_NUMBER: _builtins.int
+    AUTOSCALES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    pool: _worker_pb2.Pool.ValueType
+    desired_workers: _builtins.int
+    """Workers that the pool is meant to have, below how many it is short, and how many are ready."""
+    minimum_workers: _builtins.int
+    ready_workers: _builtins.int
+    lost_workers: _builtins.int
+    """Workers whose process or node went away without being asked to, since the service started."""
+    autoscales: _builtins.bool
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolWorker]: ...
+    def __init__(
+        self,
+        *,
+        pool: _worker_pb2.Pool.ValueType = ...,
+        desired_workers: _builtins.int = ...,
+        minimum_workers: _builtins.int = ...,
+        ready_workers: _builtins.int = ...,
+        lost_workers: _builtins.int = ...,
+        autoscales: _builtins.bool = ...,
+        workers: _abc.Iterable[Global___PoolWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["autoscales", b"autoscales", "desired_workers", b"desired_workers", "lost_workers", b"lost_workers", "minimum_workers", b"minimum_workers", "pool", b"pool", "ready_workers", b"ready_workers", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
+
+@_typing.final
+class GetPoolsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStatus]: ...
+    def __init__(
+        self,
+        *,
+        pools: _abc.Iterable[Global___PoolStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPoolsResponse: _TypeAlias = GetPoolsResponse  # noqa: Y015
+
+@_typing.final
+class ScalePoolsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
+    DECODE_WORKERS_FIELD_NUMBER: _builtins.int
+    prefill_workers: _builtins.int
+    """Absent: stays as it is."""
+    decode_workers: _builtins.int
+    def __init__(
+        self,
+        *,
+        prefill_workers: _builtins.int | None = ...,
+        decode_workers: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode_workers: _TypeAlias = _typing.Literal["decode_workers"]  # noqa: Y015
+    _WhichOneofArgType__decode_workers: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_workers: _TypeAlias = _typing.Literal["prefill_workers"]  # noqa: Y015
+    _WhichOneofArgType__prefill_workers: _TypeAlias = _typing.Literal["_prefill_workers", b"_prefill_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_workers) -> _WhichOneofReturnType__decode_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_workers) -> _WhichOneofReturnType__prefill_workers | None: ...
+
+Global___ScalePoolsRequest: _TypeAlias = ScalePoolsRequest  # noqa: Y015
+
+@_typing.final
+class RemoveWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    force: _builtins.bool
+    """Also when nobody would be left to take its requests."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveWorkerRequest: _TypeAlias = RemoveWorkerRequest  # noqa: Y015
+
+@_typing.final
+class RestartWorkersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """None: all workers of all pools."""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestartWorkersRequest: _TypeAlias = RestartWorkersRequest  # noqa: Y015
+
+@_typing.final
+class PoolEvent(_message.Message):
+    """Sent whenever a worker that is concerned is in another phase, or has another detail."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """Of the workers concerned, how many are done."""
+    of: _builtins.int
+    @_builtins.property
+    def worker(self) -> Global___PoolWorker: ...
+    def __init__(
+        self,
+        *,
+        worker: Global___PoolWorker | None = ...,
+        done: _builtins.int = ...,
+        of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "of", b"of", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolEvent: _TypeAlias = PoolEvent  # noqa: Y015
 
 @_typing.final
 class GetEffectiveConfigRequest(_message.Message):

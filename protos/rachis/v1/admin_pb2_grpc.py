@@ -49,6 +49,26 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.ResumeWorkerRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.ResumeWorkerResponse.FromString,
                 _registered_method=True)
+        self.GetPools = channel.unary_unary(
+                '/rachis.v1.AdminService/GetPools',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetPoolsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetPoolsResponse.FromString,
+                _registered_method=True)
+        self.ScalePools = channel.unary_stream(
+                '/rachis.v1.AdminService/ScalePools',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                _registered_method=True)
+        self.RemoveWorker = channel.unary_stream(
+                '/rachis.v1.AdminService/RemoveWorker',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                _registered_method=True)
+        self.RestartWorkers = channel.unary_stream(
+                '/rachis.v1.AdminService/RestartWorkers',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                _registered_method=True)
         self.GetEffectiveConfig = channel.unary_unary(
                 '/rachis.v1.AdminService/GetEffectiveConfig',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetEffectiveConfigRequest.SerializeToString,
@@ -96,7 +116,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """The worker ends what it runs and gets nothing new.
+        """The worker ends what it runs and gets nothing new; sessions that wait for input move to another one. It stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +124,35 @@ class AdminServiceServicer:
 
     def ResumeWorker(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPools(self, request, context):
+        """The pools: how many workers are wanted, and what each of them is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScalePools(self, request, context):
+        """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
+        when nobody listens any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveWorker(self, request, context):
+        """Drains a worker and has it leave its pool, which is one smaller then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartWorkers(self, request, context):
+        """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -173,6 +222,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ResumeWorker,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.ResumeWorkerRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.ResumeWorkerResponse.SerializeToString,
+            ),
+            'GetPools': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPools,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetPoolsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetPoolsResponse.SerializeToString,
+            ),
+            'ScalePools': grpc.unary_stream_rpc_method_handler(
+                    servicer.ScalePools,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
+            ),
+            'RemoveWorker': grpc.unary_stream_rpc_method_handler(
+                    servicer.RemoveWorker,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
+            ),
+            'RestartWorkers': grpc.unary_stream_rpc_method_handler(
+                    servicer.RestartWorkers,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
             ),
             'GetEffectiveConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEffectiveConfig,
@@ -291,6 +360,114 @@ class AdminService:
             '/rachis.v1.AdminService/ResumeWorker',
             rachis_dot_v1_dot_admin__pb2.ResumeWorkerRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.ResumeWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetPools',
+            rachis_dot_v1_dot_admin__pb2.GetPoolsRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetPoolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScalePools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rachis.v1.AdminService/ScalePools',
+            rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rachis.v1.AdminService/RemoveWorker',
+            rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rachis.v1.AdminService/RestartWorkers',
+            rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,8 +33,18 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
-    """The worker ends what it runs and gets nothing new."""
+    """The worker ends what it runs and gets nothing new; sessions that wait for input move to another one. It stays."""
     ResumeWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkerRequest, _admin_pb2.ResumeWorkerResponse]
+    GetPools: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPoolsRequest, _admin_pb2.GetPoolsResponse]
+    """The pools: how many workers are wanted, and what each of them is doing."""
+    ScalePools: _grpc.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.PoolEvent]
+    """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
+    when nobody listens any more.
+    """
+    RemoveWorker: _grpc.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.PoolEvent]
+    """Drains a worker and has it leave its pool, which is one smaller then."""
+    RestartWorkers: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.PoolEvent]
+    """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
     GetEffectiveConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]
     """The configuration in force, with where each value came from; secrets are masked."""
     GetRouterStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterStatusRequest, _admin_pb2.GetRouterStatusResponse]
@@ -54,8 +64,18 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """The worker ends what it runs and gets nothing new."""
+    """The worker ends what it runs and gets nothing new; sessions that wait for input move to another one. It stays."""
     ResumeWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkerRequest, _admin_pb2.ResumeWorkerResponse]  # type: ignore[assignment]
+    GetPools: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPoolsRequest, _admin_pb2.GetPoolsResponse]  # type: ignore[assignment]
+    """The pools: how many workers are wanted, and what each of them is doing."""
+    ScalePools: _aio.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
+    when nobody listens any more.
+    """
+    RemoveWorker: _aio.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    """Drains a worker and has it leave its pool, which is one smaller then."""
+    RestartWorkers: _aio.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
     GetEffectiveConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]  # type: ignore[assignment]
     """The configuration in force, with where each value came from; secrets are masked."""
     GetRouterStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterStatusRequest, _admin_pb2.GetRouterStatusResponse]  # type: ignore[assignment]
@@ -84,7 +104,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
-        """The worker ends what it runs and gets nothing new."""
+        """The worker ends what it runs and gets nothing new; sessions that wait for input move to another one. It stays."""
 
     @_abc_1.abstractmethod
     def ResumeWorker(
@@ -92,6 +112,40 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResumeWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResumeWorkerResponse, _abc.Awaitable[_admin_pb2.ResumeWorkerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetPools(
+        self,
+        request: _admin_pb2.GetPoolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPoolsResponse, _abc.Awaitable[_admin_pb2.GetPoolsResponse]]:
+        """The pools: how many workers are wanted, and what each of them is doing."""
+
+    @_abc_1.abstractmethod
+    def ScalePools(
+        self,
+        request: _admin_pb2.ScalePoolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+        """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
+        when nobody listens any more.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveWorker(
+        self,
+        request: _admin_pb2.RemoveWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+        """Drains a worker and has it leave its pool, which is one smaller then."""
+
+    @_abc_1.abstractmethod
+    def RestartWorkers(
+        self,
+        request: _admin_pb2.RestartWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+        """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
 
     @_abc_1.abstractmethod
     def GetEffectiveConfig(

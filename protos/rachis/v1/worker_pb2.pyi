@@ -679,6 +679,8 @@ class WorkerCounters(_message.Message):
     HANDOFFS_RELEASED_FIELD_NUMBER: _builtins.int
     KV_BYTES_PULLED_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    NODE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    NODE_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -690,6 +692,9 @@ class WorkerCounters(_message.Message):
     kv_bytes_pulled: _builtins.int
     """As NIXL's own telemetry counts them."""
     resident_bytes: _builtins.int
+    node_memory_bytes: _builtins.int
+    """Memory of the worker's host, all of it and what could be had now."""
+    node_available_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -703,10 +708,12 @@ class WorkerCounters(_message.Message):
         handoffs_released: _builtins.int = ...,
         kv_bytes_pulled: _builtins.int = ...,
         resident_bytes: _builtins.int = ...,
+        node_memory_bytes: _builtins.int = ...,
+        node_available_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "kv_bytes_pulled", b"kv_bytes_pulled", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,17 +1228,23 @@ class SetDrainingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DRAINING_FIELD_NUMBER: _builtins.int
+    MOVE_SESSIONS_AFTER_MS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
+    move_sessions_after_ms: _builtins.int
+    """Sessions that still take input after so long are ended with ABORTED, for the router to move; absent: they stay."""
     def __init__(
         self,
         *,
         draining: _builtins.bool = ...,
+        move_sessions_after_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_move_sessions_after_ms", b"_move_sessions_after_ms", "move_sessions_after_ms", b"move_sessions_after_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_move_sessions_after_ms", b"_move_sessions_after_ms", "draining", b"draining", "move_sessions_after_ms", b"move_sessions_after_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__move_sessions_after_ms: _TypeAlias = _typing.Literal["move_sessions_after_ms"]  # noqa: Y015
+    _WhichOneofArgType__move_sessions_after_ms: _TypeAlias = _typing.Literal["_move_sessions_after_ms", b"_move_sessions_after_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__move_sessions_after_ms) -> _WhichOneofReturnType__move_sessions_after_ms | None: ...
 
 Global___SetDrainingRequest: _TypeAlias = SetDrainingRequest  # noqa: Y015
 
@@ -1288,6 +1301,33 @@ class ModelInfo(_message.Message):
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
+class Versions(_message.Message):
+    """What runs in a worker's process. Workers and routers of different versions do not work together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RACHIS_FIELD_NUMBER: _builtins.int
+    VLLM_FIELD_NUMBER: _builtins.int
+    NIXL_FIELD_NUMBER: _builtins.int
+    rachis: _builtins.str
+    vllm: _builtins.str
+    nixl: _builtins.str
+    def __init__(
+        self,
+        *,
+        rachis: _builtins.str = ...,
+        vllm: _builtins.str = ...,
+        nixl: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nixl", b"nixl", "rachis", b"rachis", "vllm", b"vllm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Versions: _TypeAlias = Versions  # noqa: Y015
+
+@_typing.final
 class WorkerRegistration(_message.Message):
     """What a worker writes to the registry under its lease."""
 
@@ -1309,6 +1349,8 @@ class WorkerRegistration(_message.Message):
     CLAIMS_SEQUENCE_FIELD_NUMBER: _builtins.int
     CACHEABLE_REQUESTS_FIELD_NUMBER: _builtins.int
     STORED_BLOCKS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    CLOCK_AHEAD_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     """Grows with every start of any worker of the service: a restarted worker never repeats one."""
@@ -1329,6 +1371,8 @@ class WorkerRegistration(_message.Message):
     since it started: the one growing without the other is a feed that is silent.
     """
     stored_blocks: _builtins.int
+    clock_ahead_ms: _builtins.int
+    """How far the clock of the worker's host is ahead of Redis's."""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -1337,6 +1381,8 @@ class WorkerRegistration(_message.Message):
 
     @_builtins.property
     def costs(self) -> Global___WorkerCosts: ...
+    @_builtins.property
+    def versions(self) -> Global___Versions: ...
     def __init__(
         self,
         *,
@@ -1356,10 +1402,12 @@ class WorkerRegistration(_message.Message):
         claims_sequence: _builtins.int = ...,
         cacheable_requests: _builtins.int = ...,
         stored_blocks: _builtins.int = ...,
+        versions: Global___Versions | None = ...,
+        clock_ahead_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "load", b"load", "model", b"model", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size_tokens", b"block_size_tokens", "cacheable_requests", b"cacheable_requests", "claims_sequence", b"claims_sequence", "costs", b"costs", "generation", b"generation", "load", b"load", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "stored_blocks", b"stored_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size_tokens", b"block_size_tokens", "cacheable_requests", b"cacheable_requests", "claims_sequence", b"claims_sequence", "clock_ahead_ms", b"clock_ahead_ms", "costs", b"costs", "generation", b"generation", "load", b"load", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "stored_blocks", b"stored_blocks", "versions", b"versions", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
