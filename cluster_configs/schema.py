@@ -111,7 +111,7 @@ class AutoscaleSection(Section):
 class PoolSection(Section):
     """One pool of workers, each a Ray actor."""
 
-    workers: int = Field(1, ge=1, le=1024)
+    workers: int = Field(1, ge=0, le=1024)
     min_ready: int | None = Field(
         None, ge=1, le=1024, description="Workers that have to be ready for the service to be up; null: all of them."
     )
@@ -151,6 +151,13 @@ class PoolsSection(Section):
     )
     prefill: PoolSection = PoolSection()
     decode: PoolSection = PoolSection()
+
+    @field_validator("decode")
+    @classmethod
+    def _is_served(cls, decode: PoolSection) -> PoolSection:
+        if decode.workers < 1:
+            raise ValueError("workers must be at least 1: without a decode worker nothing is served")
+        return decode
 
     @field_validator("network")
     @classmethod

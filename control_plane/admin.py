@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 from rachis import wire as conventions
 from rachis.v1 import admin_pb2 as admin
@@ -13,21 +13,27 @@ from rachis.wire import Context
 
 from cluster_configs.loading import LoadedConfig, masked
 from cluster_core.clock import cpu_s, monotonic_s
-from cluster_core.errors import NotFoundError, RachisError
+from cluster_core.errors import NotFoundError, NotSupportedError, RachisError
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
 from control_plane.index_queries import IndexQueries
 from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
+from control_plane.pools import Pools
 from control_plane.redis_membership import RegistryFollower
 from control_plane.router import RouterService
 from control_plane.worker_client import WorkerClient
+from control_plane.worker_snapshot import Pool
 from control_plane.worker_views import WorkerViews
 
 STATUS_TIMEOUT_S = 2.0
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """pools: set where the service's controller runs in this process, before it serves."""
+
+    pools: Pools | None = None
+
     def __init__(
         self,
         loaded: LoadedConfig,
@@ -68,6 +74,45 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ResumeWorker(self, request: admin.ResumeWorkerRequest, context: Context) -> admin.ResumeWorkerResponse:
         state = await self._set_draining(request.worker_id, False, context)
         return admin.ResumeWorkerResponse(state=state)
+
+    async def GetPools(self, request: admin.GetPoolsRequest, context: Context) -> admin.GetPoolsResponse:
+        return admin.GetPoolsResponse(pools=self.pool_status())
+
+    def pool_status(self) -> Sequence[admin.PoolStatus]:
+        """None where the controller runs elsewhere."""
+        return self.pools.status() if self.pools is not None else ()
+
+    async def ScalePools(self, request: admin.ScalePoolsRequest, context: Context) -> AsyncIterator[admin.PoolEvent]:
+        sizes: dict[Pool, int] = {}
+        if request.HasField("prefill_workers"):
+            sizes[wire.POOL_PREFILL] = request.prefill_workers
+        if request.HasField("decode_workers"):
+            sizes[wire.POOL_DECODE] = request.decode_workers
+        async with _answering(context), aclosing(self._pools().scale(sizes)) as events:
+            async for event in events:
+                yield event
+
+    async def RemoveWorker(
+        self, request: admin.RemoveWorkerRequest, context: Context
+    ) -> AsyncIterator[admin.PoolEvent]:
+        async with (
+            _answering(context),
+            aclosing(self._pools().remove(request.worker_id, force=request.force)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def RestartWorkers(
+        self, request: admin.RestartWorkersRequest, context: Context
+    ) -> AsyncIterator[admin.PoolEvent]:
+        async with _answering(context), aclosing(self._pools().restart(list(request.worker_ids))) as events:
+            async for event in events:
+                yield event
+
+    def _pools(self) -> Pools:
+        if self.pools is None:
+            raise NotSupportedError("the controller of the pools does not run with this router")
+        return self.pools
 
     async def GetEffectiveConfig(
         self, request: admin.GetEffectiveConfigRequest, context: Context
@@ -125,7 +170,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             if member is None:
                 known = ", ".join(str(member.worker_id) for member in self._membership.members()) or "none"
                 raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
-            return await self._client.set_draining(member.registration.address, draining, STATUS_TIMEOUT_S)
+            grace_s = self._loaded.config.limits.session_grace_s
+            return await self._client.set_draining(
+                member.registration.address, draining, STATUS_TIMEOUT_S, move_sessions_after_s=grace_s
+            )
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The pools on Ray: one placement group for each, one actor for each bundle, restarted by Ray when it dies.
+"""The processes of workers on Ray: one actor for each, restarted by Ray, elsewhere if need be, when it dies.
 
 Only starting, watching and stopping go through Ray; requests, tokens and KV never do.
 """
@@ -8,20 +8,21 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray
 from rachis.v1 import worker_pb2 as wire
+from ray._private import state as ray_state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster_configs.schema import PoolSection, RachisConfig
-from cluster_core import ids
 from cluster_core.errors import StartError
 from control_plane.service_state import SERVICE_VARIABLE
+from control_plane.worker_snapshot import Pool
 from decode_worker.actor import DecodeWorker
 from prefill_worker.actor import PrefillWorker
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -29,19 +30,35 @@ from worker_runtime.host import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer")
+
+_ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.POOL_DECODE: EngineRole.DECODE}
 _ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
+# What Ray calls an actor that has no process: it waits for room, or for its node's successor.
+_WITHOUT_PROCESS = frozenset({"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"})
+# A Ray that this service starts has room for twice its workers: to scale, and to restart one by one.
+_LOCAL_ROOM = 2
+
+
+@dataclass(slots=True)
+class _Started:
+    """One actor. actor_id: as Ray tells its state by. came_up: its answer to `wait_ready`."""
+
+    pool: Pool
+    actor: Any
+    actor_id: str
+    came_up: "asyncio.Future[bytes]"
 
 
 class Controller:
-    """The workers of one service. `start`, then `stop`, from one asyncio loop; Ray's calls run on threads."""
+    """The actors of one service; see `control_plane.pools.Actors`. Ray's calls that block run on threads."""
 
-    def __init__(self, config: RachisConfig, service_id: str, redis_url: str) -> None:
+    def __init__(self, config: RachisConfig, service_id: str) -> None:
         self._config = config
         self._service_id = service_id
-        self._redis_url = redis_url
-        self._groups: list[PlacementGroup] = []
-        self._actors: dict[str, Any] = {}
-        self._ready: set[str] = set()
+        self._redis_url = ""
+        self._started: dict[str, _Started] = {}
+        self._starts = 0
 
     def connect(self) -> None:
         """Starts or joins Ray. Raises StartError. To be called on the main thread and before any gRPC server starts:
@@ -55,122 +72,199 @@ class Controller:
         except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise StartError(f"Ray did not start: {error}", field="ray.address") from None
 
+    def registry_is_at(self, redis_url: str) -> None:
+        """Where workers register; to be told before the first is started."""
+        self._redis_url = redis_url
+
+    def node_address(self) -> str:
+        """Under which other nodes of the Ray cluster reach this one."""
+        address: str = ray.util.get_node_ip_address()
+        return address
+
+    async def ask_nodes(
+        self, question: Callable[..., _Answer], *args: Any, timeout_s: float
+    ) -> dict[str, _Answer | str]:
+        """What each living node answers, by its name; of one that does not answer in time, why."""
+        return await asyncio.to_thread(self._ask_nodes, question, args, timeout_s)
+
+    async def start(self, pool: Pool, worker_id: str) -> None:
+        await asyncio.to_thread(self._start, pool, worker_id, asyncio.get_running_loop())
+
+    async def failure(self, worker_id: str) -> str:
+        try:
+            await self._started[worker_id].came_up
+        except RayActorError as error:
+            # Ray starts it again; whether that comes up is told by the registry.
+            logger.warning("%s died while it started: %s", worker_id, error)
+        except RayError as error:
+            return str(getattr(error, "cause", None) or error)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def stop(self, worker_id: str) -> None:
+        started = self._started.pop(worker_id, None)
+        if started is not None:
+            started.came_up.cancel()
+            await asyncio.to_thread(self._stop, worker_id, started)
+
+    async def without_node(self) -> Mapping[str, str]:
+        return await asyncio.to_thread(self._without_node)
+
+    async def close(self) -> None:
+        """Leaves Ray, and ends it where this service started it."""
+        await asyncio.to_thread(ray.shutdown)
+
     def _cluster(self) -> dict[str, Any]:
         """The cluster to join, or what a local one is started with."""
         settings = self._config.ray
         if settings.address is not None:
             return {"address": settings.address}
-        cpus = sum(pool.cpus_per_worker * pool.workers for _, pool in self._pools())
+        pools = [self._config.pools.prefill, self._config.pools.decode]
+        cpus = sum(pool.cpus_per_worker * max(pool.workers, 1) for pool in pools)
+        named = {pool.node_resource: 1024 for pool in pools if pool.node_resource is not None}
         return {
-            "num_cpus": max(1, math.ceil(cpus)),
+            "num_cpus": max(1, math.ceil(_LOCAL_ROOM * cpus)),
+            "resources": named,
             "include_dashboard": False,
             "object_store_memory": settings.object_store_mib << 20,
             "_node_ip_address": "127.0.0.1",
         }
 
-    async def start_workers(self) -> None:
-        """Raises StartError saying which pool finds no room in the Ray cluster."""
-        for role, pool in self._pools():
-            await asyncio.to_thread(self._start_pool, role, pool)
+    def _ask_nodes(
+        self, question: Callable[..., _Answer], args: tuple[Any, ...], timeout_s: float
+    ) -> dict[str, _Answer | str]:
+        task = ray.remote(num_cpus=0, max_retries=0)(question)
+        asked = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                asked[_name(node)] = task.options(scheduling_strategy=there).remote(*args)
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+        return {name: self._answer(reference) for name, reference in asked.items()}
 
-    async def wait_ready(self) -> list[wire.WorkerRegistration]:
-        """All workers serving."""
-        return await asyncio.gather(*(asyncio.to_thread(self._wait, name) for name in self._actors))
-
-    async def stop(self) -> None:
-        """Engines first, then actors, placement groups and, where this service started it, Ray."""
-        await asyncio.gather(*(asyncio.to_thread(self._stop_worker, name) for name in list(self._actors)))
+    def _answer(self, reference: Any) -> Any:
         try:
-            for group in self._groups:
-                remove_placement_group(group)
-        except RayError as error:
-            logger.warning("a placement group stays behind: %s", error)
-        finally:
-            await asyncio.to_thread(ray.shutdown)
-
-    def _pools(self) -> list[tuple[EngineRole, PoolSection]]:
-        return [(EngineRole.PREFILL, self._config.pools.prefill), (EngineRole.DECODE, self._config.pools.decode)]
-
-    def _start_pool(self, role: EngineRole, pool: PoolSection) -> None:
-        bundle = {"CPU": pool.cpus_per_worker, "GPU": pool.gpus_per_worker}
-        bundle = {name: amount for name, amount in bundle.items() if amount}
-        group = placement_group(
-            [bundle] * pool.workers, pool.placement_strategy, name=f"{self._service_id}-{role.value}"
-        )
-        self._groups.append(group)
-        try:
-            ray.get(group.ready(), timeout=self._config.limits.start_timeout_s)
+            return ray.get(reference, timeout=0)
         except GetTimeoutError:
-            raise StartError(
-                f"Ray has no room for {pool.workers} {role.value} workers of {bundle}; "
-                f"it has {ray.cluster_resources()}",
-                field=f"pools.{role.value}",
-            ) from None
-        for index in range(pool.workers):
-            self._start_worker(role, pool, group, index)
+            return "it did not answer in time"
+        except RayError as error:
+            return str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
 
-    def _start_worker(self, role: EngineRole, pool: PoolSection, group: PlacementGroup, index: int) -> None:
-        name = ids.worker_id(role.value, index)
+    def _start(self, pool: Pool, worker_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        section, role = self._section(pool), _ROLES[pool]
+        # A name of its own for each start: Ray frees a name some time after its actor has ended.
+        self._starts += 1
         options = {
-            "name": f"{self._service_id}-{name}",
-            "num_cpus": pool.cpus_per_worker,
-            "num_gpus": pool.gpus_per_worker,
-            "max_restarts": pool.max_restarts,
+            "name": f"{self._service_id}-{worker_id}-{self._starts}",
+            **_demand(section),
+            "max_restarts": section.max_restarts,
             "max_concurrency": 4,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+            "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
             "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._service_id}},
         }
+        limits = self._config.limits
         settings = WorkerSettings(
-            worker_id=name,
+            worker_id=worker_id,
             service_id=self._service_id,
-            engine=EngineSettings(
-                self._config.model,
-                self._config.engine,
-                self._config.handoff,
-                role,
-                self._config.streaming,
-                self._config.pools.host or self._host(),
-                self._config.tiers,
-                self._config.decode,
-                self._config.index,
-            ),
+            engine=self._engine_settings(role),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,
             max_message_bytes=self._config.router.max_message_mib << 22,
-            start_timeout_s=self._config.limits.start_timeout_s,
+            start_timeout_s=limits.start_timeout_s,
         )
-        self._actors[name] = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
+        actor = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
+        came_up = actor.wait_ready.remote(limits.start_timeout_s).future()
+        self._started[worker_id] = _Started(pool, actor, actor._actor_id.hex(), asyncio.wrap_future(came_up, loop=loop))
+
+    def _engine_settings(self, role: EngineRole) -> EngineSettings:
+        config = self._config
+        return EngineSettings(
+            config.model,
+            config.engine,
+            config.handoff,
+            role,
+            config.streaming,
+            self._host(),
+            config.tiers,
+            config.decode,
+            config.index,
+        )
 
     def _host(self) -> str:
         """Empty lets each worker take its own node's address."""
         return "127.0.0.1" if self._config.ray.address is None else ""
 
-    def _wait(self, name: str) -> wire.WorkerRegistration:
-        timeout_s = self._config.limits.start_timeout_s
-        try:
-            record = ray.get(self._actors[name].wait_ready.remote(timeout_s), timeout=timeout_s + 10)
-        except GetTimeoutError:
-            raise StartError(f"worker {name} did not come up in {timeout_s:g} s") from None
-        except RayActorError as error:
-            raise StartError(f"worker {name} died while starting: {error}") from None
-        except RayError as error:
-            raise StartError(str(getattr(error, "cause", None) or error)) from None
-        self._ready.add(name)
-        return wire.WorkerRegistration.FromString(record)
+    def _section(self, pool: Pool) -> PoolSection:
+        pools = self._config.pools
+        return pools.prefill if pool == wire.POOL_PREFILL else pools.decode
 
-    def _stop_worker(self, name: str) -> None:
+    def _stop(self, worker_id: str, started: _Started) -> None:
         timeout_s = self._config.limits.stop_timeout_s
-        actor = self._actors[name]
         try:
-            if name in self._ready:
-                # One that is still starting holds nothing that has to be put in order.
-                ray.get(actor.stop.remote(timeout_s), timeout=timeout_s)
+            if started.actor_id not in self._without_process():
+                ray.get(started.actor.stop.remote(timeout_s), timeout=timeout_s)
         except RayError as error:
-            logger.warning("worker %s did not stop cleanly and is ended: %s", name, error)
+            logger.warning("worker %s did not stop cleanly and is ended: %s", worker_id, error)
         try:
-            ray.kill(actor, no_restart=True)
+            ray.kill(started.actor, no_restart=True)
         except RayError as error:
-            logger.warning("worker %s could not be ended: %s", name, error)
+            logger.warning("worker %s could not be ended: %s", worker_id, error)
+
+    def _without_process(self) -> set[str]:
+        known = ray_state.actors()
+        return {actor_id for actor_id, actor in known.items() if actor["State"] in _WITHOUT_PROCESS}
+
+    def _without_node(self) -> Mapping[str, str]:
+        waiting = self._without_process()
+        rooms: dict[Pool, str] = {}
+        found = {}
+        for worker_id, started in list(self._started.items()):
+            if started.actor_id in waiting:
+                if started.pool not in rooms:
+                    rooms[started.pool] = self._room(started.pool)
+                found[worker_id] = rooms[started.pool]
+        # An actor of which Ray is only just making the process has room, and is no news.
+        return {worker_id: room for worker_id, room in found.items() if room}
+
+    def _room(self, pool: Pool) -> str:
+        """Why no node takes a worker of this pool; empty where one does."""
+        demand = _resources(self._section(pool))
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        free = ray_state.available_resources_per_node()
+        if any(_fits(demand, free.get(node_id, {})) for node_id in nodes):
+            return ""
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in demand.items())
+        there = "; ".join(
+            f"{_name(node)} has "
+            + ", ".join(
+                f"{free.get(node_id, {}).get(name, 0):g} of {node['Resources'].get(name, 0):g} {name}"
+                for name in demand
+            )
+            for node_id, node in sorted(nodes.items(), key=lambda item: _name(item[1]))
+        )
+        return f"no node has {wanted} free: {there}"
+
+
+def _resources(section: PoolSection) -> dict[str, float]:
+    """What a worker of the pool takes of its node, by Ray's names."""
+    wanted = {"CPU": section.cpus_per_worker, "GPU": section.gpus_per_worker}
+    if section.node_resource is not None:
+        wanted[section.node_resource] = 1.0
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def _demand(section: PoolSection) -> dict[str, Any]:
+    """The same as options of an actor."""
+    named = {section.node_resource: 1.0} if section.node_resource is not None else {}
+    return {"num_cpus": section.cpus_per_worker, "num_gpus": section.gpus_per_worker, "resources": named}
+
+
+def _fits(demand: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    return all(free.get(name, 0.0) >= amount for name, amount in demand.items())
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 @contextmanager

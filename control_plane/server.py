@@ -22,10 +22,13 @@ from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
 from control_plane.placement_metrics import PlacementCollector
 from control_plane.placer import Placer
+from control_plane.pools import Actors, Pools
+from control_plane.probe_server import Probes
 from control_plane.redis_membership import RegistryFollower
 from control_plane.replication import Replication
 from control_plane.replicator import Replicator
 from control_plane.router import RouterService
+from control_plane.service_metrics import ServiceCollector
 from control_plane.streaming import StreamingSessions
 from control_plane.tokenization import Tokenizer
 from control_plane.worker_client import WorkerClient
@@ -33,6 +36,8 @@ from control_plane.worker_metrics import WorkerCollector
 from control_plane.worker_views import WorkerViews
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+# Whether the process is alive, whatever it can serve; the other names say whether it is ready for requests.
+LIVENESS = "liveness"
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 # gRPC itself cuts messages off at this multiple of our limit; below it we answer with a sentence.
 _HARD_LIMIT_FACTOR = 4
@@ -46,6 +51,7 @@ class RouterServer:
 
     def __init__(self, loaded: LoadedConfig, service_id: str, redis_url: str) -> None:
         config = loaded.config
+        self._loaded = loaded
         self._config = config.router
         max_message_bytes = config.router.max_message_mib << 20
         self.membership = Membership(trust_after_s=config.redis.worker_lease_s)
@@ -88,11 +94,11 @@ class RouterServer:
             worker_wait_s=config.router.queue_timeout_s,
             handoff_deadline_s=config.handoff.deadline_s,
         )
-        admission = Admission(
+        admission = self._admission = Admission(
             config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s
         )
         self._tokenizer = Tokenizer(config.model.resolved_path)
-        self.metrics = RouterMetrics()
+        self.metrics = RouterMetrics(config.objectives.ttft_s)
         sessions = StreamingSessions(
             self.membership,
             self._dispatcher,
@@ -142,7 +148,18 @@ class RouterServer:
             options=[*conventions.channel_options(max_message_bytes * _HARD_LIMIT_FACTOR), *_FIXED_WINDOW],
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
         self.address = ""
+
+    @property
+    def workers_changed(self) -> asyncio.Condition:
+        """Notified whenever placement sees other workers than before."""
+        return self._follower.changed
+
+    def pools(self, actors: Actors) -> Pools:
+        """The pools of the service whose controller runs beside this router; to be asked for before `start`."""
+        pools = self._admin.pools = Pools(self._loaded.config, actors, self.membership, self._client)
+        return pools
 
     async def start(self) -> None:
         """Listens. Health says SERVING once a decode worker is ready. Raises StartError when the port is taken."""
@@ -161,18 +178,22 @@ class RouterServer:
             ) from None
         self.address = f"{self._config.host}:{port}"
         loop = asyncio.get_running_loop()
-        self.metrics.registry.register(WorkerCollector(self._views, loop))
+        self.metrics.registry.register(WorkerCollector(self._views, lambda: (), loop))
+        self.metrics.registry.register(
+            ServiceCollector(self._loaded.config, self._admission, self._follower, self._admin.pool_status, loop)
+        )
         untrue = lambda: self._check.untrue  # noqa: E731
         self.metrics.registry.register(
             PlacementCollector(self._queries.status, self._placer.counts, self._replicator, untrue, loop)
         )
         try:
-            self.metrics.serve(self._config.host, self._config.metrics_port)
+            self.metrics.serve(self._config.host, self._config.metrics_port, Probes(loop, self._not_ready))
         except OSError as error:
             place = f"{self._config.host}:{self._config.metrics_port}"
             raise StartError(
                 f"cannot serve metrics on {place}: {error.strerror}", field="router.metrics_port"
             ) from None
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._tokenizer.load()
         await self._server.start()
@@ -186,6 +207,7 @@ class RouterServer:
 
     async def stop(self) -> None:
         """NOT_SERVING first, then no new requests, then those that run finish or are cut off."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -199,17 +221,15 @@ class RouterServer:
         await self._prefixes.close()
         await self._replicator.close()
 
-    async def wait_usable(self, workers: int, timeout_s: float) -> None:
-        """Until so many workers may get requests. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s), self._follower.changed:
-            await self._follower.changed.wait_for(lambda: self._usable() >= workers)
+    def _not_ready(self) -> str:
+        """Why no request is served, in a sentence; empty where they are."""
+        if self._stopping:
+            return "the service is stopping"
+        return "" if self.membership.usable(wire.POOL_DECODE) else "no decode worker is usable: see `rachis status`"
 
     def _workers_read(self) -> None:
         """Whose lease has ended holds nothing from now on."""
         self._prefixes.claims.membership_changed()
-
-    def _usable(self) -> int:
-        return sum(len(self.membership.usable(pool)) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE))
 
     async def _watch_health(self) -> None:
         async with self._follower.changed:

@@ -45,15 +45,16 @@ class SessionEvents:
     async def piece(self, piece: generation.CompletionDelta | generation.Completion) -> None:
         """A part of the answer; the first one tells both TTFTs, the last one the session's record."""
         if isinstance(piece, generation.Completion):
+            self._metrics.completed(piece)
             await self._write(api.StreamGenerateResponse(completion=self._with_record(piece)))
         elif self._answering:
             await self._write(api.StreamGenerateResponse(delta=piece))
         else:
             self._answering = True
+            ttft_ms = self._since(self._pieces.finished_s)
+            self._metrics.first_token(ttft_ms / 1000)
             event = api.SessionFirstToken(
-                delta=piece,
-                ttft_from_open_ms=self._since(self._job.arrived_s),
-                ttft_from_finish_ms=self._since(self._pieces.finished_s),
+                delta=piece, ttft_from_open_ms=self._since(self._job.arrived_s), ttft_from_finish_ms=ttft_ms
             )
             await self._write(api.StreamGenerateResponse(first_token=event))
 

@@ -38,10 +38,15 @@ class WorkerLostError(OperatingFault):
     status = "UNAVAILABLE"
 
 
+class WorkerDrainingError(WorkerLostError):
+    """The worker takes nothing new, or gave the session back: nothing of it was lost there."""
+
+
 _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.UNAVAILABLE: WorkerLostError,
     grpc.StatusCode.FAILED_PRECONDITION: WorkerLostError,
     grpc.StatusCode.CANCELLED: WorkerLostError,
+    grpc.StatusCode.ABORTED: WorkerDrainingError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
     grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
     grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
@@ -101,9 +106,14 @@ class WorkerClient:
             )
             return response
 
-    async def set_draining(self, address: str, draining: bool, timeout_s: float) -> wire.WorkerState.ValueType:
+    async def set_draining(
+        self, address: str, draining: bool, timeout_s: float, *, move_sessions_after_s: float | None = None
+    ) -> wire.WorkerState.ValueType:
+        """move_sessions_after_s: as in `SetDrainingRequest`."""
         with _translated(None):
             request = wire.SetDrainingRequest(draining=draining)
+            if move_sessions_after_s is not None:
+                request.move_sessions_after_ms = round(move_sessions_after_s * 1000)
             response = await self._stub(address).SetDraining(request, timeout=timeout_s)
             return response.state
 

@@ -14,21 +14,21 @@ from worker_runtime.service import WorkerServiceBase, answering
 class DecodeService(WorkerServiceBase):
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
         async with answering(context):
-            self._admit(request.generation)
-            job = decode_job(request, context.time_remaining())
-            generated = 0 if job.first is None else 1
-            started = False
-            async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
-                output: EngineOutput
-                async for output in outputs:
-                    if not started:
-                        started = True
-                        yield wire.DecodeResponse(started=_started(output))
-                    generated += len(output.token_ids)
-                    if output.token_ids or output.text:
-                        yield wire.DecodeResponse(delta=wire_conversion.delta_to_wire(output))
-                    if output.finish_reason is not None:
-                        yield wire.DecodeResponse(end=_end(output, generated))
+            with self._taken(request.generation):
+                job = decode_job(request, context.time_remaining())
+                generated = 0 if job.first is None else 1
+                started = False
+                async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
+                    output: EngineOutput
+                    async for output in outputs:
+                        if not started:
+                            started = True
+                            yield wire.DecodeResponse(started=_started(output))
+                        generated += len(output.token_ids)
+                        if output.token_ids or output.text:
+                            yield wire.DecodeResponse(delta=wire_conversion.delta_to_wire(output))
+                        if output.finish_reason is not None:
+                            yield wire.DecodeResponse(end=_end(output, generated))
 
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:

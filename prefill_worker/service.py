@@ -40,8 +40,8 @@ class PrefillService(WorkerServiceBase):
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         async with answering(context):
-            self._admit(request.generation)
-            output = await self._first_output(prefill_job(request))
+            with self._taken(request.generation):
+                output = await self._first_output(prefill_job(request))
         return self._response(output, request)
 
     async def PrefillSession(  # type: ignore[override]  # it reads and writes through the context
@@ -52,10 +52,19 @@ class PrefillService(WorkerServiceBase):
             if request is None or not request.HasField("open"):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
-            self._admit(opened.generation)
             mode = wire_conversion.session_mode_from_wire(opened.mode)
-            with closing(self._engine.open_session(prefill_job(opened), mode)) as session:
-                stream = SessionStream(session, mode, context, self._progress_interval_s, list(opened.token_ids))
+            with (
+                self._taken(opened.generation),
+                closing(self._engine.open_session(prefill_job(opened), mode)) as session,
+            ):
+                stream = SessionStream(
+                    session,
+                    mode,
+                    context,
+                    self._progress_interval_s,
+                    list(opened.token_ids),
+                    self._sessions_move,
+                )
                 output = await stream.run()
             await conventions.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
 

@@ -13,12 +13,15 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_core.engine import EngineOutput, EngineSession, SessionMode
-from cluster_core.errors import InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
+from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
 from worker_runtime import wire_conversion
 
 
 class SessionStream:
-    """What follows `open`. `prompt` is the prompt that the session was opened with."""
+    """What follows `open`. `prompt` is the prompt that the session was opened with.
+
+    moves: set when a session that still takes input is to go on at another worker.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class SessionStream:
         context: Context,
         progress_interval_s: float,
         prompt: Sequence[int],
+        moves: asyncio.Event,
     ) -> None:
         self._session = session
         self._context = context
@@ -34,18 +38,26 @@ class SessionStream:
         # Where updates are taken: they say by a count what of the prompt they keep.
         self._prompt = list(prompt) if mode is SessionMode.UPDATE else None
         self._finished = False
+        self._moves = moves
 
     async def run(self) -> EngineOutput:
         """The job's last output.
 
-        Raises what the engine refuses, InvalidInputError and OutOfOrderError for what it is never asked, and
-        UnavailableError when the engine dies.
+        Raises what the engine refuses, InvalidInputError and OutOfOrderError for what it is never asked, DrainingError
+        when the session moves, and UnavailableError when the engine dies.
         """
         with ungrouped():
             async with asyncio.TaskGroup() as tasks:
                 output = tasks.create_task(self._take_input())
+                moving = tasks.create_task(self._give_back())
                 await self._tell_progress(output, tasks)
+                moving.cancel()
         return output.result()
+
+    async def _give_back(self) -> None:
+        await self._moves.wait()
+        if not self._finished:
+            raise DrainingError("the worker is draining: the session goes on at another one")
 
     async def _take_input(self) -> EngineOutput:
         while (request := await conventions.next_message(self._context)) is not None:

@@ -6,12 +6,11 @@ worker registers and serves without anybody telling it to.
 
 import logging
 import os
-from dataclasses import replace
 
 import ray
 from rachis.v1 import worker_pb2 as wire
 
-from worker_runtime.host import ServiceFactory, WorkerHost, WorkerSettings
+from worker_runtime.host import NodePlace, ServiceFactory, WorkerHost, WorkerSettings
 
 
 class WorkerActor:
@@ -19,9 +18,7 @@ class WorkerActor:
 
     def __init__(self, settings: WorkerSettings, service: ServiceFactory, log_level: str) -> None:
         logging.basicConfig(level=log_level)
-        if not settings.engine.host:
-            settings = replace(settings, engine=replace(settings.engine, host=_node_address()))
-        self._host = WorkerHost(settings, service)
+        self._host = WorkerHost(settings, service, _place)
         self._host.start_in_background()
 
     def wait_ready(self, timeout_s: float) -> bytes:
@@ -36,7 +33,6 @@ class WorkerActor:
         return self._host.stop(timeout_s)
 
 
-def _node_address() -> str:
-    """The address under which other nodes of the Ray cluster reach this one."""
-    address: str = ray.util.get_node_ip_address()
-    return address
+def _place() -> NodePlace:
+    """As Ray knows this node."""
+    return NodePlace(ray.util.get_node_ip_address(), sum(node["Alive"] for node in ray.nodes()))

@@ -12,7 +12,14 @@ from cluster_configs.schema import (
     StreamingSection,
     TiersSection,
 )
-from cluster_core.ports import hold_port
+from cluster_core.errors import StartError
+from cluster_core.ports import PortRange, free_ports, hold_port
+from worker_runtime.addresses import LOOPBACK_INTERFACE, ucx_devices
+
+# Ports that UCX listens on for each rank: one for NIXL's agent, one for each of the four threads that vLLM gives it.
+_UCX_PORTS = 5
+# Of WorkerService and of vLLM's NIXL listener.
+_OWN_PORTS = 2
 
 
 class EngineRole(Enum):
@@ -25,7 +32,8 @@ class EngineRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """host: where the worker listens; empty takes the node's own address.
+    """host: where the worker listens, the same that it tells others; empty takes the host's address in `network`, or
+    the one that Ray knows the node by. ports: that it listens on; None takes free ones.
 
     service_id: whose names of prefixes the engine tells its chunks by; the worker's host fills it in.
     """
@@ -40,10 +48,20 @@ class EngineSettings:
     decode: DecodeSection = field(default_factory=DecodeSection)
     index: IndexSection = field(default_factory=IndexSection)
     service_id: str = ""
+    network: str | None = None
+    ports: PortRange | None = None
+
+
+def ports_needed(engine: EngineSection) -> int:
+    """Ports that one worker listens on for others."""
+    return _OWN_PORTS + _UCX_PORTS * engine.tensor_parallel_size
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment variables that vLLM, NIXL and UCX read; to be set before any of them is imported."""
+    """Environment variables that vLLM, NIXL and UCX read; to be set before any of them is imported.
+
+    Raises StartError where the host has no port left for them.
+    """
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -54,7 +72,9 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(settings.engine.threads),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.host,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(hold_port(settings.host)),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(hold_port(settings.host, settings.ports, "pools.ports")),
+        # vLLM's process groups, all of one host: nobody else has to reach them.
+        "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
     }
     if settings.engine.enforce_eager:
         # vLLM decorates parts of its sampler with torch.compile even then; the first request with a penalty would
@@ -66,6 +86,24 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     else:
         # The first-token replay is written for this model runner (docs/decisions/0004).
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    if settings.host == "127.0.0.1":
-        variables["UCX_NET_DEVICES"] = "lo"
+    return variables | _ucx_environment(settings)
+
+
+def _ucx_environment(settings: EngineSettings) -> dict[str, str]:
+    """What the node's own environment says of UCX wins: see `worker_runtime.host`."""
+    variables = {}
+    devices = ucx_devices(settings.host)
+    if devices is not None:
+        variables["UCX_NET_DEVICES"] = devices
+    if settings.ports is not None:
+        wanted = ports_needed(settings.engine) - _OWN_PORTS
+        free = free_ports(settings.host, settings.ports, wanted)
+        # UCX itself would look for one for ever.
+        if free < wanted:
+            raise StartError(
+                f"only {free} ports of {settings.ports} are free on {settings.host}, UCX needs {wanted}: give each "
+                f"worker of a node {ports_needed(settings.engine)}",
+                field="pools.ports",
+            )
+        variables["UCX_TCP_PORT_RANGE"] = str(settings.ports)
     return variables

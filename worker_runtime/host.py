@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 from rachis import wire as conventions
@@ -21,9 +21,12 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from cluster_core import versions
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
-from worker_runtime import wire_conversion
+from cluster_core.ports import address_of, hold_port
+from cluster_core.versions import Versions
+from worker_runtime import addresses, wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.registration import Registration
@@ -40,7 +43,7 @@ _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DE
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What one worker is started with."""
+    """What one worker is started with. versions: those of the service, which the worker's have to fit."""
 
     worker_id: str
     service_id: str
@@ -49,17 +52,33 @@ class WorkerSettings:
     redis_lease_s: float
     max_message_bytes: int
     start_timeout_s: float
+    versions: Versions = field(default_factory=Versions)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """The node a worker runs on: the address the cluster knows it by, and how many nodes the cluster has."""
+
+    address: str
+    nodes: int
 
 
 ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None]], WorkerServiceBase]
 
 
 class WorkerHost:
-    """See the module. `service` makes the pool's servicer."""
+    """See the module. `service` makes the pool's servicer, `place` is asked where the settings name no host."""
 
-    def __init__(self, settings: WorkerSettings, service: ServiceFactory) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        service: ServiceFactory,
+        place: Callable[[], NodePlace] = lambda: NodePlace("127.0.0.1", 1),
+    ) -> None:
         self._settings = settings
         self._service = service
+        self._place = place
+        self._versions = versions.installed()
         self._record = wire.WorkerRegistration(
             worker_id=settings.worker_id,
             pool=_POOLS[settings.engine.role],
@@ -67,6 +86,7 @@ class WorkerHost:
             pid=os.getpid(),
             node=socket.gethostname(),
             phase="starting",
+            versions=wire_conversion.versions_to_wire(self._versions),
         )
         self._feed: ClaimFeed | None = None
         self._ready = threading.Event()
@@ -113,11 +133,13 @@ class WorkerHost:
 
     async def _serve_until_stopped(self, ends: AsyncExitStack) -> None:
         """What is to be ended goes to `ends`, which ends all of it, the last first, even where one of them fails."""
+        self._check_versions()
+        settings = self._settings
+        engine_settings = replace(settings.engine, service_id=settings.service_id, host=self._host())
+        _set_environment(engine_environment(engine_settings))
         from worker_runtime.vllm_engine import VllmEngine
 
-        os.environ.update(engine_environment(self._settings.engine))
-        settings = self._settings
-        engine = VllmEngine(replace(settings.engine, service_id=settings.service_id))
+        engine = VllmEngine(engine_settings)
         ends.push_async_callback(engine.stop)
         registration = Registration(
             settings.redis_url,
@@ -142,7 +164,7 @@ class WorkerHost:
         ends.push_async_callback(_cancelled, tasks)
         engine.follow_claims(feed.changed)
         await self._start_engine_in_time(engine, registration)
-        server = await self._start_server(engine, registration)
+        server = await self._start_server(engine, engine_settings, registration)
         # Whoever sees that this generation is ready finds that what the one before has claimed is void.
         await self._with_retries(feed.open)
         tasks.append(asyncio.create_task(feed.keep()))
@@ -152,6 +174,22 @@ class WorkerHost:
         self._ready.set()
         await self._stop_asked.wait()
         await server.stop(grace=0.5)
+
+    def _check_versions(self) -> None:
+        node = f"node {self._record.node}"
+        service = "the node of `rachis serve`"
+        found = versions.differences(self._versions, node, self._settings.versions, service)
+        if found:
+            raise StartError(f"{', '.join(found)}; install the same on both and restart the node's Ray")
+
+    def _host(self) -> str:
+        """The address that this worker listens on and tells others. Raises StartError where there is no such one."""
+        engine = self._settings.engine
+        if engine.host:
+            return engine.host
+        place = self._place()
+        interfaces = addresses.interfaces()
+        return addresses.own_address(engine.network, place.address, place.nodes, interfaces, self._record.node)
 
     async def _with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
         """A model that took minutes to load is not given up because Redis is away for a moment."""
@@ -194,14 +232,16 @@ class WorkerHost:
         self._record.block_size_tokens = info.block_size_tokens
         self._record.max_running_requests = info.max_running_requests
 
-    async def _start_server(self, engine: Engine, registration: Registration) -> grpc.aio.Server:
+    async def _start_server(
+        self, engine: Engine, settings: EngineSettings, registration: Registration
+    ) -> grpc.aio.Server:
         server = grpc.aio.server(options=conventions.channel_options(self._settings.max_message_bytes))
         servicer = self._service(engine, self._record, registration.changed)
         servicer.claim_feed = self._feed
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
-        host = self._settings.engine.host
-        port = server.add_insecure_port(f"{host}:0")
-        self._record.address = f"{host}:{port}"
+        port = hold_port(settings.host, settings.ports, "pools.ports") if settings.ports is not None else 0
+        port = server.add_insecure_port(address_of(settings.host, port))
+        self._record.address = address_of(settings.host, port)
         await server.start()
         return server
 
@@ -209,6 +249,13 @@ class WorkerHost:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""
         logger.error("the engine of %s died: %s", self._settings.worker_id, why)
         os._exit(ENGINE_DIED_EXIT_CODE)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    """What UCX is told in the environment of the node, by who runs it, stays."""
+    for name, value in variables.items():
+        if not (name.startswith("UCX_") and name in os.environ):
+            os.environ[name] = value
 
 
 async def _cancelled(tasks: Iterable["asyncio.Task[None]"]) -> None:

@@ -6,8 +6,8 @@ pool's call is UNIMPLEMENTED.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -18,7 +18,7 @@ from rachis.v1 import worker_pb2_grpc
 from rachis.wire import Context
 
 from cluster_core.engine import Engine
-from cluster_core.errors import NotSupportedError, RachisError, StaleGenerationError, UnavailableError
+from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
 from worker_runtime import wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
 
@@ -45,6 +45,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self._registration = registration
         self._on_state = on_state
         self._process = psutil.Process()
+        self._calls = 0
+        self._moving: asyncio.TimerHandle | None = None
+        # Set while sessions that still take input are to go to another worker.
+        self._sessions_move = asyncio.Event()
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no prefill worker"))
@@ -74,9 +78,11 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         hottest, batch = await asyncio.gather(
             _in_time(self._engine.hottest_prefixes, prefixes), _in_time(self._engine.decode_batch, entries)
         )
+        load = wire_conversion.load_to_wire(status.load)
+        load.active_calls = self._calls
         return wire.GetWorkerStatusResponse(
             registration=self._registration,
-            load=wire_conversion.load_to_wire(status.load),
+            load=load,
             counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
             tiers=wire_conversion.tiers_to_wire(status.tiers) if status.tiers is not None else None,
             hottest=wire_conversion.hottest_to_wire(hottest) if hottest is not None else None,
@@ -85,9 +91,35 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def SetDraining(self, request: wire.SetDrainingRequest, context: Context) -> wire.SetDrainingResponse:
-        self._registration.state = wire.WORKER_STATE_DRAINING if request.draining else wire.WORKER_STATE_READY
-        self._on_state()
+        if request.draining:
+            moves = request.HasField("move_sessions_after_ms")
+            self.start_draining(request.move_sessions_after_ms / 1000 if moves else None)
+        else:
+            self._stop_draining()
         return wire.SetDrainingResponse(state=self._registration.state)
+
+    def start_draining(self, move_sessions_after_s: float | None) -> None:
+        """Nothing new is taken. Sessions that still take input after so long are given back; None: they stay."""
+        self._stop_moving()
+        if move_sessions_after_s is not None:
+            self._moving = asyncio.get_running_loop().call_later(move_sessions_after_s, self._sessions_move.set)
+        self._registration.state = wire.WORKER_STATE_DRAINING
+        self._on_state()
+
+    def is_idle(self) -> bool:
+        """It computes nothing, and nobody has blocks of it to pull any more."""
+        load = self._engine.status().load
+        return not (self._calls or load.running_requests or load.waiting_requests or load.leased_handoffs)
+
+    def _stop_draining(self) -> None:
+        self._stop_moving()
+        self._registration.state = wire.WORKER_STATE_READY
+        self._on_state()
+
+    def _stop_moving(self) -> None:
+        if self._moving is not None:
+            self._moving.cancel()
+        self._sessions_move.clear()
 
     async def GetPrefixClaims(
         self, request: wire.GetPrefixClaimsRequest, context: Context
@@ -102,11 +134,17 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                 raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
             return wire_conversion.claims_to_wire(self._registration.generation, sequence, claims)
 
-    def _admit(self, generation: int) -> None:
-        """Raises StaleGenerationError or UnavailableError when this worker must not take the request."""
+    @contextmanager
+    def _taken(self, generation: int) -> Iterator[None]:
+        """Around a call for tokens. Raises StaleGenerationError or DrainingError when it must not be taken."""
         self._fence(generation)
         if self._registration.state == wire.WORKER_STATE_DRAINING:
-            raise UnavailableError(f"worker {self._registration.worker_id} is draining")
+            raise DrainingError(f"worker {self._registration.worker_id} is draining")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     def _fence(self, generation: int) -> None:
         if generation != self._registration.generation:

@@ -31,6 +31,7 @@ from cluster_core.engine import (
     TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError
+from cluster_core.versions import Versions
 
 FINISH_REASONS = {
     FinishReason.STOP: generation.FINISH_REASON_STOP,
@@ -196,6 +197,14 @@ def batch_to_wire(batch: DecodeBatch) -> wire.DecodeBatch:
         table=[wire.PolicyRow(**asdict(each)) for each in batch.table],
         longest_wait_s=batch.longest_wait_s,
     )
+
+
+def versions_to_wire(versions: Versions) -> wire.Versions:
+    return wire.Versions(**asdict(versions))
+
+
+def versions_from_wire(versions: wire.Versions) -> Versions:
+    return Versions(versions.rachis, versions.vllm, versions.nixl)
 
 
 def _position(row: PositionLogprobs) -> generation.PositionLogprobs:

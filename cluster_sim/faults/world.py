@@ -14,6 +14,7 @@ from unittest import mock
 import grpc
 import redis.asyncio as redis
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
 from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
@@ -85,7 +86,12 @@ class World:
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         for name in self.plan.workers:
             self._start_worker(name)
-        await self.router.wait_usable(len(self.workers), 60)
+        async with asyncio.timeout(60), self.router.workers_changed:
+            await self.router.workers_changed.wait_for(lambda: all(map(self._is_usable, self.workers)))
+
+    def _is_usable(self, name: str) -> bool:
+        member = self.router.membership.get(name)
+        return member is not None and member.registration.state == wire.WORKER_STATE_READY
 
     async def stop(self) -> None:
         await self.router.stop()
@@ -247,7 +253,7 @@ def replaced(world: World) -> Iterator[None]:
             (grpc.aio, "insecure_channel", channel),
             (redis.Redis, "from_url", client),
             (Tokenizer, "load", loads),
-            (RouterMetrics, "serve", lambda metrics, host, port: None),
+            (RouterMetrics, "serve", lambda metrics, host, port, probes: None),
             (RouterMetrics, "close", lambda metrics: None),
             (router_module, "RequestLifecycle", Lifecycle),
             (router_module, "Job", world.job),

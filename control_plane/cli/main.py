@@ -87,12 +87,16 @@ def serve(
     config: options.ConfigFile = None,
     assignments: options.Assignments = None,
     model: options.Model = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Ray cluster to join; auto: the one of this host. Default: its own.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Bring a service up and serve until Ctrl-C."""
+    """Bring a service up and serve until Ctrl-C or SIGTERM."""
     from control_plane.cli.serve import serve as serve_now
 
-    loaded = options.load_config(profile, config, assignments, model)
+    joined = {"ray.address": address} if address is not None else None
+    loaded = options.load_config(profile, config, assignments, model, joined)
     asyncio.run(serve_now(loaded, options.state_file(), as_json=as_json))
 
 
@@ -169,16 +173,54 @@ def status(
 
 
 @app.command()
-def drain(
-    worker_id: Annotated[str, typer.Argument(help="For example decode-0.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Take it back into rotation.")] = False,
+def scale(
+    sizes: Annotated[list[str], typer.Argument(help="prefill=N, decode=N, or both.")],
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take a worker out of rotation: it ends what it runs and gets nothing new."""
-    from control_plane.cli.drain import drain as drain_now
+    """Change how many workers a pool has; those that are too many are drained first."""
+    from control_plane.cli.pools import parse_sizes
+    from control_plane.cli.pools import scale as scale_now
 
-    asyncio.run(drain_now(_running_address(address), worker_id, resume=resume, as_json=as_json))
+    asyncio.run(scale_now(_running_address(address), parse_sizes(sizes), as_json=as_json))
+
+
+@app.command()
+def drain(
+    worker_id: Annotated[str, typer.Argument(help="For example decode-0.")],
+    stay: Annotated[
+        bool, typer.Option("--stay", help="It stays in its pool and takes nothing new, until --resume.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Take it back into rotation.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also the last decode worker.")] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Have a worker leave: nothing new comes to it, what runs there ends, sessions that wait for input move."""
+    from control_plane.cli import pools
+
+    where = _running_address(address)
+    if stay and resume:
+        raise ConfigError("cannot go with --resume", field="--stay")
+    if stay or resume:
+        asyncio.run(pools.set_draining(where, worker_id, draining=stay, as_json=as_json))
+    else:
+        asyncio.run(pools.remove(where, worker_id, force=force, as_json=as_json))
+
+
+@app.command()
+def restart(
+    workers: Annotated[list[str] | None, typer.Argument(help="For example decode-0; all where none is named.")] = None,
+    rolling: Annotated[bool, typer.Option("--rolling", help="One after the other, each drained first.")] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start workers again without losing a request."""
+    from control_plane.cli.pools import restart as restart_now
+
+    if not rolling:
+        raise ConfigError("is the only way: workers are started again one after the other", field="--rolling")
+    asyncio.run(restart_now(_running_address(address), workers or [], as_json=as_json))
 
 
 @app.command()

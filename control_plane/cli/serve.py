@@ -5,6 +5,8 @@ import json
 import signal
 from contextlib import suppress
 
+from rich.markup import escape
+
 from cluster_configs.loading import LoadedConfig
 from cluster_core.clock import monotonic_s
 from control_plane.cli.output import out, phases, print_json
@@ -36,7 +38,9 @@ async def _serve_for_people(
     try:
         out.print(f"serving {loaded.config.model.served_name} on {running.address} after {_since(started_s):.1f} s")
         for worker in running.workers:
-            out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid}")
+            out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}")
+        for missing in running.missing():
+            out.print(f"  {missing.worker_id:<12} [bold]not ready[/bold]: {escape(missing.detail) or 'starting'}")
         out.print("Ctrl-C stops it")
         await stopped.wait()
     finally:
@@ -61,7 +65,10 @@ async def _serve_for_machines(
         print_json({"event": "stopped", "served": False})
         return
     try:
-        ready = {"event": "ready", "address": running.address, "service_id": running.service_id}
+        missing = {worker.worker_id: worker.detail for worker in running.missing()}
+        ready = {
+            "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing
+        }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
         await stopped.wait()
     finally:

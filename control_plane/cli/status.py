@@ -6,10 +6,12 @@ from typing import Any
 import grpc
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
+from rich.markup import escape
 
 from cluster_core.errors import NotFoundError
 from control_plane.cli.index import alarms, index_line, status_of
 from control_plane.cli.output import out, print_json, print_table
+from control_plane.cli.pools import phase_name
 from control_plane.cli.status_decode import BATCH_ENTRIES, decode_of, print_decode
 from control_plane.cli.status_tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.client import RachisClient
@@ -71,6 +73,7 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
     async with RachisClient(address) as client:
         router = await client.router_status()
         index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=10)
+        pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=10)).pools
         views = await client.workers(
             hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
         )
@@ -87,12 +90,13 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
         "outcomes": dict(router.outcomes),
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
+        "pools": {_pool_name(pool.pool): _pool(pool) for pool in pools},
         "index": status_of(index),
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
         "workers": [
             {
                 "worker_id": view.registration.worker_id,
-                "pool": wire.Pool.Name(view.registration.pool).removeprefix("POOL_").lower(),
+                "pool": _pool_name(view.registration.pool),
                 "state": _state(view.registration.state, suspect=view.suspect),
                 "phase": view.registration.phase,
                 "generation": view.registration.generation,
@@ -120,6 +124,23 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
     }
 
 
+def _pool(pool: admin.PoolStatus) -> dict[str, Any]:
+    return {
+        "desired_workers": pool.desired_workers,
+        "minimum_workers": pool.minimum_workers,
+        "ready_workers": pool.ready_workers,
+        "lost_workers": pool.lost_workers,
+        "autoscales": pool.autoscales,
+        "workers": {
+            worker.worker_id: {"phase": phase_name(worker.phase), "detail": worker.detail} for worker in pool.workers
+        },
+    }
+
+
+def _pool_name(pool: wire.Pool.ValueType) -> str:
+    return wire.Pool.Name(pool).removeprefix("POOL_").lower()
+
+
 def _named(name: str, views: Sequence[admin.WorkerView]) -> admin.WorkerView:
     for view in views:
         if view.registration.worker_id == name:
@@ -133,6 +154,19 @@ def _state(state: wire.WorkerState.ValueType, *, suspect: bool) -> str:
     return f"{name} (suspect)" if suspect else name
 
 
+def _pool_line(name: str, pool: dict[str, Any]) -> str:
+    text = f"{name}: {pool['ready_workers']} of {pool['desired_workers']} workers ready"
+    if pool["ready_workers"] < pool["minimum_workers"]:
+        text = f"[bold]{text}, at least {pool['minimum_workers']} are needed[/bold]"
+    if pool["lost_workers"]:
+        text += f", {pool['lost_workers']} lost so far"
+    late = {worker: each for worker, each in pool["workers"].items() if each["phase"] != "ready"}
+    return text + "".join(
+        f"\n  {worker} {each['phase']}{': ' + escape(each['detail']) if each['detail'] else ''}"
+        for worker, each in late.items()
+    )
+
+
 def _print(result: dict[str, Any]) -> None:
     out.print(
         f"service {result['service_id']} on {result['address']}, up {result['uptime_s']:.0f} s, "
@@ -141,12 +175,15 @@ def _print(result: dict[str, Any]) -> None:
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
+    for name, pool in result["pools"].items():
+        out.print(_pool_line(name, pool))
     out.print(index_line(result["index"]))
     for alarm in alarms(result["index"]):
         out.print(f"[bold]{alarm}[/bold]")
     rows = [
         (
             worker["worker_id"],
+            worker["node"],
             worker["state"] if worker["state"] != "starting" else worker["phase"],
             worker["running_requests"],
             worker["waiting_requests"],
@@ -157,5 +194,5 @@ def _print(result: dict[str, Any]) -> None:
         )
         for worker in result["workers"]
     ]
-    columns = ("worker", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
+    columns = ("worker", "node", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)

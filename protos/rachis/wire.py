@@ -31,11 +31,12 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
         ("grpc.max_send_message_length", max_message_bytes),
         # A port that is taken is an error, not a port to share with whoever has it.
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        # A host that is cut off says nothing: whoever calls it finds out within ten seconds.
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
     ]
 
 

@@ -14,7 +14,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import WorkerId
-from control_plane import placement_metrics as module
+from control_plane import loop_collector
 from control_plane.candidates import Candidates, candidates, fixed_columns
 from control_plane.loads import Load
 from control_plane.placement import Decision, Question, asked
@@ -142,7 +142,7 @@ async def test_a_scrape_tells_of_index_and_placement(cluster: Cluster) -> None:
 async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SCRAPE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(loop_collector, "SCRAPE_TIMEOUT_S", 0.01)
     unused: Any = None
     collector = PlacementCollector(lambda: STATUS, PlacementCounts(), unused, dict, asyncio.get_running_loop())
 

@@ -9,7 +9,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane import worker_metrics
+from control_plane import loop_collector
 from control_plane.tier_metrics import tier_metrics
 from control_plane.worker_metrics import WorkerCollector
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
@@ -114,9 +114,9 @@ def test_a_router_that_hangs_costs_a_scrape_a_bounded_time(monkeypatch: pytest.M
 
     views: Any = NoWorkers()
     loop = asyncio.new_event_loop()
-    monkeypatch.setattr(worker_metrics, "SCRAPE_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(loop_collector, "SCRAPE_TIMEOUT_S", 0.001)
 
-    assert list(WorkerCollector(views, loop).collect()) == []
+    assert list(WorkerCollector(views, tuple, loop).collect()) == []
 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()

@@ -632,6 +632,7 @@ class WorkerLoad(_message.Message):
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
     FREE_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    ACTIVE_CALLS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     leased_handoffs: _builtins.int
@@ -643,6 +644,8 @@ class WorkerLoad(_message.Message):
     free_host_blocks: _builtins.int
     """Host memory for swapped blocks."""
     total_host_blocks: _builtins.int
+    active_calls: _builtins.int
+    """Calls for tokens that the worker has taken and not ended; only in `GetWorkerStatusResponse`."""
     def __init__(
         self,
         *,
@@ -654,10 +657,11 @@ class WorkerLoad(_message.Message):
         open_sessions: _builtins.int = ...,
         free_host_blocks: _builtins.int = ...,
         total_host_blocks: _builtins.int = ...,
+        active_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_blocks", b"free_blocks", "free_host_blocks", b"free_host_blocks", "leased_handoffs", b"leased_handoffs", "open_sessions", b"open_sessions", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "total_host_blocks", b"total_host_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_calls", b"active_calls", "free_blocks", b"free_blocks", "free_host_blocks", b"free_host_blocks", "leased_handoffs", b"leased_handoffs", "open_sessions", b"open_sessions", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "total_host_blocks", b"total_host_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,39 @@
+"""Figures that only the router's loop may read, for Prometheus, whose scrapes run on threads of their own."""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+# The router's loop has not come to it even then.
+SCRAPE_TIMEOUT_S = 2.0
+
+
+class LoopCollector(Collector):
+    """`collect` waits for `read`, which runs on the loop, for a bounded time; after that a scrape has no samples.
+
+    what: whose figures these are, for the log.
+    """
+
+    what: str
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    @abstractmethod
+    async def read(self) -> list[Metric]:
+        """All families, as they stand."""
+
+    def collect(self) -> Iterable[Metric]:
+        asked = asyncio.run_coroutine_threadsafe(self.read(), self._loop)
+        try:
+            return asked.result(SCRAPE_TIMEOUT_S)
+        except TimeoutError:
+            asked.cancel()
+            logger.warning("the router is busy: no metrics of %s in this scrape", self.what)
+            return ()

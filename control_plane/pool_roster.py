@@ -1,0 +1,125 @@
+"""Which workers a service is meant to have, and how far each of them is. Pure: facts in, phases out.
+
+A worker is wanted from the moment its pool has a place for it until it has left. `Roster.observe` holds the wanted
+workers against the registry; a worker that was ready and whose registration has gone or has another generation without
+anybody having asked for it is lost, and counted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core import ids
+from control_plane.worker_snapshot import Pool
+
+POOL_NAMES: dict[Pool, str] = {wire.POOL_PREFILL: "prefill", wire.POOL_DECODE: "decode"}
+
+_PENDING, _STARTING = admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING
+_READY, _DRAINING, _LEFT = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING, admin.POOL_PHASE_LEFT
+
+
+@dataclass(slots=True)
+class PoolWorker:
+    """One wanted worker. generation: of the start that was ready last; 0 before that.
+
+    leaves: it is on its way out for good or to be started again, so that its going is no loss. past_generation: what
+    the registry still has of this one or of one before it counts for nothing.
+    """
+
+    worker_id: str
+    pool: Pool
+    phase: admin.PoolPhase.ValueType = _STARTING
+    detail: str = ""
+    generation: int = 0
+    past_generation: int = 0
+    leaves: bool = False
+
+    def is_at(self, phase: admin.PoolPhase.ValueType, detail: str = "") -> None:
+        self.phase, self.detail = phase, detail
+
+    def to_wire(self) -> admin.PoolWorker:
+        return admin.PoolWorker(worker_id=self.worker_id, phase=self.phase, detail=self.detail)
+
+
+@dataclass(slots=True)
+class Roster:
+    """minimum: workers of a pool below which it is short."""
+
+    minimum: Mapping[Pool, int]
+    autoscales: Mapping[Pool, bool] = field(default_factory=dict)
+    _workers: dict[str, PoolWorker] = field(default_factory=dict)
+    _lost: dict[Pool, int] = field(default_factory=lambda: dict.fromkeys(POOL_NAMES, 0))
+
+    def add(self, pool: Pool) -> PoolWorker:
+        """One more, by the lowest name that nobody has."""
+        index = 0
+        while (name := ids.worker_id(POOL_NAMES[pool], index)) in self._workers:
+            index += 1
+        worker = self._workers[name] = PoolWorker(name, pool)
+        return worker
+
+    def remove(self, worker: PoolWorker) -> None:
+        worker.is_at(_LEFT)
+        self._workers.pop(worker.worker_id, None)
+
+    def get(self, worker_id: str) -> PoolWorker | None:
+        return self._workers.get(worker_id)
+
+    def workers(self, pool: "Pool | None" = None) -> list[PoolWorker]:
+        """Of one pool or of all, by pool and number."""
+        found = [worker for worker in self._workers.values() if pool in (None, worker.pool)]
+        return sorted(found, key=lambda worker: (worker.pool, len(worker.worker_id), worker.worker_id))
+
+    def staying(self, pool: Pool) -> list[PoolWorker]:
+        """Those that are not on their way out."""
+        return [worker for worker in self.workers(pool) if not worker.leaves]
+
+    def ready(self, pool: Pool) -> int:
+        return sum(worker.phase == _READY for worker in self.workers(pool))
+
+    def observe(self, registrations: Iterable[wire.WorkerRegistration], without_node: Mapping[str, str]) -> None:
+        """without_node: why a worker has no process, by worker id, as far as Ray says."""
+        records = {record.worker_id: record for record in registrations}
+        for worker in self._workers.values():
+            if worker.leaves:
+                continue
+            record = records.get(worker.worker_id)
+            if record is not None and record.generation <= worker.past_generation:
+                record = None
+            if worker.generation and (record is None or record.generation != worker.generation):
+                self._lost[worker.pool] += 1
+                worker.generation = 0
+            if record is not None and record.state == wire.WORKER_STATE_READY:
+                worker.generation = record.generation
+                worker.is_at(_READY)
+            elif record is not None and record.state == wire.WORKER_STATE_DRAINING:
+                worker.is_at(_DRAINING, "takes nothing new")
+            elif worker.worker_id in without_node:
+                worker.is_at(_PENDING, without_node[worker.worker_id])
+            else:
+                worker.is_at(_STARTING, record.phase if record is not None else "")
+
+    def status(self) -> list[admin.PoolStatus]:
+        return [self._status_of(pool) for pool in POOL_NAMES]
+
+    def missing(self) -> Sequence[str]:
+        """A sentence for each worker that is not ready."""
+        return [_why_missing(worker) for worker in self.workers() if worker.phase != _READY and not worker.leaves]
+
+    def _status_of(self, pool: Pool) -> admin.PoolStatus:
+        return admin.PoolStatus(
+            pool=pool,
+            desired_workers=len(self.staying(pool)),
+            minimum_workers=self.minimum[pool],
+            ready_workers=self.ready(pool),
+            lost_workers=self._lost[pool],
+            autoscales=self.autoscales.get(pool, False),
+            workers=[worker.to_wire() for worker in self.workers(pool)],
+        )
+
+
+def _why_missing(worker: PoolWorker) -> str:
+    phase = admin.PoolPhase.Name(worker.phase).removeprefix("POOL_PHASE_").lower()
+    return f"{worker.worker_id} is {phase}" + (f": {worker.detail}" if worker.detail else "")

@@ -1,0 +1,329 @@
+"""The life of the pools: brought up, scaled, drained, restarted one by one, taken down.
+
+Every change of one worker is one task, which goes on when whoever asked for it has left. A worker's end:
+
+    draining    no router sends it anything new; what runs there ends, sessions that wait for input move
+    idle        no call, and no lease that a decode worker might still pull
+    stopped     its engine, its registration, its actor
+
+A worker that has not become idle in `limits.drain_timeout_s` leaves all the same; what it still ran then is told.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
+from control_plane.membership import Membership
+from control_plane.pool_roster import POOL_NAMES, PoolWorker, Roster
+from control_plane.worker_client import WorkerClient
+from control_plane.worker_snapshot import Pool
+
+logger = logging.getLogger(__name__)
+
+MOST_WORKERS = 1024
+_LOOK_EVERY_S = 0.2
+_ASK_RAY_EVERY_S = 2.0
+_STATUS_TIMEOUT_S = 2.0
+# How long a node may take to have room for the worker that stands in for the only one of its pool.
+_STAND_IN_ROOM_S = 10.0
+
+_READY, _DRAINING = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING
+
+
+class Actors(Protocol):
+    """The processes of workers, wherever they run."""
+
+    async def start(self, pool: Pool, worker_id: str) -> None:
+        """Asks for a process; it may wait for room."""
+        ...
+
+    async def failure(self, worker_id: str) -> str:
+        """Returns why the worker's first start failed, once it has; never returns where it serves."""
+        ...
+
+    async def stop(self, worker_id: str) -> None:
+        """Ends the engine in order, then the process; a process that does not answer is ended."""
+        ...
+
+    async def without_node(self) -> Mapping[str, str]:
+        """Why a worker has no process, by worker id, for those that have none."""
+        ...
+
+
+class Pools:
+    """Of one service; owned by the process that runs its controller. `start`, then `stop`.
+
+    membership, client: the router's own.
+    """
+
+    def __init__(self, config: RachisConfig, actors: Actors, membership: Membership, client: WorkerClient) -> None:
+        self._limits = config.limits
+        self._actors = actors
+        self._membership = membership
+        self._client = client
+        self._sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
+        self._roster = Roster(
+            {wire.POOL_PREFILL: config.pools.prefill.minimum, wire.POOL_DECODE: config.pools.decode.minimum},
+            {
+                wire.POOL_PREFILL: config.pools.prefill.autoscale.enabled,
+                wire.POOL_DECODE: config.pools.decode.autoscale.enabled,
+            },
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._one_by_one = asyncio.Lock()
+
+    def status(self) -> list[admin.PoolStatus]:
+        return self._roster.status()
+
+    async def start(self, on_phase: Callable[[str, str], None]) -> None:
+        """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
+        self._watching = asyncio.create_task(self._watch())
+        starts = [(worker, self._in_background(self._bring_up(worker))) for worker in self._added(self._sizes)]
+        while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
+            for worker, task in list(starts):
+                on_phase(worker.worker_id, _in_words(worker))
+                if task.done():
+                    starts.remove((worker, task))
+                    self._check_possible(worker.pool, task.exception(), [other for other, _ in starts])
+            if is_up:
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def stop(self) -> None:
+        """All workers, without draining: the router has seen to that."""
+        for task in (self._watching, *self._tasks):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._actors.stop(worker.worker_id) for worker in self._roster.workers()))
+
+    async def scale(self, sizes: Mapping[Pool, int]) -> AsyncGenerator[admin.PoolEvent, None]:
+        """Yields how it goes until what was added is ready and what was too much has left.
+
+        Raises InvalidInputError for a size that makes no service, StartError when a worker does not come up.
+        """
+        self._check_sizes(sizes)
+        added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
+        surplus = [worker for pool, size in sizes.items() for worker in self._roster.staying(pool)[size:]]
+        for worker in surplus:
+            worker.leaves = True
+        work = [self._in_background(self._bring_up(worker)) for worker in added]
+        work += [self._in_background(self._take_down(worker)) for worker in surplus]
+        async for event in _followed([*added, *surplus], work):
+            yield event
+
+    def resize(self, pool: Pool, size: int) -> None:
+        """The same without anybody who follows it."""
+        self._check_sizes({pool: size})
+        staying = self._roster.staying(pool)
+        for worker in staying[size:]:
+            worker.leaves = True
+            self._in_background(self._take_down(worker))
+        for worker in self._added({pool: size - len(staying)}):
+            self._in_background(self._bring_up(worker))
+
+    async def remove(self, worker_id: str, *, force: bool) -> AsyncGenerator[admin.PoolEvent, None]:
+        """Drains it, and has it leave. Raises NotFoundError; OutOfOrderError when it is the last, unless forced."""
+        worker = self._named(worker_id)
+        if not force and self._is_last(worker):
+            raise OutOfOrderError(
+                f"{worker_id} is the only decode worker that is ready, without it nothing is served; "
+                "add one first (`rachis scale decode=2`), or say --force",
+                field="worker_id",
+            )
+        worker.leaves = True
+        async for event in _followed([worker], [self._in_background(self._take_down(worker))]):
+            yield event
+
+    async def restart(self, worker_ids: Sequence[str]) -> AsyncGenerator[admin.PoolEvent, None]:
+        """One after the other, all where none is named; closing this ends it after the one whose turn it is.
+
+        Raises NotFoundError, OutOfOrderError when the pools are being restarted already, and StartError when a worker
+        does not come back: those after it are left as they are.
+        """
+        workers = [self._named(name) for name in worker_ids] or self._roster.workers()
+        if self._one_by_one.locked():
+            raise OutOfOrderError("workers are being restarted already; wait for that to end", field="worker_ids")
+        async with self._one_by_one:
+            for index, worker in enumerate(workers):
+                work = [self._in_background(self._start_again(worker))]
+                async for event in _followed([worker], work, done=index, of=len(workers)):
+                    yield event
+
+    def _check_sizes(self, sizes: Mapping[Pool, int]) -> None:
+        for pool, size in sizes.items():
+            if not 0 <= size <= MOST_WORKERS:
+                raise InvalidInputError(f"must be from 0 to {MOST_WORKERS}, got {size}", field=POOL_NAMES[pool])
+        if sizes.get(wire.POOL_DECODE, 1) < 1:
+            raise InvalidInputError("must be at least 1: without a decode worker nothing is served", field="decode")
+
+    def _named(self, worker_id: str) -> PoolWorker:
+        worker = self._roster.get(worker_id)
+        if worker is None:
+            known = ", ".join(worker.worker_id for worker in self._roster.workers()) or "none"
+            raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
+        if worker.leaves:
+            raise OutOfOrderError(f"{worker_id} is on its way out already", field="worker_id")
+        return worker
+
+    def _is_last(self, worker: PoolWorker) -> bool:
+        others = [other for other in self._roster.staying(wire.POOL_DECODE) if other is not worker]
+        return worker.pool == wire.POOL_DECODE and not any(other.phase == _READY for other in others)
+
+    def _is_up(self) -> bool:
+        return all(self._roster.ready(pool) >= minimum for pool, minimum in self._roster.minimum.items())
+
+    def _check_possible(self, pool: Pool, failure: BaseException | None, coming: Iterable[PoolWorker]) -> None:
+        """Raises StartError when with those that still come the pool has too few."""
+        hoped_for = self._roster.ready(pool) + sum(worker.pool == pool for worker in coming)
+        minimum = self._roster.minimum[pool]
+        if failure is not None and hoped_for < minimum:
+            raise StartError(f"{failure} (at least {minimum} have to be ready)", field=f"pools.{POOL_NAMES[pool]}")
+
+    def _added(self, numbers: Mapping[Pool, int]) -> list[PoolWorker]:
+        return [self._roster.add(pool) for pool, number in numbers.items() for _ in range(number)]
+
+    async def _bring_up(self, worker: PoolWorker) -> None:
+        """Returns once it is ready. Raises StartError; Ray goes on trying then."""
+        await self._actors.start(worker.pool, worker.worker_id)
+        failing = asyncio.create_task(self._actors.failure(worker.worker_id))
+        try:
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                while worker.phase != _READY and not worker.leaves:
+                    await asyncio.wait({failing}, timeout=_LOOK_EVERY_S)
+                    if failing.done():
+                        raise StartError(failing.result())
+        except TimeoutError:
+            timeout_s = self._limits.start_timeout_s
+            raise StartError(
+                f"{worker.worker_id} is not ready after {timeout_s:g} s: {_in_words(worker)}; it is used once it is"
+            ) from None
+        finally:
+            failing.cancel()
+
+    async def _take_down(self, worker: PoolWorker) -> None:
+        await self._drain(worker)
+        await self._actors.stop(worker.worker_id)
+        self._roster.remove(worker)
+
+    async def _start_again(self, worker: PoolWorker) -> None:
+        """The only decode worker has another one stand in for it meanwhile."""
+        stand_in = await self._stand_in(worker) if self._is_last(worker) else None
+        worker.leaves = True
+        member = self._membership.get(worker.worker_id)
+        worker.past_generation = member.registration.generation if member is not None else worker.generation
+        await self._drain(worker)
+        await self._actors.stop(worker.worker_id)
+        worker.generation, worker.leaves = 0, False
+        worker.is_at(admin.POOL_PHASE_STARTING)
+        await self._bring_up(worker)
+        if stand_in is not None:
+            stand_in.leaves = True
+            await self._take_down(stand_in)
+
+    async def _stand_in(self, worker: PoolWorker) -> PoolWorker:
+        stand_in = self._roster.add(worker.pool)
+        coming = self._in_background(self._bring_up(stand_in))
+        room_until_s = monotonic_s() + _STAND_IN_ROOM_S
+        while not coming.done():
+            worker.is_at(worker.phase, f"waits for {stand_in.worker_id}, which stands in for it")
+            if stand_in.phase == admin.POOL_PHASE_PENDING and monotonic_s() > room_until_s:
+                why = stand_in.detail
+                coming.cancel()
+                await self._actors.stop(stand_in.worker_id)
+                self._roster.remove(stand_in)
+                raise OutOfOrderError(
+                    f"{worker.worker_id} is the only decode worker, and another one has no room meanwhile: {why}",
+                    field="worker_ids",
+                )
+            await asyncio.wait({coming}, timeout=_LOOK_EVERY_S)
+        coming.result()
+        return stand_in
+
+    async def _drain(self, worker: PoolWorker) -> None:
+        """Until it is idle, gone, or out of time."""
+        member = self._membership.get(worker.worker_id)
+        if member is None or not member.registration.address:
+            return
+        address = member.registration.address
+        worker.is_at(_DRAINING)
+        until_s = monotonic_s() + self._limits.drain_timeout_s
+        try:
+            await self._client.set_draining(
+                address, True, _STATUS_TIMEOUT_S, move_sessions_after_s=self._limits.session_grace_s
+            )
+            while True:
+                load = (await self._client.status(address, wire.GetWorkerStatusRequest(), _STATUS_TIMEOUT_S)).load
+                running = max(load.active_calls, load.running_requests + load.waiting_requests)
+                if not (running or load.leased_handoffs or member.in_flight_requests):
+                    return
+                worker.is_at(_DRAINING, f"{running} requests run, {load.leased_handoffs} hand-offs wait for their pull")
+                if monotonic_s() > until_s:
+                    logger.error(
+                        "%s leaves after %g s: %s", worker.worker_id, self._limits.drain_timeout_s, worker.detail
+                    )
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+        except RachisError as error:
+            logger.warning("%s went away while it drained: %s", worker.worker_id, error)
+
+    async def _watch(self) -> None:
+        """Holds the roster against the registry and against what Ray says, until cancelled."""
+        without_node: Mapping[str, str] = {}
+        ask_again_s = 0.0
+        while True:
+            if monotonic_s() >= ask_again_s:
+                ask_again_s = monotonic_s() + _ASK_RAY_EVERY_S
+                try:
+                    without_node = await self._actors.without_node()
+                except Exception:
+                    logger.exception("Ray does not say which workers have a node")
+            self._roster.observe([member.registration for member in self._membership.members()], without_node)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s", task.exception())
+
+
+async def _followed(
+    workers: Sequence[PoolWorker], work: Iterable["asyncio.Task[None]"], *, done: int = 0, of: int = 0
+) -> AsyncGenerator[admin.PoolEvent, None]:
+    """What changes in the workers while the work is done on them, and at its end. Raises what the work raised."""
+    under_way, ended = set(work), done
+    of = of or len(workers)
+    told: dict[str, admin.PoolWorker] = {}
+    while True:
+        finished = {task for task in under_way if task.done()}
+        ended += len(finished)
+        under_way -= finished
+        for worker in workers:
+            now = worker.to_wire()
+            if told.get(worker.worker_id) != now or (finished and not under_way):
+                told[worker.worker_id] = now
+                yield admin.PoolEvent(worker=now, done=ended, of=of)
+        for task in finished:
+            task.result()
+        if not under_way:
+            return
+        await asyncio.wait(under_way, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _in_words(worker: PoolWorker) -> str:
+    phase = admin.PoolPhase.Name(worker.phase).removeprefix("POOL_PHASE_").lower()
+    return worker.detail or phase

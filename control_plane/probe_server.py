@@ -1,0 +1,98 @@
+"""What a router answers over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for who watches it.
+
+Live: the router's loop answers. Who is not live for long is to be started again. Ready: requests are served. Who is not
+ready gets no requests, and nothing is gained by starting it again. Both answer 200 or 503 with one sentence.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from socketserver import ThreadingTCPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import MetricsHandler
+
+# The router's loop has not come to it even then.
+LIVE_TIMEOUT_S = 2.0
+# Of a client that does not send its request.
+CLIENT_TIMEOUT_S = 10.0
+
+_HANGS = (HTTPStatus.SERVICE_UNAVAILABLE, f"the router has not answered for {LIVE_TIMEOUT_S:g} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """not_ready: called on the loop; why no request is served, or empty."""
+
+    loop: asyncio.AbstractEventLoop
+    not_ready: Callable[[], str]
+
+    def live(self) -> tuple[HTTPStatus, str]:
+        """Waits a bounded time."""
+        return (HTTPStatus.OK, "the router answers") if self._ask() is not None else _HANGS
+
+    def ready(self) -> tuple[HTTPStatus, str]:
+        """Waits a bounded time."""
+        reason = self._ask()
+        if reason is None:
+            return _HANGS
+        return (HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else (HTTPStatus.OK, "requests are served")
+
+    def _ask(self) -> str | None:
+        """None: the loop has not come to it."""
+        asked = asyncio.run_coroutine_threadsafe(self._read(), self.loop)
+        try:
+            return asked.result(LIVE_TIMEOUT_S)
+        except TimeoutError:
+            asked.cancel()
+            return None
+
+    async def _read(self) -> str:
+        return self.not_ready()
+
+
+class ProbeServer:
+    """Serves from its construction until `close`, one thread for each request. Raises OSError when it cannot listen."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, probes: Probes) -> None:
+        handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes})
+        self._server = _Server((host, port), handler)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    # Who is being answered while it closes is not waited for.
+    block_on_close = False
+
+
+class _Handler(MetricsHandler):
+    timeout = CLIENT_TIMEOUT_S
+    probes: Probes
+
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                super().do_GET()
+            case "/livez":
+                self._say(*self.probes.live())
+            case "/readyz":
+                self._say(*self.probes.ready())
+            case _:
+                self._say(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+
+    def _say(self, status: HTTPStatus, sentence: str) -> None:
+        body = f"{sentence}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
