@@ -6,6 +6,7 @@ what differs.
 
 import ipaddress
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -50,8 +51,10 @@ class ModelSection(Section):
 
     @property
     def resolved_path(self) -> str:
-        """What engines and tokenizers load from."""
-        return str(resources.files("builtin_model") / "weights") if self.path == BUILTIN_MODEL else self.path
+        """What engines and tokenizers load from, on the host that asks."""
+        if self.path == BUILTIN_MODEL:
+            return str(resources.files("builtin_model") / "weights")
+        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
 
 
 class EngineSection(Section):
@@ -138,6 +141,17 @@ class PoolSection(Section):
         return self.workers if self.min_ready is None else self.min_ready
 
 
+class DecodePoolSection(PoolSection):
+    """The pool that cannot be without a worker."""
+
+    @field_validator("workers")
+    @classmethod
+    def _serves(cls, workers: int) -> int:
+        if workers < 1:
+            raise ValueError("must be at least 1, without a decode worker nothing is served")
+        return workers
+
+
 class PoolsSection(Section):
     network: str | None = Field(
         None,
@@ -150,14 +164,7 @@ class PoolsSection(Section):
         description="First and last port that workers listen on, such as 20000-20999; null takes free ones.",
     )
     prefill: PoolSection = PoolSection()
-    decode: PoolSection = PoolSection()
-
-    @field_validator("decode")
-    @classmethod
-    def _is_served(cls, decode: PoolSection) -> PoolSection:
-        if decode.workers < 1:
-            raise ValueError("workers must be at least 1: without a decode worker nothing is served")
-        return decode
+    decode: DecodePoolSection = DecodePoolSection()
 
     @field_validator("network")
     @classmethod

@@ -1,11 +1,16 @@
 """The one place that reads the clocks.
 
-Durations come from the monotonic clock; only deadlines that travel between hosts use Unix time.
+Durations come from the monotonic clock; only what travels between hosts uses Unix time, and that of a `ClusterClock`.
 Cores take `now` as an argument instead of a clock.
 """
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NewType
+
+# How far two clocks that run freely drift apart, in seconds of each second: more than quartz does.
+_DRIFT = 2e-4
 
 UnixMs = NewType("UnixMs", int)
 
@@ -16,10 +21,60 @@ def monotonic_s() -> float:
 
 
 def unix_ms() -> UnixMs:
-    """Milliseconds since 1970, comparable between hosts whose clocks are synchronised."""
+    """Milliseconds since 1970 by this host's clock, which may be wrong; see `ClusterClock`."""
     return UnixMs(time.time_ns() // 1_000_000)
 
 
 def cpu_s() -> float:
     """CPU seconds that this process has used."""
     return time.process_time()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """ahead_s: of the shared clock over the monotonic one, right within `error_s` when it was measured."""
+
+    ahead_s: float
+    error_s: float
+    measured_s: float
+
+    def error_at(self, now_s: float) -> float:
+        return self.error_s + _DRIFT * abs(now_s - self.measured_s)
+
+
+class ClusterClock:
+    """Unix time by the clock that all hosts of a service share, Redis's, as far as this process knows it.
+
+    Who asks Redis for the time knows it within half of the round trip. The best measurement counts, worth less the
+    older it is; one that contradicts it shows that Redis's clock was set, or that another server answers, and replaces
+    it. In between the monotonic clock goes on, whatever Redis does. Before the first measurement it is this host's time.
+
+    host_unix_ms: this host's clock. Measured on one thread, read on any.
+    """
+
+    def __init__(self, host_unix_ms: Callable[[], UnixMs] = unix_ms) -> None:
+        self._host_unix_ms = host_unix_ms
+        now_s = monotonic_s()
+        self._best = _Measurement(host_unix_ms() / 1000 - now_s, float("inf"), now_s)
+
+    def measured(self, server_s: float, asked_s: float, answered_s: float) -> None:
+        """The server had that Unix time at some moment between these two of the monotonic clock."""
+        error_s = (answered_s - asked_s) / 2
+        fresh = _Measurement(server_s - (asked_s + answered_s) / 2, error_s, answered_s)
+        known_s = self._best.error_at(answered_s)
+        if error_s <= known_s or abs(fresh.ahead_s - self._best.ahead_s) > error_s + known_s:
+            self._best = fresh
+
+    def unix_s(self) -> float:
+        return monotonic_s() + self._best.ahead_s
+
+    def unix_ms(self) -> UnixMs:
+        return UnixMs(round(self.unix_s() * 1000))
+
+    def error_s(self) -> float:
+        """By how much it may be wrong; infinite before the first measurement."""
+        return self._best.error_at(monotonic_s())
+
+    def host_ahead_ms(self) -> int:
+        """How far this host's own clock is ahead of the shared one."""
+        return self._host_unix_ms() - self.unix_ms()

@@ -49,7 +49,8 @@ def hold_port(host: str, ports: PortRange | None = None, field: str = "") -> int
         if holders:
             _held.extend(holders)
             return int(holders[-1].getsockname()[1])
-    raise StartError(f"no port of {ports} is free on {host}: end what listens there, or choose others", field=field)
+    what = f"port {ports} is taken" if ports and len(ports) == 1 else f"no port of {ports} is free"
+    raise StartError(f"{what} on {host}: end what listens there, or choose another", field=field)
 
 
 def free_ports(host: str, ports: PortRange, wanted: int) -> int:

@@ -24,7 +24,7 @@ from rachis import registry
 from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import ClusterClock, monotonic_s
 from control_plane.hotness_snapshot import (
     BEGINNING,
     NAME_BYTES,
@@ -99,8 +99,7 @@ class AccessLog:
         self._number = 0
         # Entries of ours that were counted here because Redis did not confirm them.
         self._unconfirmed: OrderedDict[int, None] = OrderedDict()
-        # Redis's clock less our monotonic one.
-        self._clock_offset_s = unix_ms() / 1000 - monotonic_s()
+        self._clock = ClusterClock()
         self._paused_s = 0.0
         self.connected = True
         self.dropped = 0
@@ -118,7 +117,7 @@ class AccessLog:
 
     def now_s(self) -> float:
         """The time on Redis's clock, as far as known, in seconds since 1970: what the index's hotness is asked with."""
-        return monotonic_s() + self._clock_offset_s
+        return self._clock.unix_s()
 
     async def follow(self) -> None:
         while not_cancelled():
@@ -204,6 +203,7 @@ class AccessLog:
         entries = [(self._next_number(), family, part) for family, part in _entries(self._taken())]
         if not entries:
             return
+        asked_s = monotonic_s()
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for number, family, requests in entries:
@@ -214,16 +214,18 @@ class AccessLog:
         except REDIS_DOWN:
             await self._not_confirmed(entries)
             raise
+        answered_s = monotonic_s()
         await self._not_confirmed(
             entry for entry, answer in zip(entries, answers, strict=True) if isinstance(answer, Exception)
         )
         for (_, family, _), answer in zip(entries, answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            self._written(family, entry_name(answer))
+            name = entry_name(answer)
+            self._clock.measured(name.at_s, asked_s, answered_s)
+            self._written(family, name)
 
     def _written(self, family: int, name: EntryName) -> None:
-        self._clock_offset_s = name.at_s - monotonic_s()
         # A Redis that has lost its data and whose clock is behind begins before what was read.
         if name <= self._read_until[family]:
             self._read_until[family] = name.before()

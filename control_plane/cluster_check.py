@@ -10,8 +10,19 @@ from urllib.parse import urlsplit
 
 from cluster_configs.schema import PoolSection, RachisConfig
 from control_plane.cluster_nodes import (
-    ClusterFile, Finding, Layout, error, holds, lay_out, named_pools, needs_of, warning,
-)  # fmt: skip
+    ClusterFile,
+    Finding,
+    Layout,
+    NodeType,
+    error,
+    holds,
+    lay_out,
+    most_workers,
+    named_pools,
+    needs_of,
+    warning,
+)
+from worker_runtime.engine_settings import ports_needed
 
 _ANYWHERE = ("0.0.0.0/0", "::/0")
 
@@ -40,13 +51,15 @@ def _mounts(cluster: ClusterFile, missing: frozenset[str]) -> Iterator[Finding]:
 
 def _commands(cluster: ClusterFile) -> Iterator[Finding]:
     for key in cluster.defaulted:
-        yield warning(key, "is not in the file, so Ray takes its own, which may install another Ray; give it, even empty")
-    for node_type in cluster.node_types:
-        starts = [command for command in node_type.start_commands if "ray start" in command]
-        key = f"{'head' if node_type.is_head else 'worker'}_start_ray_commands"
+        yield warning(
+            key, "is not in the file, so Ray takes its own, which may install another Ray; give it, even empty"
+        )
+    for is_head, commands in dict.fromkeys((one.is_head, one.start_commands) for one in cluster.node_types):
+        starts = [command for command in commands if "ray start" in command]
+        key = f"{'head' if is_head else 'worker'}_start_ray_commands"
         if not starts:
             yield error(key, "none of them runs `ray start`, so the nodes never join")
-        elif node_type.is_head and not any("--autoscaling-config" in command for command in starts):
+        elif is_head and not any("--autoscaling-config" in command for command in starts):
             yield error(key, "`ray start` lacks --autoscaling-config=~/ray_bootstrap_config.yaml: no other node starts")
 
 
@@ -56,15 +69,18 @@ def _left_to_fill_in(cluster: ClusterFile) -> Iterator[Finding]:
 
 
 def _rooms(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
-    unknown = [node_type.name for node_type in cluster.node_types if node_type.resources is None]
+    unknown = [node_type.name for node_type in cluster.node_types if not node_type.is_known]
     if unknown:
         yield warning(
             "metadata.hosts" if cluster.provider == "local" else "available_node_types",
-            f"what {'; '.join(unknown)} has is not in the file, so nothing is placed there; name at least its CPU",
+            f"what {'; '.join(unknown)} has is not in the file, so whether the pools find room cannot be told; "
+            "name its resources there",
         )
-    pools = named_pools(config.pools)
-    wanted = lay_out(cluster, config.pools, {name: pool.workers for name, pool in pools})
-    grown = lay_out(cluster, config.pools, {name: _most(pool) for name, pool in pools})
+        return
+    pools = [(name, pool) for name, pool in named_pools(config.pools) if pool.workers]
+    wanted = lay_out(cluster, config.pools)
+    grown = lay_out(cluster, config.pools, grown=True)
+    yield from _enough_ports(config, grown)
     for name, pool in pools:
         if not any(holds(node_type, needs_of(pool)) for node_type in cluster.node_types):
             yield _no_node(cluster, name, pool)
@@ -74,11 +90,7 @@ def _rooms(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
             yield from _waits_for_nodes(name, pool, wanted)
             if grown.homeless[name]:
                 key = f"pools.{name}.autoscale.max_workers"
-                yield warning(key, _too_many(cluster, name, pool, _most(pool), grown))
-
-
-def _most(pool: PoolSection) -> int:
-    return max(pool.workers, pool.autoscale.max_workers) if pool.autoscale.enabled else pool.workers
+                yield warning(key, _too_many(cluster, name, pool, most_workers(pool), grown))
 
 
 def _no_node(cluster: ClusterFile, name: str, pool: PoolSection) -> Finding:
@@ -89,19 +101,21 @@ def _no_node(cluster: ClusterFile, name: str, pool: PoolSection) -> Finding:
         near = get_close_matches(pool.node_resource, custom, n=1)
         hint = f"; did you mean `{near[0]}`?" if near else "; add it to the resources of the pool's node type"
         return error(f"pools.{name}.node_resource", f"no node has a resource {pool.node_resource}{hint}")
-    lacking = {
-        node_type.name: [
-            f"{resource} {(node_type.resources or {}).get(resource, 0):g} of {amount:g}"
-            for resource, amount in needs.items()
-            if (node_type.resources or {}).get(resource, 0) < amount
-        ]
-        for node_type in cluster.node_types
-    }
-    nearest = min(lacking, key=lambda node: len(lacking[node]))
+    # Nodes that are the pool's by their resource come before others that lack as little.
+    nearest, lacking = min(
+        ((node_type, _lacking(node_type, needs)) for node_type in cluster.node_types),
+        key=lambda one: (any(line.startswith(f"{pool.node_resource} ") for line in one[1]), len(one[1])),
+    )
     return error(
         f"pools.{name}",
-        f"no node can run a worker that takes {_amounts(needs)}; the nearest, {nearest}, has {' and '.join(lacking[nearest])}",
+        f"no node can run a worker that takes {_amounts(needs)}; "
+        f"the nearest, {nearest.name}, has {' and '.join(lacking)}",
     )
+
+
+def _lacking(node_type: NodeType, needs: Mapping[str, float]) -> list[str]:
+    has = node_type.resources or {}
+    return [f"{name} {has.get(name, 0):g} of {amount:g}" for name, amount in needs.items() if has.get(name, 0) < amount]
 
 
 def _too_many(cluster: ClusterFile, name: str, pool: PoolSection, workers: int, layout: Layout) -> str:
@@ -128,8 +142,18 @@ def _waits_for_nodes(name: str, pool: PoolSection, layout: Layout) -> Iterator[F
         )
 
 
+def _enough_ports(config: RachisConfig, layout: Layout) -> Iterator[Finding]:
+    ports = _own_ports(config).get("pools.ports")
+    workers = max((node.workers.total() for node in layout.nodes), default=0)
+    needed = workers * ports_needed(config.engine)
+    if ports is not None and ports[1] - ports[0] + 1 < needed:
+        yield error(
+            "pools.ports", f"the {workers} workers of one node listen on {needed} ports; give that many or more"
+        )
+
+
 def _nodes_without_pool(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
-    needs = [needs_of(pool) for _, pool in named_pools(config.pools)]
+    needs = [needs_of(pool) for _, pool in named_pools(config.pools) if pool.workers]
     for node_type in cluster.node_types:
         if not node_type.is_head and node_type.resources is not None and not any(holds(node_type, n) for n in needs):
             yield warning(
@@ -193,9 +217,10 @@ def _rules(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
         for name, (first, last) in inside.items():
             if first <= opening.last_port and opening.first_port <= last:
                 level = error if public else warning
-                yield level(key, f"opens {name} ({first}) to {', '.join(opening.sources)}: who reaches it runs code here")
+                sources = ", ".join(opening.sources)
+                yield level(key, f"opens {name} ({first}) to {sources}: who reaches it can run code here")
         if public and any(opening.first_port <= first <= opening.last_port for first, _ in meant):
-            yield warning(key, f"lets {public[0]} reach the router, which has no authentication; name your clients' network")
+            yield warning(key, f"lets {public[0]} reach the router, which asks nobody who they are; name your clients")
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

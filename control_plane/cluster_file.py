@@ -148,9 +148,9 @@ def _cloud_nodes(filled: Mapping[str, Any]) -> Iterator[NodeType]:
         yield NodeType(
             name=name,
             is_head=is_head,
-            # The head is there beside the limits, which are those of workers on nodes like it.
+            # One head; other nodes of its type, which hardly anybody has, are not counted on.
             least=1 if is_head else given["min_workers"],
-            most=1 + given["max_workers"] if is_head else given["max_workers"],
+            most=1 if is_head else given["max_workers"],
             resources={resource: float(amount) for resource, amount in given["resources"].items()} or None,
             instance=str(config.get("InstanceType") or config.get("machineType") or ""),
             setup_commands=(*initialization, *setup),

@@ -1,7 +1,7 @@
 """What a cluster file says, which nodes it makes, and which workers find room on them.
 
-Room is found as Ray finds it: a worker goes to a node that is there, else to one that Ray would add within the limits of
-its type and of the cluster. Amounts are those of Ray's resources.
+Room is found as Ray finds it: a worker goes to a node that is there, else to one that Ray would add within the limits
+of its type and of the cluster. Amounts are those of Ray's resources.
 """
 
 from collections import Counter
@@ -40,6 +40,11 @@ class NodeType:
     instance: str
     setup_commands: tuple[str, ...]
     start_commands: tuple[str, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether workers can be placed here; a head of which nothing is said runs none."""
+        return self.resources is not None or self.is_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +131,18 @@ def holds(node_type: NodeType, needs: Mapping[str, float]) -> int:
     return min((int((resources.get(name, 0.0) + _ROUNDING) // amount) for name, amount in needs.items()), default=1)
 
 
-def lay_out(cluster: ClusterFile, pools: PoolsSection, workers: Mapping[str, int]) -> Layout:
-    """Finds room for so many workers of each pool."""
+def most_workers(pool: PoolSection) -> int:
+    """Workers that a pool may have once it has grown by itself."""
+    return max(pool.workers, pool.autoscale.max_workers) if pool.autoscale.enabled else pool.workers
+
+
+def lay_out(cluster: ClusterFile, pools: PoolsSection, *, grown: bool = False) -> Layout:
+    """Finds room for all workers: those that the pools start with, or may grow to."""
     nodes = [_empty(node_type, added=False) for node_type in cluster.node_types for _ in range(node_type.least)]
     homeless: Counter[str] = Counter()
     for name, pool in named_pools(pools):
         needs = needs_of(pool)
-        for _ in range(workers[name]):
+        for _ in range(most_workers(pool) if grown else pool.workers):
             node = _with_room(nodes, needs, spread=pool.placement_strategy == "SPREAD")
             if node is None:
                 node = _another(cluster, nodes, needs)

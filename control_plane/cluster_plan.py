@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cluster_configs.schema import RachisConfig
-from control_plane.cluster_nodes import ClusterFile, Finding, NodeType, lay_out, named_pools, warning
+from control_plane.cluster_nodes import ClusterFile, Finding, NodeType, lay_out, warning
 
 _GIB = 1 << 30
-# Interpreter, torch and vLLM of one worker; on a GPU the CUDA context's host side as well. Measured and rounded up.
+# Interpreter, torch and vLLM of one worker: measured with the built-in model on a CPU, a rule of thumb on a GPU.
 _PROCESS_BYTES = {"cpu": 1 * _GIB, "cuda": 4 * _GIB}
 
 
@@ -69,7 +69,7 @@ def _filled(
 ) -> tuple[tuple[int, dict[str, int]], ...]:
     if config is None:
         return ()
-    layout = lay_out(cluster, config.pools, {name: pool.workers for name, pool in named_pools(config.pools)})
+    layout = lay_out(cluster, config.pools)
     ways = Counter(tuple(sorted(node.workers.items())) for node in layout.nodes if node.node_type is node_type)
     return tuple((nodes, dict(workers)) for workers, nodes in ways.items() if workers)
 

@@ -20,7 +20,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster_configs.schema import PoolSection, RachisConfig
+from cluster_core import versions
 from cluster_core.errors import StartError
+from cluster_core.ports import PortRange
 from control_plane.service_state import SERVICE_VARIABLE
 from control_plane.worker_snapshot import Pool
 from decode_worker.actor import DecodeWorker
@@ -66,6 +68,8 @@ class Controller:
         # Ray reads these when it starts: no phoning home, no killing of workers by a guess about memory.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        # Engines would otherwise run at nice 15, behind everything else on the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             with _own_signal_handlers():
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **self._cluster())
@@ -84,7 +88,7 @@ class Controller:
     async def ask_nodes(
         self, question: Callable[..., _Answer], *args: Any, timeout_s: float
     ) -> dict[str, _Answer | str]:
-        """What each living node answers, by its name; of one that does not answer in time, why."""
+        """What each living node that may run a worker answers, by its name; of one that does not in time, why."""
         return await asyncio.to_thread(self._ask_nodes, question, args, timeout_s)
 
     async def start(self, pool: Pool, worker_id: str) -> None:
@@ -134,9 +138,10 @@ class Controller:
         self, question: Callable[..., _Answer], args: tuple[Any, ...], timeout_s: float
     ) -> dict[str, _Answer | str]:
         task = ray.remote(num_cpus=0, max_retries=0)(question)
+        demands = [_resources(pool) for pool in (self._config.pools.prefill, self._config.pools.decode)]
         asked = {}
         for node in ray.nodes():
-            if node["Alive"]:
+            if node["Alive"] and any(_fits(demand, node["Resources"]) for demand in demands):
                 there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 asked[_name(node)] = task.options(scheduling_strategy=there).remote(*args)
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
@@ -171,6 +176,9 @@ class Controller:
             redis_lease_s=self._config.redis.worker_lease_s,
             max_message_bytes=self._config.router.max_message_mib << 22,
             start_timeout_s=limits.start_timeout_s,
+            versions=versions.installed(),
+            drain_timeout_s=limits.drain_timeout_s,
+            session_grace_s=limits.session_grace_s,
         )
         actor = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
         came_up = actor.wait_ready.remote(limits.start_timeout_s).future()
@@ -188,11 +196,14 @@ class Controller:
             config.tiers,
             config.decode,
             config.index,
+            network=config.pools.network,
+            ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
         )
 
     def _host(self) -> str:
-        """Empty lets each worker take its own node's address."""
-        return "127.0.0.1" if self._config.ray.address is None else ""
+        """Empty lets each worker find its own node's address."""
+        is_local = self._config.ray.address is None and self._config.pools.network is None
+        return "127.0.0.1" if is_local else ""
 
     def _section(self, pool: Pool) -> PoolSection:
         pools = self._config.pools
@@ -212,19 +223,17 @@ class Controller:
 
     def _without_process(self) -> set[str]:
         known = ray_state.actors()
-        return {actor_id for actor_id, actor in known.items() if actor["State"] in _WITHOUT_PROCESS}
+        return {
+            actor_id
+            for actor_id, actor in known.items()
+            if actor["State"] in _WITHOUT_PROCESS and not actor["Address"]["Port"]
+        }
 
     def _without_node(self) -> Mapping[str, str]:
         waiting = self._without_process()
-        rooms: dict[Pool, str] = {}
-        found = {}
-        for worker_id, started in list(self._started.items()):
-            if started.actor_id in waiting:
-                if started.pool not in rooms:
-                    rooms[started.pool] = self._room(started.pool)
-                found[worker_id] = rooms[started.pool]
-        # An actor of which Ray is only just making the process has room, and is no news.
-        return {worker_id: room for worker_id, room in found.items() if room}
+        found = {name: each.pool for name, each in list(self._started.items()) if each.actor_id in waiting}
+        rooms = {pool: self._room(pool) for pool in set(found.values())}
+        return {worker_id: rooms[pool] for worker_id, pool in found.items()}
 
     def _room(self, pool: Pool) -> str:
         """Why no node takes a worker of this pool; empty where one does."""

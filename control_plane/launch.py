@@ -1,6 +1,6 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
-up:    Ray -> embedded Redis -> router (NOT_SERVING while workers start) -> workers -> SERVING
+up:    Ray -> embedded Redis -> lease of the name -> router (NOT_SERVING while workers start) -> workers -> SERVING
 down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.reaper, also when this is killed)
 """
 
@@ -27,6 +27,7 @@ from control_plane.controller import Controller
 from control_plane.embedded_redis import EmbeddedRedis
 from control_plane.pools import Pools
 from control_plane.server import RouterServer
+from control_plane.service_lease import ServiceLease
 from control_plane.service_state import SERVICE_VARIABLE, ServiceState, StateFile
 
 _LOOPBACK = "127.0.0.1"
@@ -75,6 +76,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         _check_port_free(config)
         controller = await _connected_controller(config, service_id, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, stack, on_phase)
+        await _take_lease(redis_url, service_id, stack)
         on_phase("router", "starting")
         router = RouterServer(loaded, service_id, redis_url)
         pools = router.pools(controller)
@@ -85,6 +87,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         on_phase("router", f"listening on {router.address}")
         controller.registry_is_at(redis_url)
         await pools.start(on_phase)
+        following = asyncio.create_task(router.follow_load())
+        stack.callback(following.cancel)
         yield Service(service_id, router, pools)
         on_phase("service", "stopping")
 
@@ -119,6 +123,15 @@ async def _embedded_redis(
     stack.callback(keeper.cancel)
     on_phase("redis", "serving")
     return server.url
+
+
+async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> None:
+    """One `rachis serve` for each name on a Redis."""
+    lease = ServiceLease(redis_url, service_id)
+    stack.push_async_callback(lease.give_back)
+    await lease.take()
+    keeping = asyncio.create_task(lease.keep())
+    stack.callback(keeping.cancel)
 
 
 async def _connected_controller(

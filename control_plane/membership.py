@@ -1,8 +1,8 @@
 """Which workers there are, as one router sees them, and what it has on each. Pure: events in, snapshots out.
 
-A worker is usable when its registration says READY and it is not suspect. It becomes suspect when a call to it
-fails, and is trusted again when it registers under a new generation, or when its registration has been renewed for
-`trust_after_s` since.
+A worker is usable when its registration says READY, its versions fit and it is not suspect. It becomes suspect when a
+call to it fails, and is trusted again when it registers under a new generation, or when its registration has been
+renewed for `trust_after_s` since.
 """
 
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
+from cluster_core.versions import Versions, differences
 from control_plane.candidates import Candidates, Fixed, candidates, fixed_columns
 from control_plane.loads import Load, Loads, Work
 from control_plane.worker_snapshot import Pool, WorkerSnapshot
@@ -20,11 +21,15 @@ from control_plane.worker_snapshot import Pool, WorkerSnapshot
 
 @dataclass(slots=True)
 class Member:
-    """One worker. The registration is the registry's, the rest is this router's own. row: in `Membership.loads`."""
+    """One worker. The registration is the registry's, the rest is this router's own. row: in `Membership.loads`.
+
+    version_skew: in which versions the worker differs from this router, in words; empty where they fit.
+    """
 
     registration: wire.WorkerRegistration
     loads: Loads
     row: int
+    version_skew: str = ""
     suspect_since_s: float | None = None
 
     @property
@@ -51,9 +56,10 @@ class _UsablePool:
 
 @dataclass(slots=True)
 class Membership:
-    """The workers of one service. `now_s` is monotonic."""
+    """The workers of one service. `now_s` is monotonic. versions: the router's; those of the workers have to fit."""
 
     trust_after_s: float = 5.0
+    versions: Versions = field(default_factory=Versions)
     loads: Loads = field(default_factory=Loads)
     _members: dict[WorkerId, Member] = field(default_factory=dict)
     _pools: dict[Pool, _UsablePool] = field(default_factory=dict)
@@ -70,7 +76,7 @@ class Membership:
             if member is None or member.registration.generation != record.generation:
                 if member is not None:
                     self._leave(member)
-                self._members[worker_id] = Member(record, self.loads, self.loads.take_row())
+                self._members[worker_id] = Member(record, self.loads, self.loads.take_row(), self._skew(record))
                 changed = True
                 continue
             changed |= member.registration.state != record.state
@@ -98,6 +104,10 @@ class Membership:
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: member.worker_id)
+
+    def skewed(self) -> list[Member]:
+        """Workers that get no requests because their versions do not fit, by name."""
+        return [member for member in self.members() if member.version_skew]
 
     def get(self, worker_id: str) -> Member | None:
         return self._members.get(WorkerId(worker_id))
@@ -145,6 +155,10 @@ class Membership:
         member = self._members.get(worker.worker_id)
         return member if member is not None and member.registration.generation == worker.generation else None
 
+    def _skew(self, record: wire.WorkerRegistration) -> str:
+        there = Versions(record.versions.rachis, record.versions.vllm, record.versions.nixl)
+        return ", ".join(differences(there, f"node {record.node}", self.versions, "the router's node"))
+
     def _leave(self, member: Member) -> None:
         self.loads.give_back(member.row)
 
@@ -161,6 +175,7 @@ class Membership:
             if member.registration.pool == pool
             and member.registration.state == wire.WORKER_STATE_READY
             and member.suspect_since_s is None
+            and not member.version_skew
         ]
         workers = [_snapshot(member) for member in usable]
         rows = np.array([member.row for member in usable], dtype=np.int64)

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_core.clock import monotonic_s
 from control_plane.probe_server import Probes, ProbeServer
+from control_plane.recent_ttft import RecentTtft
 from control_plane.request import OUTCOMES
 
 # Seconds: from a fraction of an engine step to the longest session.
@@ -88,12 +90,14 @@ class RouterMetrics:
             self._errors.labels(status)
         for handoff in generation.HandoffOutcome.values()[1:]:
             self._handoffs.labels(_handoff_label(handoff))
+        self.recent_ttft = RecentTtft()
         self._server: ProbeServer | None = None
         self.address = ""
 
     def first_token(self, ttft_s: float) -> None:
         """Of a request since its arrival, of a session since its finish."""
         self._ttft.observe(ttft_s)
+        self.recent_ttft.observe(monotonic_s(), ttft_s)
 
     def completed(self, completion: generation.Completion) -> None:
         """Counts a request or session that got its whole answer."""

@@ -5,7 +5,7 @@ workers against the registry; a worker that was ready and whose registration has
 anybody having asked for it is lost, and counted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rachis.v1 import admin_pb2 as admin
@@ -25,7 +25,8 @@ class PoolWorker:
     """One wanted worker. generation: of the start that was ready last; 0 before that.
 
     leaves: it is on its way out for good or to be started again, so that its going is no loss. past_generation: what
-    the registry still has of this one or of one before it counts for nothing.
+    the registry still has of this one or of one before it counts for nothing. lost_generation: of the start that was
+    lost last, until Ray says what became of it. to_fence: of a process that Ray has given up, and that may not know it.
     """
 
     worker_id: str
@@ -34,6 +35,8 @@ class PoolWorker:
     detail: str = ""
     generation: int = 0
     past_generation: int = 0
+    lost_generation: int = 0
+    to_fence: int = 0
     leaves: bool = False
 
     def is_at(self, phase: admin.PoolPhase.ValueType, detail: str = "") -> None:
@@ -80,7 +83,7 @@ class Roster:
         return sum(worker.phase == _READY for worker in self.workers(pool))
 
     def observe(self, registrations: Iterable[wire.WorkerRegistration], without_node: Mapping[str, str]) -> None:
-        """without_node: why a worker has no process, by worker id, as far as Ray says."""
+        """without_node: the workers that have no process, as far as Ray says, and why; empty: one is being made."""
         records = {record.worker_id: record for record in registrations}
         for worker in self._workers.values():
             if worker.leaves:
@@ -90,23 +93,23 @@ class Roster:
                 record = None
             if worker.generation and (record is None or record.generation != worker.generation):
                 self._lost[worker.pool] += 1
-                worker.generation = 0
+                worker.lost_generation, worker.generation = worker.generation, 0
+            if worker.lost_generation and worker.worker_id in without_node:
+                worker.to_fence = worker.past_generation = worker.lost_generation
+                worker.lost_generation = 0
+                record = None
             if record is not None and record.state == wire.WORKER_STATE_READY:
-                worker.generation = record.generation
+                worker.generation, worker.lost_generation = record.generation, 0
                 worker.is_at(_READY)
             elif record is not None and record.state == wire.WORKER_STATE_DRAINING:
                 worker.is_at(_DRAINING, "takes nothing new")
-            elif worker.worker_id in without_node:
+            elif without_node.get(worker.worker_id):
                 worker.is_at(_PENDING, without_node[worker.worker_id])
             else:
                 worker.is_at(_STARTING, record.phase if record is not None else "")
 
     def status(self) -> list[admin.PoolStatus]:
         return [self._status_of(pool) for pool in POOL_NAMES]
-
-    def missing(self) -> Sequence[str]:
-        """A sentence for each worker that is not ready."""
-        return [_why_missing(worker) for worker in self.workers() if worker.phase != _READY and not worker.leaves]
 
     def _status_of(self, pool: Pool) -> admin.PoolStatus:
         return admin.PoolStatus(
@@ -118,8 +121,3 @@ class Roster:
             autoscales=self.autoscales.get(pool, False),
             workers=[worker.to_wire() for worker in self.workers(pool)],
         )
-
-
-def _why_missing(worker: PoolWorker) -> str:
-    phase = admin.PoolPhase.Name(worker.phase).removeprefix("POOL_PHASE_").lower()
-    return f"{worker.worker_id} is {phase}" + (f": {worker.detail}" if worker.detail else "")

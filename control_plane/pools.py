@@ -20,6 +20,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
+from control_plane.fencing import Fence
 from control_plane.membership import Membership
 from control_plane.pool_roster import POOL_NAMES, PoolWorker, Roster
 from control_plane.worker_client import WorkerClient
@@ -53,7 +54,7 @@ class Actors(Protocol):
         ...
 
     async def without_node(self) -> Mapping[str, str]:
-        """Why a worker has no process, by worker id, for those that have none."""
+        """Those that have no process, by worker id, and why no node takes them; empty where one does."""
         ...
 
 
@@ -63,11 +64,14 @@ class Pools:
     membership, client: the router's own.
     """
 
-    def __init__(self, config: RachisConfig, actors: Actors, membership: Membership, client: WorkerClient) -> None:
+    def __init__(
+        self, config: RachisConfig, actors: Actors, membership: Membership, client: WorkerClient, fence: Fence
+    ) -> None:
         self._limits = config.limits
         self._actors = actors
         self._membership = membership
         self._client = client
+        self._fence = fence
         self._sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
         self._roster = Roster(
             {wire.POOL_PREFILL: config.pools.prefill.minimum, wire.POOL_DECODE: config.pools.decode.minimum},
@@ -104,6 +108,7 @@ class Pools:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(self._actors.stop(worker.worker_id) for worker in self._roster.workers()))
+        await self._fence.close()
 
     async def scale(self, sizes: Mapping[Pool, int]) -> AsyncGenerator[admin.PoolEvent, None]:
         """Yields how it goes until what was added is ready and what was too much has left.
@@ -287,6 +292,10 @@ class Pools:
                 except Exception:
                     logger.exception("Ray does not say which workers have a node")
             self._roster.observe([member.registration for member in self._membership.members()], without_node)
+            for worker in self._roster.workers():
+                if worker.to_fence and await self._fence.close_out(worker.worker_id, worker.to_fence):
+                    logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
+                    worker.to_fence = 0
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

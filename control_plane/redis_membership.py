@@ -44,6 +44,7 @@ class RegistryFollower:
         self._worker_lease_s = worker_lease_s
         self._on_read = on_read
         self._keep_until_s = 0.0
+        self._skew_told: set[str] = set()
         self.connected = True
         self.changed = asyncio.Condition()
 
@@ -67,6 +68,7 @@ class RegistryFollower:
                 if now < self._keep_until_s:
                     registrations = self._with_known(registrations)
                 changed = self._membership.replace(registrations, now)
+                self._tell_of_skew()
                 self._on_read()
                 if changed:
                     async with self.changed:
@@ -75,6 +77,12 @@ class RegistryFollower:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    def _tell_of_skew(self) -> None:
+        skewed = {f"{member.worker_id} gets no requests: {member.version_skew}" for member in self._membership.skewed()}
+        for sentence in skewed - self._skew_told:
+            logger.error(sentence)
+        self._skew_told = skewed
 
     def _with_known(self, registrations: list[wire.WorkerRegistration]) -> list[wire.WorkerRegistration]:
         fresh = {record.worker_id for record in registrations}

@@ -10,10 +10,12 @@ from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
+from cluster_core import versions
 from cluster_core.errors import StartError
 from control_plane.admin import AdminService
 from control_plane.admission import Admission
 from control_plane.dispatch import Dispatcher
+from control_plane.fencing import Fence
 from control_plane.followed_index import FollowedIndex
 from control_plane.index_check import IndexCheck
 from control_plane.index_queries import IndexQueries
@@ -22,6 +24,7 @@ from control_plane.membership import Membership
 from control_plane.metrics import RouterMetrics
 from control_plane.placement_metrics import PlacementCollector
 from control_plane.placer import Placer
+from control_plane.pool_following import PoolFollowing
 from control_plane.pools import Actors, Pools
 from control_plane.probe_server import Probes
 from control_plane.redis_membership import RegistryFollower
@@ -52,9 +55,11 @@ class RouterServer:
     def __init__(self, loaded: LoadedConfig, service_id: str, redis_url: str) -> None:
         config = loaded.config
         self._loaded = loaded
+        self._service_id = service_id
+        self._redis_url = redis_url
         self._config = config.router
         max_message_bytes = config.router.max_message_mib << 20
-        self.membership = Membership(trust_after_s=config.redis.worker_lease_s)
+        self.membership = Membership(trust_after_s=config.redis.worker_lease_s, versions=versions.installed())
         self._follower = RegistryFollower(
             redis_url,
             service_id,
@@ -158,8 +163,16 @@ class RouterServer:
 
     def pools(self, actors: Actors) -> Pools:
         """The pools of the service whose controller runs beside this router; to be asked for before `start`."""
-        pools = self._admin.pools = Pools(self._loaded.config, actors, self.membership, self._client)
+        fence = Fence(self._redis_url, self._service_id)
+        pools = self._admin.pools = Pools(self._loaded.config, actors, self.membership, self._client, fence)
+        self._following = PoolFollowing(
+            self._loaded.config, pools, self.membership, self.metrics.recent_ttft, lambda: self._admission.queued
+        )
         return pools
+
+    async def follow_load(self) -> None:
+        """Lets the pools follow it where they are configured to, until cancelled."""
+        await self._following.run()
 
     async def start(self) -> None:
         """Listens. Health says SERVING once a decode worker is ready. Raises StartError when the port is taken."""
@@ -178,7 +191,7 @@ class RouterServer:
             ) from None
         self.address = f"{self._config.host}:{port}"
         loop = asyncio.get_running_loop()
-        self.metrics.registry.register(WorkerCollector(self._views, lambda: (), loop))
+        self.metrics.registry.register(WorkerCollector(self._views, loop))
         self.metrics.registry.register(
             ServiceCollector(self._loaded.config, self._admission, self._follower, self._admin.pool_status, loop)
         )

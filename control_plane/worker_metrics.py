@@ -4,7 +4,7 @@ A worker that does not answer in time has no samples in that scrape but those of
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from rachis.v1 import admin_pb2 as admin
@@ -52,41 +52,34 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
 
 
 class WorkerCollector(LoopCollector):
-    """skewed: ids of the workers whose versions do not fit the router's."""
-
     what = "the workers"
 
-    def __init__(
-        self, views: WorkerViews, skewed: Callable[[], Collection[str]], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, views: WorkerViews, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._views = views
-        self._skewed = skewed
 
     async def read(self) -> list[Metric]:
         views = await self._views.gather(WORKER_TIMEOUT_S)
         return [
             *worker_metrics(views),
-            *registration_metrics(views, self._skewed()),
+            *registration_metrics(views),
             *node_metrics(views),
             *tier_metrics(views),
             *decode_metrics(views),
         ]
 
 
-def worker_metrics(views: Iterable[admin.WorkerView]) -> list[Metric]:
+def worker_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
     """Of all workers that have answered."""
     return metrics_of(_FIGURES, {view.registration.worker_id: view for view in views if view.HasField("load")})
 
 
-def registration_metrics(views: Iterable[admin.WorkerView], skewed: Collection[str]) -> list[Metric]:
+def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
     """Of all workers in the registry, whether they answer or not."""
     records = {view.registration.worker_id: view.registration for view in views}
     usable: dict[tuple[str, ...], float] = {
         (view.registration.worker_id, pool_label(view.registration.pool), view.registration.node): float(
-            view.registration.state == wire.WORKER_STATE_READY
-            and not view.suspect
-            and view.registration.worker_id not in skewed
+            view.registration.state == wire.WORKER_STATE_READY and not view.suspect and not view.version_skew
         )
         for view in views
     }
@@ -100,7 +93,7 @@ def registration_metrics(views: Iterable[admin.WorkerView], skewed: Collection[s
         by_worker(
             "rachis_worker_version_skew",
             "1 for a worker whose versions do not fit the router's: it gets no requests",
-            {worker: worker in skewed for worker in records},
+            {view.registration.worker_id: bool(view.version_skew) for view in views},
         ),
         by_worker(
             "rachis_worker_clock_ahead_seconds",
@@ -110,7 +103,7 @@ def registration_metrics(views: Iterable[admin.WorkerView], skewed: Collection[s
     ]
 
 
-def node_metrics(views: Iterable[admin.WorkerView]) -> list[Metric]:
+def node_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
     """Of all nodes with a worker that tells; of several workers of one node the last one is taken."""
     told = {(view.registration.node,): view.counters for view in views if view.counters.node_memory_bytes}
     return [

@@ -32,6 +32,7 @@ class WorkerViews:
             registration=member.registration,
             in_flight_requests=member.in_flight_requests,
             suspect=member.suspect_since_s is not None,
+            version_skew=member.version_skew,
         )
         if not member.registration.address:
             return view

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import monotonic_s
 from cluster_core.engine import DecodeBatch, DecodeReport
 from cluster_core.errors import UnavailableError
 from decode_worker import batch_report, chunk_hashes
@@ -263,5 +263,5 @@ def _deadline_s(request: Request) -> float | None:
     deadlines = [arguments[REQUEST_DEADLINE_ARG]] if REQUEST_DEADLINE_ARG in arguments else []
     params = request.kv_transfer_params or {}
     if params.get("do_remote_prefill") and DEADLINE_PARAM in params:
-        deadlines.append(monotonic_s() + (params[DEADLINE_PARAM] - unix_ms()) / 1000)
+        deadlines.append(params[DEADLINE_PARAM])
     return min(deadlines, default=None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
-from cluster_core.clock import UnixMs, monotonic_s, unix_ms
+from cluster_core.clock import monotonic_s
 from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
@@ -47,13 +47,13 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
         self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
-        self._deadlines: dict[str, UnixMs] = {}
+        self._deadlines: dict[str, float] = {}
 
     # Scheduler side.
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         params = request.kv_transfer_params or {}
-        if params.get("do_remote_prefill") and is_late(params[DEADLINE_PARAM], unix_ms()):
+        if params.get("do_remote_prefill") and is_late(params[DEADLINE_PARAM], monotonic_s()):
             params["do_remote_prefill"] = False
             vllm_private.stop_lease_renewal(self, request.request_id)
             self.pulls.drop(request.request_id)
@@ -102,8 +102,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
         results = super().get_transfer_results(finished_req_ids)
-        now = unix_ms()
+        now_s = monotonic_s()
         for request_id in results.finished_recving:
-            if is_late(self._deadlines.pop(request_id, UnixMs(now + 1)), now):
+            if is_late(self._deadlines.pop(request_id, now_s + 1), now_s):
                 results.failed_recving.add(request_id)
         return results

@@ -4,6 +4,10 @@ vLLM leases the blocks of a finished prefill for `lease_s` and gives them to oth
 is late reads those silently (measured with vLLM 0.32). So a hand-off has a deadline of its own, well before the end
 of its lease, stamped by the prefill worker and checked by the decode worker before the pull starts and after it
 ended. What is late is recomputed, never used.
+
+It travels as time of the cluster's clock (`cluster_core.clock.ClusterClock`), which both hosts know whatever their own
+clocks say. From its arrival on it is a time on the monotonic clock of the decode worker's host, which all processes of
+that host share and which nobody sets.
 """
 
 from dataclasses import dataclass
@@ -12,30 +16,31 @@ from cluster_core.clock import UnixMs
 from cluster_core.engine import HandoffOutcome, HandoffReport
 
 # Keys that Rachis adds to vLLM's `kv_transfer_params`; vLLM passes them through untouched.
-DEADLINE_PARAM = "rachis_deadline_unix_ms"
+DEADLINE_PARAM = "rachis_pull_deadline_s"
 # Key in `SamplingParams.extra_args` that carries a first token to be replayed.
 FIRST_TOKEN_ARG = "rachis_first_token"
 
-# A deadline is at most this part of the lease; the rest covers clock skew and a pull under way.
+# A deadline is at most this part of the lease; the rest covers what the clocks are off by, and a pull under way.
 MAX_DEADLINE_SHARE = 0.5
 
 
 def stamp_deadline(now: UnixMs, deadline_s: float) -> UnixMs:
-    """The deadline of a hand-off whose prefill ended `now`."""
+    """The deadline of a hand-off whose prefill ended `now`, by the cluster's clock."""
     return UnixMs(now + round(deadline_s * 1000))
 
 
-def effective_deadline(stamped: UnixMs, received: UnixMs, deadline_s: float) -> UnixMs:
-    """The deadline as the decode worker sees it.
+def effective_deadline_s(stamped: UnixMs, received: UnixMs, received_s: float, deadline_s: float) -> float:
+    """The deadline as the decode worker keeps it, on the monotonic clock.
 
-    A prefill host whose clock runs ahead stamps a deadline too far away: none lies further than `deadline_s` after
-    the hand-off was received.
+    received, received_s: when the hand-off arrived, by the cluster's clock and by the monotonic one. Should the two
+    workers not agree on the cluster's time, a deadline may be stamped too far away: none lies further than `deadline_s`
+    after the arrival.
     """
-    return UnixMs(min(stamped, stamp_deadline(received, deadline_s)))
+    return received_s + min((stamped - received) / 1000, deadline_s)
 
 
-def is_late(deadline: UnixMs, now: UnixMs) -> bool:
-    return now >= deadline
+def is_late(deadline_s: float, now_s: float) -> bool:
+    return now_s >= deadline_s
 
 
 @dataclass(slots=True)

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 from rachis import wire as conventions
-from rachis.redis_client import REDIS_DOWN
+from rachis.redis_client import REDIS_DOWN, complaint
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from cluster_configs.loading import masked
 from cluster_core import versions
+from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
 from cluster_core.ports import address_of, hold_port
@@ -29,6 +31,7 @@ from cluster_core.versions import Versions
 from worker_runtime import addresses, wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.node_report import model_files
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
 
@@ -43,7 +46,10 @@ _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DE
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What one worker is started with. versions: those of the service, which the worker's have to fit."""
+    """What one worker is started with. versions: those of the service, which the worker's have to fit.
+
+    drain_timeout_s, session_grace_s: what a worker whose process is asked to end leaves to what it runs.
+    """
 
     worker_id: str
     service_id: str
@@ -53,6 +59,8 @@ class WorkerSettings:
     max_message_bytes: int
     start_timeout_s: float
     versions: Versions = field(default_factory=Versions)
+    drain_timeout_s: float = 600.0
+    session_grace_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class WorkerHost:
             versions=wire_conversion.versions_to_wire(self._versions),
         )
         self._feed: ClaimFeed | None = None
+        self._clock = ClusterClock()
         self._ready = threading.Event()
         self._failure: str | None = None
         self._loop = asyncio.new_event_loop()
@@ -133,13 +142,13 @@ class WorkerHost:
 
     async def _serve_until_stopped(self, ends: AsyncExitStack) -> None:
         """What is to be ended goes to `ends`, which ends all of it, the last first, even where one of them fails."""
-        self._check_versions()
+        self._check_node()
         settings = self._settings
         engine_settings = replace(settings.engine, service_id=settings.service_id, host=self._host())
         _set_environment(engine_environment(engine_settings))
         from worker_runtime.vllm_engine import VllmEngine
 
-        engine = VllmEngine(engine_settings)
+        engine = VllmEngine(engine_settings, self._clock)
         ends.push_async_callback(engine.stop)
         registration = Registration(
             settings.redis_url,
@@ -147,12 +156,13 @@ class WorkerHost:
             self._record,
             settings.redis_lease_s,
             lambda: self._bring_up_to_date(engine),
+            self._clock,
         )
         self._feed = feed = ClaimFeed(
             settings.redis_url,
             settings.service_id,
             settings.worker_id,
-            await registration.open(),
+            await self._generation(registration),
             settings.engine.index,
             timeout_s=settings.redis_lease_s,
             on_superseded=registration.superseded,
@@ -175,12 +185,25 @@ class WorkerHost:
         await self._stop_asked.wait()
         await server.stop(grace=0.5)
 
-    def _check_versions(self) -> None:
-        node = f"node {self._record.node}"
-        service = "the node of `rachis serve`"
-        found = versions.differences(self._versions, node, self._settings.versions, service)
+    def _check_node(self) -> None:
+        """What `control_plane.preflight` asks of the nodes that are there when the service starts."""
+        node, settings = f"node {self._record.node}", self._settings
+        found = versions.differences(self._versions, node, settings.versions, "the node of `rachis serve`")
         if found:
             raise StartError(f"{', '.join(found)}; install the same on both and restart the node's Ray")
+        model = model_files(settings.engine.model.path)
+        if model is not None and model.missing:
+            raise StartError(
+                f"the model {settings.engine.model.path} is not on {node}: {model.missing}; copy it there, or correct "
+                "model.path"
+            )
+
+    async def _generation(self, registration: Registration) -> int:
+        try:
+            return await registration.open()
+        except REDIS_DOWN as error:
+            place = masked(self._settings.redis_url)
+            raise StartError(f"the Redis at {place} {complaint(error)} when node {self._record.node} asks") from None
 
     def _host(self) -> str:
         """The address that this worker listens on and tells others. Raises StartError where there is no such one."""

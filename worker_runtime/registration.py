@@ -7,34 +7,39 @@ whose id another one has taken over, which has a newer generation, leaves the re
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from rachis import registry
 from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import ClusterClock, monotonic_s
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
 
 # Never below Redis's own time in milliseconds, so that a registry that lost its data does not repeat a generation.
-# KEYS: counter.
+# KEYS: counter. Answers the generation and Redis's time.
 _NEXT_GENERATION = """
 local now = redis.call('TIME')
 local generation = math.max(redis.call('INCR', KEYS[1]), now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', generation))
-return generation
+return {generation, now[1], now[2]}
 """
 # KEYS: record, its generation, worker ids, counter. ARGV: worker id, generation, record, lease in ms.
-# A counter that was lost goes on after the generations of those who live.
+# A counter that was lost goes on after the generations of those who live. Answers 0 for a record that is another
+# worker's, and Redis's time.
 _PUBLISH = """
+local now = redis.call('TIME')
 local holder = redis.call('GET', KEYS[2])
-if holder and tonumber(holder) > tonumber(ARGV[2]) then return 0 end
+if holder and tonumber(holder) > tonumber(ARGV[2]) then return {0, now[1], now[2]} end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[1])
 if tonumber(redis.call('GET', KEYS[4]) or 0) < tonumber(ARGV[2]) then redis.call('SET', KEYS[4], ARGV[2]) end
-return 1
+return {1, now[1], now[2]}
 """
 # KEYS: record, its generation. ARGV: generation.
 _REMOVE = """
@@ -46,7 +51,7 @@ return redis.call('DEL', KEYS[1], KEYS[2])
 class Registration:
     """One worker's record. `open` takes a generation, `publish` writes now, `keep` renews until cancelled.
 
-    refresh: brings the record up to date; called before each renewal.
+    refresh: brings the record up to date; called before each renewal. clock: learns Redis's time with each answer.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Registration:
         record: wire.WorkerRegistration,
         lease_s: float,
         refresh: Callable[[], None] = lambda: None,
+        clock: ClusterClock | None = None,
     ) -> None:
         self._redis = connect(url, lease_s)
         self._publish, self._remove = map(self._redis.register_script, (_PUBLISH, _REMOVE))
@@ -64,13 +70,14 @@ class Registration:
         self._record = record
         self._lease_s = lease_s
         self._refresh = refresh
+        self._clock = clock or ClusterClock()
         self._changed = asyncio.Event()
         self._is_superseded = False
 
     async def open(self) -> int:
         """Takes the next generation of the service. Raises one of REDIS_DOWN."""
         key = registry.generation_key(self._service_id)
-        generation = int(await self._redis.eval(_NEXT_GENERATION, 1, key))
+        generation = await self._timed(self._redis.eval(_NEXT_GENERATION, 1, key))
         self._record.generation = generation
         return generation
 
@@ -87,10 +94,11 @@ class Registration:
         if self._is_superseded:
             return
         self._refresh()
+        self._record.clock_ahead_ms = self._clock.host_ahead_ms()
         name, generation = self._record.worker_id, self._record.generation
         keys = [*self._keys, registry.workers_key(self._service_id), registry.generation_key(self._service_id)]
         args = (name, generation, self._record.SerializeToString(), round(self._lease_s * 1000))
-        if not await self._publish(keys=keys, args=args) and not self._is_superseded:
+        if not await self._timed(self._publish(keys=keys, args=args)) and not self._is_superseded:
             logger.error("another worker has registered as %s: this one leaves the record to it", name)
             self._is_superseded = True
 
@@ -115,6 +123,13 @@ class Registration:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _timed(self, script: Awaitable[Any]) -> int:
+        """What the script answers beside Redis's time."""
+        asked_s = monotonic_s()
+        answer, seconds, microseconds = map(int, await script)
+        self._clock.measured(seconds + microseconds / 1e6, asked_s, monotonic_s())
+        return answer
 
     async def close(self) -> None:
         """Takes the record out, where Redis still answers."""

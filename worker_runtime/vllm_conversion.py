@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from cluster_core.clock import monotonic_s, unix_ms
-from cluster_core.engine import EngineJob, FinishReason, KvLease, PositionLogprobs, TokenLogprob
-from kv_transfer.handoff import DEADLINE_PARAM, FIRST_TOKEN_ARG, effective_deadline
+from cluster_core.clock import monotonic_s
+from cluster_core.engine import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
+from kv_transfer.handoff import DEADLINE_PARAM, FIRST_TOKEN_ARG
 from kv_transfer.lease_params import decode_params
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
     return prompt | ({"cache_salt": job.cache_salt} if job.cache_salt else {})
 
 
-def sampling_params(job: EngineJob, deadline_s: float) -> SamplingParams:
-    """vLLM's parameters for a job, hand-off included."""
+def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> SamplingParams:
+    """vLLM's parameters for a job, hand-off included. pull_until_s: monotonic, of a job that pulls."""
     spec = job.sampling
     extra: dict[str, Any] = {}
     if job.hand_off:
         extra["kv_transfer_params"] = dict(REMOTE_DECODE)
     elif job.pull is not None:
-        extra["kv_transfer_params"] = _pull_params(job.pull, deadline_s)
+        params = decode_params(job.pull.connector_params)
+        extra["kv_transfer_params"] = {**params, DEADLINE_PARAM: pull_until_s}
     if job.first is not None:
         extra[FIRST_TOKEN_ARG] = job.first.token_id
     if job.deadline_s is not None:
@@ -75,8 +76,3 @@ def position_logprobs(row: "dict[int, Logprob]", sampled: int, top: int) -> Posi
     entries = [TokenLogprob(token, entry.logprob, entry.rank or 0) for token, entry in row.items()]
     likeliest = sorted((entry for entry in entries if 1 <= entry.rank <= top), key=lambda entry: entry.rank)
     return PositionLogprobs(next(entry for entry in entries if entry.token_id == sampled), tuple(likeliest[:top]))
-
-
-def _pull_params(lease: KvLease, deadline_s: float) -> dict[str, Any]:
-    deadline = effective_deadline(lease.deadline_unix_ms, unix_ms(), deadline_s)
-    return {**decode_params(lease.connector_params), DEADLINE_PARAM: deadline}

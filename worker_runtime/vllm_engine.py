@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine import (
     DecodeBatch,
     EngineCounters,
@@ -40,7 +40,7 @@ from cluster_core.engine import (
 from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError
 from kv_transfer import tier_report, vllm_private
 from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.handoff import stamp_deadline
+from kv_transfer.handoff import effective_deadline_s, stamp_deadline
 from kv_transfer.lease_params import encode_params
 from kv_transfer.prefix_chunks import root_key
 from kv_transfer.radix_tree import Tier
@@ -96,10 +96,11 @@ def _own_cores() -> Iterator[None]:
 
 
 class VllmEngine:
-    """See `cluster_core.engine.Engine`. Create, `start` once, `stop` once."""
+    """See `cluster_core.engine.Engine`. Create, `start` once, `stop` once. clock: what deadlines of pulls are told in."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, clock: ClusterClock | None = None) -> None:
         self._settings = settings
+        self._clock = clock or ClusterClock()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._leases: dict[str, str] = {}
@@ -274,8 +275,7 @@ class VllmEngine:
 
         for index, sampling in enumerate(_WARM_UP):
             job = EngineJob(f"warm-up-{index}", (0,), sampling)
-            params = sampling_params(job, self._settings.handoff.deadline_s)
-            self._engine.add_request(job.request_id, prompt_of(job), params)
+            self._engine.add_request(job.request_id, prompt_of(job), sampling_params(job))
         while self._engine.has_unfinished_requests():
             self._engine.step()
 
@@ -389,7 +389,7 @@ class VllmEngine:
         try:
             if stream.job.request_id in self._streams or stream.job.request_id in self._leases:
                 raise InvalidInputError("is running or leased already", field="request_id")
-            stream.internal_id = begin(sampling_params(stream.job, self._settings.handoff.deadline_s))
+            stream.internal_id = begin(sampling_params(stream.job, self._pull_until_s(stream.job)))
         except InvalidInputError as error:
             self._fail(stream, error)
             return
@@ -514,12 +514,16 @@ class VllmEngine:
         return report
 
     def _has_filled_a_block(self, stream: _Stream) -> bool:
-        """Whether a job has brought at least one full block that was not cached."""
+        """Whether a job's prompt has brought at least one full block that was not cached.
+
+        What was generated does not count: the same request again generates the same, and brings nothing.
+        """
         prompt_tokens = stream.prompt.length if stream.prompt is not None else len(stream.job.token_ids)
-        # The last token's KV is computed by nobody.
-        full_blocks = (prompt_tokens + stream.generated_tokens - 1) // self._block_size
         found_blocks = stream.found_tokens // self._block_size
-        return full_blocks > found_blocks or stream.pulled_tokens >= self._block_size
+        if stream.found_tokens + self._block_size == prompt_tokens:
+            # Of a prompt that is cached whole, vLLM computes the last block again.
+            found_blocks += 1
+        return prompt_tokens // self._block_size > found_blocks or stream.pulled_tokens >= self._block_size
 
     def _end(self, stream: _Stream, output: Any = None, reason: FinishReason | None = None) -> KvLease | None:
         """Closes the books of a job; returns its lease when it has one that is of use."""
@@ -536,8 +540,14 @@ class VllmEngine:
             return None
         self._leases[stream.job.request_id] = stream.internal_id
         self._counters.handoffs_leased += 1
-        deadline = stamp_deadline(unix_ms(), self._settings.handoff.deadline_s)
+        deadline = stamp_deadline(self._clock.unix_ms(), self._settings.handoff.deadline_s)
         return KvLease(stream.job.request_id, encode_params(params), deadline)
+
+    def _pull_until_s(self, job: EngineJob) -> float | None:
+        if job.pull is None:
+            return None
+        stamped, deadline_s = job.pull.deadline_unix_ms, self._settings.handoff.deadline_s
+        return effective_deadline_s(stamped, self._clock.unix_ms(), monotonic_s(), deadline_s)
 
     def _hottest(self, at_most: int) -> Sequence[HotPrefix]:
         tiers = vllm_private.tiers_of(self._engine) if self._dead is None else None

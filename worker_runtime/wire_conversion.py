@@ -203,10 +203,6 @@ def versions_to_wire(versions: Versions) -> wire.Versions:
     return wire.Versions(**asdict(versions))
 
 
-def versions_from_wire(versions: wire.Versions) -> Versions:
-    return Versions(versions.rachis, versions.vllm, versions.nixl)
-
-
 def _position(row: PositionLogprobs) -> generation.PositionLogprobs:
     return generation.PositionLogprobs(sampled=_logprob(row.sampled), top=[_logprob(entry) for entry in row.top])
 

@@ -9,23 +9,28 @@ from control_plane.hotness_snapshot import NAME_BYTES
 from worker_runtime import claim_feed, registration
 
 
-def _next_generation(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+def _with_time(answer: int) -> tuple[int, int, int]:
+    """Seconds and microseconds of Redis's clock stand after it."""
+    return answer, unix_ms() // 1000, unix_ms() % 1000 * 1000
+
+
+def _next_generation(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
     generation = max(int(store.get(keys[0]) or 0) + 1, int(unix_ms()))
     store.set(keys[0], generation)
-    return generation
+    return _with_time(generation)
 
 
-def _publish(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+def _publish(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
     record, holder, workers, counter = keys
     name, generation, value, lease_ms = args
     if int(store.get(holder) or 0) > int(generation):
-        return 0
+        return _with_time(0)
     store.set(record, value, px=int(lease_ms))
     store.set(holder, generation, px=int(lease_ms))
     store.sadd(workers, name)
     if int(store.get(counter) or 0) < int(generation):
         store.set(counter, generation)
-    return 1
+    return _with_time(1)
 
 
 def _remove(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 from rich.markup import escape
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.errors import ConfigError
 from control_plane import cluster_check, cluster_file, cluster_plan
 from control_plane.cli.output import out, print_json
 from control_plane.cluster_nodes import ClusterFile, Finding
@@ -39,11 +38,15 @@ def check(path: Path, config: RachisConfig | None, *, as_json: bool) -> bool:
     if config is not None and cluster is not None and not weights_bytes and config.engine.device == "cpu":
         out.print(f"memory is without the weights of {config.model.path}, which are not on this machine")
     _print_findings(found)
-    if works:
-        out.print(f"{path}: Ray takes it" + ("" if config is None else ", and the service fits"), soft_wrap=True)
-    if works and config is None:
-        out.print("give --profile or --config to see which workers run where")
+    if cluster is not None and works:
+        out.print(f"{path}: Ray takes it{_service_fits(cluster, config)}", markup=False)
     return works
+
+
+def _service_fits(cluster: ClusterFile, config: RachisConfig | None) -> str:
+    if config is None:
+        return "; give --profile or --config to see which workers run where"
+    return ", and the service fits" if all(one.is_known for one in cluster.node_types) else ""
 
 
 def _missing_sources(cluster: ClusterFile) -> list[str]:

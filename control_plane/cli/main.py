@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,8 @@ index_app = typer.Typer(help="Which prefixes are hot, and who holds them.", no_a
 placement_app = typer.Typer(help="Why requests go where they go.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 app.add_typer(placement_app, name="placement")
+cluster_app = typer.Typer(help="Clusters of many hosts, brought up by `ray up`.", no_args_is_help=True)
+app.add_typer(cluster_app, name="cluster")
 
 UINT32 = 2**32 - 1
 UINT64 = 2**64 - 1
@@ -326,6 +329,24 @@ def plan(
         trace, slo_ttft_ms, slo_tpot_ms, attainment, cost_model, most_gpus, speed, requests, most_runs, azure, seed
     )
     plan_command(given, as_json_text=as_json)
+
+
+@cluster_app.command("check")
+def cluster_check(
+    file: Annotated[Path, typer.Argument(help="For `ray up`, such as cluster_configs/ray/aws.yaml.")],
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check a file for `ray up`, and with --profile or --config the service on it; say what each node would do."""
+    from control_plane.cli.cluster import check
+
+    service = profile or config or assignments or model or options.names_service(os.environ)
+    loaded = options.load_config(profile, config, assignments, model) if service else None
+    if not check(file, loaded.config if loaded else None, as_json=as_json):
+        raise typer.Exit(USAGE_EXIT_CODE)
 
 
 @index_app.command("top")

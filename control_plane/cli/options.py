@@ -1,6 +1,7 @@
 """Options that several commands share, and the configuration they make."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,11 @@ def load_config(
     if model is not None:
         flags["model.path"] = model
     return loading.load(profile=profile, file=config, flags=flags, environment=os.environ)
+
+
+def names_service(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says which service is meant, by a profile or a file."""
+    return bool(environment.get("RACHIS_PROFILE") or environment.get("RACHIS_CONFIG"))
 
 
 def state_file() -> StateFile:

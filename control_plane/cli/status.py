@@ -98,6 +98,7 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
                 "worker_id": view.registration.worker_id,
                 "pool": _pool_name(view.registration.pool),
                 "state": _state(view.registration.state, suspect=view.suspect),
+                "version_skew": view.version_skew,
                 "phase": view.registration.phase,
                 "generation": view.registration.generation,
                 "address": view.registration.address,
@@ -196,3 +197,6 @@ def _print(result: dict[str, Any]) -> None:
     ]
     columns = ("worker", "node", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)
+    for worker in result["workers"]:
+        if worker["version_skew"]:
+            out.print(f"[bold]{worker['worker_id']} gets no requests: {escape(worker['version_skew'])}[/bold]")

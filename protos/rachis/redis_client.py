@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import redis.asyncio as redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import RedisClusterException
+from redis.exceptions import AuthenticationError, RedisClusterException
 
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
 
@@ -14,6 +14,8 @@ RedisClient: TypeAlias = "redis.Redis | RedisCluster"
 REDIS_DOWN: tuple[type[Exception], ...] = (redis.RedisError, RedisClusterException, OSError)
 
 _CLUSTER = "+cluster"
+# One of the answers of `complaint`.
+WRONG_PASSWORD = "refuses the password"
 
 
 def not_cancelled() -> bool:
@@ -24,6 +26,16 @@ def not_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is None or not task.cancelling()
+
+
+def complaint(error: Exception) -> str:
+    """What Redis does instead of what it is asked to, of one of REDIS_DOWN: the predicate of a sentence on it.
+
+    The client of a cluster wraps a refusal and keeps its words only.
+    """
+    if isinstance(error, AuthenticationError) or "invalid username-password" in str(error):
+        return WRONG_PASSWORD
+    return f"does not answer ({error})"
 
 
 def connect(url: str, timeout_s: float) -> RedisClient:

@@ -321,6 +321,24 @@ async def test_costs_and_stored_blocks_are_known_once_there_was_work(
     assert status.counters.stored_blocks - blocks >= 300 // started[1].block_size_tokens
 
 
+@pytest.mark.parametrize("max_tokens", [1, 80])
+async def test_a_request_that_comes_again_counts_as_nothing_new(
+    started: tuple[Engine, EngineInfo], engine: Engine, max_tokens: int
+) -> None:
+    """Of a prompt of whole blocks vLLM computes the last one again; what it generates it has cached as well."""
+    prompt = tuple(token % 231 for token in range(7, 7 + 4 * started[1].block_size_tokens))
+    await outputs_of(engine, make_job(max_tokens, prompt=prompt))
+    await engine.release("nothing")
+    before = engine.status().counters
+    requests, blocks = before.cacheable_requests, before.stored_blocks
+
+    await outputs_of(engine, make_job(max_tokens, prompt=prompt))
+    await engine.release("nothing")
+
+    after = engine.status().counters
+    assert (after.cacheable_requests, after.stored_blocks) == (requests, blocks)
+
+
 def believe(believed: tuple[set[int], set[int]], change: PrefixClaimChange) -> None:
     for claims, states in zip(believed, (change.device, change.host), strict=True):
         claims -= {key for key, comes in states.items() if not comes}

@@ -11,7 +11,7 @@ import redis
 from rachis import registry
 from rachis.redis_client import connect
 
-from cluster_core.clock import unix_ms
+from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from control_plane import access_log
 from control_plane.access_log import MOST_BUFFERED_KEYS, AccessLog
 from control_plane.hotness_snapshot import HotnessSnapshot, encode_snapshot, summed_up
@@ -133,9 +133,9 @@ async def test_every_router_counts_every_request_once(make_router: MakeRouter) -
 
 async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router an hour ahead and one an hour behind: an access is as old as its entry, by Redis's clock."""
-    monkeypatch.setattr(access_log, "unix_ms", lambda: unix_ms() + 3_600_000)
+    monkeypatch.setattr(access_log, "ClusterClock", lambda: ClusterClock(lambda: UnixMs(unix_ms() + 3_600_000)))
     ahead = make_router()
-    monkeypatch.setattr(access_log, "unix_ms", lambda: unix_ms() - 3_600_000)
+    monkeypatch.setattr(access_log, "ClusterClock", lambda: ClusterClock(lambda: UnixMs(unix_ms() - 3_600_000)))
     behind = make_router()
     for router in (ahead, behind):
         router.log.record(prompt(1))

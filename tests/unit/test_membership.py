@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.versions import Versions
 from control_plane.loads import Work
 from control_plane.membership import Member, Membership
 from control_plane.worker_snapshot import WorkerSnapshot
@@ -59,6 +60,31 @@ def test_only_ready_workers_of_the_pool_are_usable_by_name() -> None:
 
     assert [worker.worker_id for worker in membership.usable(wire.POOL_DECODE)] == ["decode-0", "decode-1"]
     assert [worker.worker_id for worker in membership.usable(wire.POOL_PREFILL)] == ["prefill-0"]
+
+
+def test_a_worker_whose_versions_do_not_fit_is_not_usable_until_it_is_back_with_others() -> None:
+    membership = Membership(versions=Versions("0.7.0", "0.32.0", "1.5.1"))
+    fits = wire.Versions(rachis="0.7.4", vllm="0.32.0", nixl="1.5.1")
+    other = record("decode-1")
+    other.versions.CopyFrom(fits)
+    skewed = record("decode-0")
+    skewed.node = "node-b"
+    skewed.versions.MergeFrom(wire.Versions(rachis="0.8.0", vllm="0.32.1", nixl="1.5.1"))
+    membership.replace([skewed, other], 0.0)
+
+    assert [worker.worker_id for worker in membership.usable(wire.POOL_DECODE)] == ["decode-1"]
+    assert [(member.worker_id, member.version_skew) for member in membership.skewed()] == [
+        (
+            "decode-0",
+            "Rachis is 0.8.0 on node node-b and 0.7.0 on the router's node, "
+            "vLLM is 0.32.1 on node node-b and 0.32.0 on the router's node",
+        )
+    ]
+    back = record("decode-0", generation=2)
+    back.versions.CopyFrom(fits)
+    membership.replace([back, other], 1.0)
+    assert [worker.worker_id for worker in membership.usable(wire.POOL_DECODE)] == ["decode-0", "decode-1"]
+    assert membership.skewed() == []
 
 
 def test_replace_says_whether_placement_sees_a_change(membership: Membership) -> None:

@@ -8,6 +8,7 @@ import redis
 from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.versions import Versions
 from control_plane import redis_membership
 from control_plane.membership import Membership
 from control_plane.redis_membership import RegistryFollower
@@ -86,6 +87,22 @@ async def test_a_record_whose_lease_ended_takes_its_worker_out(followed: Followe
     followed.redis.values.clear()
 
     await until(lambda: followed.workers() == [])
+
+
+async def test_a_version_that_does_not_fit_is_told_once_and_again_after_a_change(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed.membership.versions = Versions(vllm="0.32.0")
+    for generation, vllm in ((1, "0.33.0"), (2, "0.32.0"), (3, "0.33.0")):
+        other = record("decode-1")
+        other.generation, other.node, other.versions.vllm = generation, "b", vllm
+        followed.redis.write(other)
+        for _ in range(3):
+            await followed.read()
+        assert ("decode-1" in followed.workers()) == (generation == 2)
+
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["decode-1 gets no requests: vLLM is 0.33.0 on node b and 0.32.0 on the router's node"] * 2
 
 
 async def test_an_outage_keeps_the_last_known_workers(followed: Followed) -> None:

@@ -244,7 +244,7 @@ async def test_what_the_router_never_sends_ends_the_call_with_a_sentence(sent: l
 async def test_a_draining_worker_takes_no_session() -> None:
     answer = await refusal(FakeEngine(), lambda c: c.open(), state=wire.WORKER_STATE_DRAINING)
 
-    assert answer == ("UNAVAILABLE", "worker w-0 is draining")
+    assert answer == ("ABORTED", "worker w-0 is draining")
 
 
 async def test_a_decode_worker_has_no_sessions() -> None:

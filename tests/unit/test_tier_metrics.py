@@ -116,7 +116,7 @@ def test_a_router_that_hangs_costs_a_scrape_a_bounded_time(monkeypatch: pytest.M
     loop = asyncio.new_event_loop()
     monkeypatch.setattr(loop_collector, "SCRAPE_TIMEOUT_S", 0.001)
 
-    assert list(WorkerCollector(views, tuple, loop).collect()) == []
+    assert list(WorkerCollector(views, loop).collect()) == []
 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()

@@ -50,7 +50,7 @@ async def client(server: str) -> AsyncIterator[Any]:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine()
     module = ModuleType("worker_runtime.vllm_engine")
-    module.VllmEngine = lambda settings: engine  # type: ignore[attr-defined]
+    module.VllmEngine = lambda settings, clock: engine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(worker_host, "engine_environment", lambda settings: {})
     return engine

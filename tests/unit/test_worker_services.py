@@ -229,7 +229,7 @@ async def test_a_call_for_another_generation_is_refused_before_the_engine_hears_
 async def test_a_draining_worker_refuses_new_prefills_but_still_releases() -> None:
     service = PrefillService(FakeEngine(), registration(state=wire.WORKER_STATE_DRAINING), lambda: None)
 
-    assert await refusal(service, "Prefill", prefill_request()) == ("UNAVAILABLE", "worker w-0 is draining")
+    assert await refusal(service, "Prefill", prefill_request()) == ("ABORTED", "worker w-0 is draining")
     answer = await service.ReleaseHandoff(wire.ReleaseHandoffRequest(lease_id="x", generation=3), context())
     assert answer.released is False
 

@@ -85,10 +85,13 @@ class WorkerView(_message.Message):
     HOTTEST_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    VERSION_SKEW_FIELD_NUMBER: _builtins.int
     in_flight_requests: _builtins.int
     """Requests the router has on this worker now."""
     suspect: _builtins.bool
     """Set after a failed call, for one registry lease or until the worker comes back under a new generation."""
+    version_skew: _builtins.str
+    """In which versions the worker differs from this router, for people; it gets no requests then. Else empty."""
     @_builtins.property
     def registration(self) -> _worker_pb2.WorkerRegistration: ...
     @_builtins.property
@@ -125,10 +128,11 @@ class WorkerView(_message.Message):
         hottest: _worker_pb2.HottestPrefixes | None = ...,
         decode: _worker_pb2.DecodeReport | None = ...,
         batch: _worker_pb2.DecodeBatch | None = ...,
+        version_skew: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "load", b"load", "registration", b"registration", "tiers", b"tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counters", b"counters", "decode", b"decode", "hottest", b"hottest", "in_flight_requests", b"in_flight_requests", "load", b"load", "registration", b"registration", "suspect", b"suspect", "tiers", b"tiers", "version_skew", b"version_skew"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

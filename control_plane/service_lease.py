@@ -1,0 +1,117 @@
+"""The name of a service on one Redis: one `rachis serve` has it, a second one is refused.
+
+    who has the name           until
+    the one that took it       it gives it back, or has not renewed it for `LEASE_S`
+    nobody                     somebody takes it
+
+Redis that is away, or has lost its data, takes the name from nobody who goes on asking. One that died without a word
+is waited for: its lease is not renewed any more, and ends.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import socket
+from datetime import UTC, datetime
+from typing import Any
+
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, complaint, connect, not_cancelled
+
+from cluster_configs.loading import masked
+from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.errors import StartError
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 12.0
+RENEWALS_PER_LEASE = 4
+_LOOK_S = 0.25
+_TIMEOUT_S = 2.0
+
+# Takes the name where it is free, renews it where it is ours: nil. Else who has it, and for how many ms.
+# KEYS: lease. ARGV: our value, its time in ms.
+_HOLD = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return {holder, redis.call('PTTL', KEYS[1])} end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return false
+"""
+# KEYS: lease. ARGV: our value.
+_GIVE_BACK = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+
+
+class ServiceLease:
+    """`take`, then `keep` until cancelled, then `give_back`. lease_s: another one for tests."""
+
+    def __init__(self, redis_url: str, service_id: str, *, lease_s: float = LEASE_S) -> None:
+        self._redis = connect(redis_url, _TIMEOUT_S)
+        self._place = masked(redis_url)
+        self._service_id = service_id
+        self._key = registry.lease_key(service_id)
+        self._lease_s = lease_s
+        # No two are equal, not even of one process id on two hosts of one name.
+        self._value = json.dumps(
+            {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": unix_ms(), "nonce": secrets.token_hex(8)}
+        ).encode()
+
+    async def take(self) -> None:
+        """Raises StartError where Redis does not answer, and where another one has the name and renews it."""
+        left_ms: int | None = None
+        until_s = monotonic_s() + 2 * self._lease_s
+        while (held := await self._asked()) is not None:
+            holder, now_left_ms = held
+            if monotonic_s() > until_s or (left_ms is not None and now_left_ms > left_ms):
+                raise StartError(
+                    f"{_described(self._service_id, holder)} on the Redis at {self._place}; stop that one, or give "
+                    "this one another service.name",
+                    field="service.name",
+                )
+            left_ms = now_left_ms
+            await asyncio.sleep(_LOOK_S)
+
+    async def keep(self) -> None:
+        """Renews it; goes on while Redis is away. Another one that has taken the name meanwhile is told of, loudly."""
+        rival: bytes | None = None
+        while not_cancelled():
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+            try:
+                held = await self._hold()
+            except REDIS_DOWN as error:
+                logger.warning("the name of the service could not be renewed, it is tried again: %s", error)
+                continue
+            if held is not None and held[0] != rival:
+                logger.error("%s as well: one of the two has to be stopped", _described(self._service_id, held[0]))
+            rival = held[0] if held is not None else None
+
+    async def give_back(self) -> None:
+        """Where Redis still answers."""
+        try:
+            await self._redis.eval(_GIVE_BACK, 1, self._key, self._value)
+        except REDIS_DOWN as error:
+            logger.warning("the name of the service could not be given back, it is free in a while: %s", error)
+        await self._redis.aclose()
+
+    async def _asked(self) -> tuple[bytes, int] | None:
+        try:
+            return await self._hold()
+        except REDIS_DOWN as error:
+            raise StartError(f"the Redis at {self._place} {complaint(error)}", field="redis.url") from None
+
+    async def _hold(self) -> tuple[bytes, int] | None:
+        answer: Any = await self._redis.eval(_HOLD, 1, self._key, self._value, round(self._lease_s * 1000))
+        return None if answer is None else (answer[0], answer[1])
+
+
+def _described(service_id: str, value: bytes) -> str:
+    try:
+        holder = json.loads(value)
+        since = datetime.fromtimestamp(holder["since_ms"] / 1000, UTC).isoformat(" ", "seconds")
+        return f"service {service_id} already runs on {holder['host']} (process {holder['pid']}, since {since})"
+    except (ValueError, KeyError, TypeError):
+        return f"service {service_id} already runs somewhere"

@@ -1,0 +1,121 @@
+"""A Ray cluster on the test hosts, by `ray up` with the file that is shipped, and `rachis serve` on its head."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray._raylet import GcsClient
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.exceptions import RayError
+
+from tests.hosts.netlab import Host, LabError
+
+logger = logging.getLogger(__name__)
+
+SHIPPED = Path("cluster_configs/ray/onprem.yaml")
+ROUTER_PORT = 7421
+_RAY_UP_S = 120.0
+_NODES_S = 90.0
+_READY_S = 150.0
+_STOP_S = 60.0
+_POLL_S = 0.2
+
+
+class Cluster:
+    """The first of `hosts` is the head; `ray up` is run on the laptop. `service` is the service configuration."""
+
+    def __init__(self, laptop: Host, hosts: Sequence[Host], service: dict[str, Any], logs: Path) -> None:
+        self.laptop = laptop
+        self.hosts = {host.name: host for host in hosts}
+        self.head = hosts[0]
+        self._service = service
+        self._serve_log = logs / "serve.log"
+        self._serving: subprocess.Popen[bytes] | None = None
+
+    @property
+    def router_address(self) -> str:
+        return f"{self.head.address}:{ROUTER_PORT}"
+
+    def write_site_files(self) -> None:
+        """The shipped file with this site's values in place of CHANGE-ME, and the service's configuration beside it."""
+        shipped = self.laptop.home / "project" / SHIPPED
+        cluster = yaml.safe_load(shipped.read_text())
+        cluster["provider"] |= {
+            "head_ip": self.head.address,
+            "worker_ips": [host.address for host in self.hosts.values() if host is not self.head],
+        }
+        cluster["auth"] |= {"ssh_user": "root"}
+        cluster["file_mounts"] |= {"~/service.yaml": "~/service.yaml"}
+        (self.laptop.home / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
+        (self.laptop.home / "service.yaml").write_text(yaml.safe_dump(self._service))
+
+    async def up(self) -> None:
+        """`ray up`, then all hosts in the cluster. Raises LabError."""
+        command = "cd project; RAY_UP_enable_autoscaler_v2=0 ray up --yes --no-config-cache ~/cluster.yaml"
+        await asyncio.to_thread(self.laptop.run, command, _RAY_UP_S)
+        logger.info("`ray up` returned")
+        await self.until_nodes(self.hosts)
+
+    async def nodes(self) -> set[str]:
+        """Names of the hosts that Ray takes for alive; none while its head does not answer."""
+        return await asyncio.to_thread(self._nodes)
+
+    async def until_nodes(self, names: Iterable[str], timeout_s: float = _NODES_S) -> None:
+        """Until Ray takes exactly these hosts for alive. Raises LabError."""
+        wanted, deadline_s = set(names), time.monotonic() + timeout_s
+        while (alive := await self.nodes()) != wanted:
+            if time.monotonic() > deadline_s:
+                raise LabError(f"Ray has {sorted(alive)} after {timeout_s:g} s, not {sorted(wanted)}")
+            await asyncio.sleep(_POLL_S)
+        logger.info("Ray has %s", " ".join(sorted(alive)))
+
+    async def serve(self) -> None:
+        """`rachis serve` on the head, until it says that it is ready. Raises LabError with its log."""
+        command = "rachis serve --address auto --config service.yaml --json"
+        self._serving = self.head.start(command, self._serve_log)
+        await self._until_ready(self._serving)
+        logger.info("`rachis serve` is ready")
+
+    def events(self) -> list[dict[str, Any]]:
+        """What `rachis serve` has said."""
+        lines = self._serve_log.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    async def stop_serving(self) -> int:
+        """Its exit status, after Ctrl-C. Raises LabError when it takes too long."""
+        serving = self._serving
+        assert serving is not None
+        self.head.run("kill -INT $(pgrep --exact rachis)")
+        try:
+            return await asyncio.to_thread(serving.wait, _STOP_S)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"rachis serve did not stop in {_STOP_S:g} s:\n{self._serve_log.read_text()}") from None
+
+    async def down(self) -> str:
+        """Takes Ray down as the shipped file says: the others first, then `ray down`, whose output it gives."""
+        others = [host for host in self.hosts.values() if host is not self.head]
+        ssh = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR root@{} 'bash -ic \"ray stop\"'"
+        await asyncio.gather(*(asyncio.to_thread(self.laptop.run, ssh.format(host.address)) for host in others))
+        return await asyncio.to_thread(self.laptop.run, "ray down --yes cluster.yaml", _RAY_UP_S)
+
+    def _nodes(self) -> set[str]:
+        try:
+            nodes = GcsClient(address=f"{self.head.address}:6379").get_all_node_info(timeout=5)
+        except (RayError, ConnectionError, TimeoutError, RuntimeError):
+            return set()
+        return {node.node_manager_hostname for node in nodes.values() if node.state == GcsNodeInfo.ALIVE}
+
+    async def _until_ready(self, serving: subprocess.Popen[bytes]) -> None:
+        deadline_s = time.monotonic() + _READY_S
+        while not any(event.get("event") == "ready" for event in self.events()):
+            ended = serving.poll()
+            if ended is not None or time.monotonic() > deadline_s:
+                how = f"ended with {ended}" if ended is not None else f"is not ready after {_READY_S:g} s"
+                raise LabError(f"rachis serve {how}:\n{self._serve_log.read_text(errors='replace')[-4000:]}")
+            await asyncio.sleep(_POLL_S)

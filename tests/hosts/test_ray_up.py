@@ -1,0 +1,153 @@
+"""`ray up` over SSH, one pool on each of two hosts, and what happens when a cable or a power cord is pulled.
+
+The tests come in this order, on one cluster: each leaves it as it found it, but for the last two, which take it down.
+Tokens are compared with one plain vLLM, before, during and after every fault.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import pytest
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from benchmarks.direct_call import DirectWorker
+from control_plane.client import RachisClient
+from tests.hosts.cluster import Cluster
+from tests.hosts.netlab import REPOSITORY
+from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
+from tests.integration.conftest import until
+
+_BACK_S = 90.0
+
+
+async def test_each_pool_serves_from_its_own_host(
+    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+) -> None:
+    workers = {worker.node: worker for worker in await _workers(client)}
+    for host, pool in (("prefill", wire.POOL_PREFILL), ("decode", wire.POOL_DECODE)):
+        assert workers[host].pool == pool
+        assert workers[host].address.startswith(f"{cluster.hosts[host].address}:")
+        # The only project that a host has is the one that `ray up` brought.
+        assert "control_plane" not in cluster.hosts[host].run(f"ls {REPOSITORY} || true")
+    # The negative control: an engine that answers every prompt alike would pass all that follows.
+    assert len({tuple(tokens) for tokens in answers.values()}) == len(answers)
+    await _served_by_both_pools(client, answers, _fresh(prompts, 4))
+
+
+async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
+    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+) -> None:
+    host = cluster.hosts["prefill"]
+    before = await _worker(client, wire.POOL_PREFILL)
+    async with requests_meanwhile(client, _fresh(prompts, 16)) as stream:
+        await asyncio.sleep(1.0)
+        host.cut()
+        await cluster.until_nodes(["head", "decode"])
+    assert (stream.refused, stream.wrong(answers)) == ([], [])
+    assert stream.by_decode_pool()
+
+    for prompt in _fresh(prompts, 2):
+        alone = await generate(client, prompt)
+        assert (alone.completion.route.prefill_worker_id, alone.token_ids) == ("", answers[prompt])
+    # The negative control: on its own host the worker that was given up goes on.
+    assert _runs(cluster, before)
+
+    async with requests_meanwhile(client, _fresh(prompts, 4), interval_s=0.5) as stream:
+        host.mend()
+        await cluster.until_nodes(cluster.hosts)
+        after = await _another_ready(client, before)
+    assert (stream.refused, stream.wrong(answers)) == ([], [])
+    assert not _runs(cluster, before)
+    # A call meant for the one before reaches the new one, and is refused.
+    stale = DirectWorker(after.address, before.generation)
+    with pytest.raises(grpc.aio.AioRpcError) as fenced:
+        await stale.first_token([1, 2, 3])
+    await stale.close()
+    assert fenced.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await _served_by_both_pools(client, answers, _fresh(prompts, 4))
+
+
+async def test_a_decode_host_without_power_makes_requests_wait_or_refuses_them_with_a_hint(
+    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+) -> None:
+    host = cluster.hosts["decode"]
+    before = await _worker(client, wire.POOL_DECODE)
+    async with requests_meanwhile(client, _fresh(prompts, 16), interval_s=0.5) as stream:
+        await asyncio.sleep(1.0)
+        host.power_off()
+        await cluster.until_nodes(["head", "prefill"])
+        host.power_on()
+        await cluster.until_nodes(cluster.hosts)
+        await _another_ready(client, before)
+    assert (stream.wrong(answers), stream.refused_badly()) == ([], [])
+    assert stream.answered
+    await _served_by_both_pools(client, answers, _fresh(prompts, 4))
+
+
+async def test_a_drained_worker_leaves_without_losing_a_request(
+    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+) -> None:
+    drained = await _worker(client, wire.POOL_PREFILL)
+    async with requests_meanwhile(client, _fresh(prompts, 8)) as stream:
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(cluster.head.run, f"rachis drain {drained.worker_id}", 60.0)
+    assert (stream.refused, stream.wrong(answers)) == ([], [])
+    assert stream.by_decode_pool()
+    assert not _runs(cluster, drained)
+
+
+async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisClient) -> None:
+    assert cluster.head.processes()
+    assert await cluster.stop_serving() == 0
+    assert "No nodes remaining" in await cluster.down()
+    for host in cluster.hosts.values():
+        assert (host.name, host.processes(), host.listening_ports()) == (host.name, [], [])
+
+
+def _fresh(prompts: list[Prompt], count: int) -> list[Prompt]:
+    """Some that no engine of the cluster has seen."""
+    return [prompts.pop() for _ in range(count)]
+
+
+async def _served_by_both_pools(client: RachisClient, answers: Answers, prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
+        generated = await generate(client, prompt)
+        route = generated.completion.route
+        assert generated.token_ids == answers[prompt]
+        assert route.prefill_worker_id and route.decode_worker_id
+        assert route.handoff == generation.HANDOFF_OUTCOME_PULLED
+        assert route.kv_bytes > 0
+
+
+async def _workers(client: RachisClient) -> list[wire.WorkerRegistration]:
+    return [view.registration for view in await client.workers()]
+
+
+async def _worker(client: RachisClient, pool: wire.Pool.ValueType) -> wire.WorkerRegistration:
+    """The only one of its pool."""
+    (worker,) = [worker for worker in await _workers(client) if worker.pool == pool]
+    return worker
+
+
+async def _another_ready(client: RachisClient, before: wire.WorkerRegistration) -> wire.WorkerRegistration:
+    """The next generation of a worker, once it serves."""
+
+    async def ready() -> wire.WorkerRegistration | None:
+        ready = [
+            worker
+            for worker in await _workers(client)
+            if worker.pool == before.pool
+            and worker.generation > before.generation
+            and worker.state == wire.WORKER_STATE_READY
+        ]
+        return ready[0] if ready else None
+
+    worker: wire.WorkerRegistration = await until(ready, f"another {before.worker_id} is ready", timeout_s=_BACK_S)
+    return worker
+
+
+def _runs(cluster: Cluster, worker: wire.WorkerRegistration) -> bool:
+    """Whether this process still exists, on its host, whatever the rest of the cluster knows of it."""
+    return cluster.hosts[worker.node].run(f"test -d /proc/{worker.pid} && echo yes || echo no").strip() == "yes"

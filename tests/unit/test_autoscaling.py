@@ -1,0 +1,90 @@
+"""When a pool that follows its load grows and shrinks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_configs.schema import AutoscaleSection
+from control_plane.autoscaling import Autoscaler, PoolSample
+from control_plane.recent_ttft import RecentTtft
+
+SETTINGS = AutoscaleSection(
+    enabled=True,
+    min_workers=1,
+    max_workers=4,
+    waiting_per_worker=4,
+    grow_after_s=15,
+    shrink_below=0.3,
+    shrink_after_s=60,
+)
+OBJECTIVE_S = 2.0
+
+
+def sample(workers: int = 2, waiting: int = 0, usage: float = 0.25, ttft_s: float | None = None) -> PoolSample:
+    return PoolSample(workers, workers, waiting, usage, ttft_s)
+
+
+def decided(samples: list[tuple[float, PoolSample]]) -> list[int]:
+    autoscaler = Autoscaler(SETTINGS, OBJECTIVE_S)
+    return [autoscaler.decide(now_s, each) for now_s, each in samples]
+
+
+def test_a_pool_grows_by_one_when_too_much_waits_for_long_enough() -> None:
+    short = sample(waiting=9)
+    assert decided([(0, short), (14.9, short), (15, short), (16, short)]) == [2, 2, 3, 2]
+
+
+def test_a_missed_ttft_objective_is_reason_enough() -> None:
+    assert decided([(0, sample(ttft_s=2.1)), (15, sample(ttft_s=2.1))]) == [2, 3]
+    assert decided([(0, sample(ttft_s=1.9)), (15, sample(ttft_s=1.9))]) == [2, 2]
+
+
+def test_a_moment_without_a_queue_starts_the_clock_anew() -> None:
+    short, calm = sample(waiting=9), sample(waiting=8)
+    assert decided([(0, short), (10, calm), (11, short), (25, short), (26, short)]) == [2, 2, 2, 2, 3]
+
+
+def test_a_pool_shrinks_when_one_worker_less_would_have_been_enough_all_the_time() -> None:
+    ample, fuller = sample(usage=0.15), sample(usage=0.16)
+    assert decided([(0, ample), (59, ample), (60, ample)]) == [2, 2, 1]
+    assert decided([(0, fuller), (60, fuller)]) == [2, 2]
+
+
+def test_a_pool_that_waits_for_a_worker_does_not_change() -> None:
+    coming = PoolSample(desired=3, ready=2, waiting=99, usage=1.0)
+    assert decided([(0, coming), (15, coming), (100, coming)]) == [3, 3, 3]
+
+
+def test_the_bounds_hold_also_for_a_size_that_was_given_by_hand() -> None:
+    assert decided([(0, sample(workers=9))]) == [4]
+    assert decided([(0, sample(4, waiting=99)), (15, sample(4, waiting=99))]) == [4, 4]
+    assert decided([(0, sample(1, usage=0.0)), (600, sample(1, usage=0.0))]) == [1, 1]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 5), st.integers(0, 40), st.floats(0, 1)), max_size=200),
+    st.integers(1, 4),
+)
+def test_changes_are_single_steps_at_least_the_shorter_time_apart(
+    history: list[tuple[float, int, float]], workers: int
+) -> None:
+    autoscaler, now_s, changed_s = Autoscaler(SETTINGS, OBJECTIVE_S), 0.0, -1e9
+    for pause_s, waiting, usage in history:
+        now_s += pause_s
+        wanted = autoscaler.decide(now_s, sample(workers, waiting, usage))
+        assert abs(wanted - workers) <= 1
+        assert SETTINGS.min_workers <= wanted <= SETTINGS.max_workers
+        if wanted != workers:
+            assert now_s - changed_s >= SETTINGS.grow_after_s
+            changed_s, workers = now_s, wanted
+
+
+def test_recent_ttft_is_what_nine_in_ten_of_the_last_half_minute_kept() -> None:
+    recent = RecentTtft()
+    for second in range(4):
+        recent.observe(second, 1.0)
+    assert recent.kept_by_most(4) is None
+    for _ in range(6):
+        recent.observe(5, 2.0)
+    recent.observe(5, 30.0)
+    assert recent.kept_by_most(5) == 2.0
+    assert recent.kept_by_most(60) is None

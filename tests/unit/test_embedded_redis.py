@@ -1,0 +1,47 @@
+"""The embedded Redis listens where it is told, and says what is in its way."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from rachis.redis_client import connect
+
+from cluster_core.errors import StartError
+from cluster_core.ports import PortRange, free_ports
+from control_plane.embedded_redis import EmbeddedRedis
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    return next(port for port in range(22_000, 30_000) if free_ports(HOST, PortRange(port, port), 1))
+
+
+async def test_it_listens_on_its_host_and_port_and_asks_for_its_password(tmp_path: Path) -> None:
+    port = free_port()
+    server = EmbeddedRedis(tmp_path, HOST, port)
+    await server.start()
+    try:
+        assert server.url.endswith(f"@{HOST}:{port}/0")
+        client, stranger = connect(server.url, 2.0), connect(f"redis://{HOST}:{port}/0", 2.0)
+        assert await client.ping()
+        with pytest.raises(Exception, match="authenticated"):
+            await stranger.ping()
+        await client.aclose()
+        await stranger.aclose()
+    finally:
+        await server.stop()
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        server = EmbeddedRedis(tmp_path, HOST, port)
+        with pytest.raises(StartError, match=rf"^redis\.port: port {port} is taken on {HOST}: end what listens"):
+            await server.start()
+    assert server.pid == 0
+
+
+async def test_a_host_that_is_not_this_one_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot listen on 203\.0\.113\.7: "):
+        await EmbeddedRedis(tmp_path, "203.0.113.7").start()

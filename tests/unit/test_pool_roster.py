@@ -1,0 +1,121 @@
+"""Which workers are wanted, and how far each is, by what registry and Ray say."""
+
+from collections.abc import Iterable
+
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.pool_roster import PoolWorker, Roster
+
+PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+READY, STARTING, DRAINING = wire.WORKER_STATE_READY, wire.WORKER_STATE_STARTING, wire.WORKER_STATE_DRAINING
+
+
+@pytest.fixture
+def roster() -> Roster:
+    return Roster({PREFILL: 1, DECODE: 2})
+
+
+def record(name: str, number: int, state: wire.WorkerState.ValueType = READY) -> wire.WorkerRegistration:
+    return wire.WorkerRegistration(worker_id=name, generation=number, state=state, phase="loading")
+
+
+def seen(roster: Roster, *records: wire.WorkerRegistration, without_node: Iterable[tuple[str, str]] = ()) -> None:
+    roster.observe(records, dict(without_node))
+
+
+def told(worker: PoolWorker) -> tuple[str, str]:
+    return admin.PoolPhase.Name(worker.phase).removeprefix("POOL_PHASE_"), worker.detail
+
+
+def lost(roster: Roster) -> int:
+    return roster.status()[0].lost_workers
+
+
+def test_names_are_the_lowest_that_nobody_has(roster: Roster) -> None:
+    first, second, third = (roster.add(DECODE) for _ in range(3))
+    roster.remove(second)
+
+    assert [first.worker_id, third.worker_id] == [worker.worker_id for worker in roster.workers(DECODE)]
+    assert roster.add(DECODE).worker_id == second.worker_id == "decode-1"
+    assert roster.add(PREFILL).worker_id == "prefill-0"
+    assert [worker.worker_id for worker in roster.workers()] == ["prefill-0", "decode-0", "decode-1", "decode-2"]
+
+
+def test_a_worker_goes_from_pending_over_starting_to_ready(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    phases = []
+    seen(roster, without_node=[("prefill-0", "no node has 1 GPU free")])
+    phases.append(told(worker))
+    seen(roster, without_node=[("prefill-0", "")])
+    phases.append(told(worker))
+    seen(roster, record("prefill-0", 5, STARTING))
+    phases.append(told(worker))
+    seen(roster, record("prefill-0", 5))
+    phases.append(told(worker))
+    seen(roster, record("prefill-0", 5, DRAINING))
+    phases.append(told(worker))
+
+    assert phases == [
+        ("PENDING", "no node has 1 GPU free"),
+        ("STARTING", ""),
+        ("STARTING", "loading"),
+        ("READY", ""),
+        ("DRAINING", "takes nothing new"),
+    ]
+    assert lost(roster) == 0
+
+
+def test_a_ready_worker_that_goes_or_comes_back_as_another_start_is_lost_once(roster: Roster) -> None:
+    roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster)
+    seen(roster)
+    assert lost(roster) == 1
+    seen(roster, record("prefill-0", 6))
+    assert lost(roster) == 1
+    seen(roster, record("prefill-0", 7, STARTING))
+    assert lost(roster) == 2
+
+
+def test_a_worker_that_leaves_is_not_lost(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    worker.leaves = True
+    seen(roster)
+    assert lost(roster) == 0
+    assert roster.status()[0].desired_workers == 0
+
+
+def test_a_lost_worker_whose_process_ray_has_given_up_is_to_be_fenced(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster)
+    assert worker.to_fence == 0
+    seen(roster, without_node=[("prefill-0", "no node has 1 rachis_prefill free")])
+    assert worker.to_fence == 5
+
+    seen(roster, record("prefill-0", 5))
+    assert told(worker)[0] == "STARTING", "what comes back of that start counts for nothing"
+    seen(roster, record("prefill-0", 6))
+    assert told(worker)[0] == "READY"
+
+
+def test_a_worker_that_only_did_not_reach_the_registry_may_come_back(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster)
+    seen(roster, record("prefill-0", 5))
+    seen(roster, record("prefill-0", 5), without_node=[("prefill-0", "")])
+    assert (told(worker)[0], worker.to_fence) == ("READY", 0)
+
+
+def test_status_tells_what_is_wanted_needed_and_ready(roster: Roster) -> None:
+    for pool in (PREFILL, DECODE, DECODE, DECODE):
+        roster.add(pool)
+    seen(roster, record("prefill-0", 1), record("decode-1", 2))
+    prefill, decode = roster.status()
+    assert (prefill.desired_workers, prefill.minimum_workers, prefill.ready_workers) == (1, 1, 1)
+    assert (decode.desired_workers, decode.minimum_workers, decode.ready_workers) == (3, 2, 1)
+    assert [worker.worker_id for worker in decode.workers] == ["decode-0", "decode-1", "decode-2"]

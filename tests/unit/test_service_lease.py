@@ -1,0 +1,135 @@
+"""One `rachis serve` for each name of a service on one Redis, single or a cluster."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from rachis import registry
+from rachis.redis_client import connect
+
+from cluster_core.errors import StartError
+from control_plane.service_lease import ServiceLease
+from tests.fakes.redis_server import running_redis
+
+LEASE_S = 0.4
+KEY = registry.lease_key("chat")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["server", "cluster"])
+def url(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    with running_redis(tmp_path_factory.mktemp("redis"), is_cluster=request.param) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Any]:
+    client = connect(url, 2.0)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+async def keeping(lease: ServiceLease) -> "asyncio.Task[None]":
+    await lease.take()
+    return asyncio.create_task(lease.keep())
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_second_service_of_the_same_name_is_refused_and_another_name_is_not(url: str, client: Any) -> None:
+    first = ServiceLease(url, "chat", lease_s=LEASE_S)
+    keeper = await keeping(first)
+    second, other = ServiceLease(url, "chat", lease_s=LEASE_S), ServiceLease(url, "code", lease_s=LEASE_S)
+    with pytest.raises(StartError) as refusal:
+        await second.take()
+    await other.take()
+
+    holder = f"service chat already runs on {re.escape(socket.gethostname())} \\(process {os.getpid()}, since .*\\)"
+    assert re.match(rf"service\.name: {holder} on the Redis at {re.escape(url)}; stop that one, or", str(refusal.value))
+    await ended(keeper)
+    await first.give_back()
+    await second.take()
+    for lease in (second, other):
+        await lease.give_back()
+    assert not await client.exists(KEY)
+
+
+async def test_one_that_died_without_a_word_is_waited_for(url: str, client: Any) -> None:
+    dead = ServiceLease(url, "chat", lease_s=LEASE_S)
+    await dead.take()
+    successor = ServiceLease(url, "chat", lease_s=LEASE_S)
+    started_s = asyncio.get_running_loop().time()
+    await successor.take()
+
+    assert asyncio.get_running_loop().time() - started_s < 2 * LEASE_S
+    await dead.give_back()
+    assert await client.exists(KEY), "what is another one's is not given back"
+    await successor.give_back()
+
+
+async def test_the_name_stays_while_it_is_renewed_and_comes_back_to_a_redis_that_lost_it(url: str, client: Any) -> None:
+    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    keeper = await keeping(lease)
+    await asyncio.sleep(1.5 * LEASE_S)
+    assert await client.exists(KEY)
+    await client.delete(KEY)
+    await asyncio.sleep(LEASE_S / 2)
+    assert await client.exists(KEY)
+    await ended(keeper)
+    await lease.give_back()
+
+
+async def test_a_redis_that_is_away_ends_nothing(
+    url: str, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    keeper = await keeping(lease)
+    hold, failures = lease._hold, [redis.ConnectionError("away"), redis.TimeoutError("away")]
+
+    async def failing() -> Any:
+        if failures:
+            raise failures.pop()
+        return await hold()
+
+    monkeypatch.setattr(lease, "_hold", failing)
+    await asyncio.sleep(1.5 * LEASE_S)
+    assert not failures and not keeper.done()
+    assert await client.exists(KEY)
+    assert sum("could not be renewed" in record.getMessage() for record in caplog.records) == 2
+    await ended(keeper)
+    await lease.give_back()
+
+
+async def test_a_name_that_somebody_else_has_taken_meanwhile_is_told_once(
+    url: str, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    keeper = await keeping(lease)
+    value = json.dumps({"host": "node-b", "pid": 7, "since_ms": 0})
+    await client.set(KEY, value)
+    await asyncio.sleep(LEASE_S)
+    await ended(keeper)
+    await lease.give_back()
+
+    told = [record.getMessage() for record in caplog.records if "node-b" in record.getMessage()]
+    assert told == [
+        "service chat already runs on node-b (process 7, since 1970-01-01 00:00:00+00:00) as well: "
+        "one of the two has to be stopped"
+    ]
+    assert (await client.get(KEY)).decode() == value
+
+
+async def test_a_redis_that_does_not_answer_is_told_without_its_password() -> None:
+    lease = ServiceLease("redis://:secret@127.0.0.1:1/0", "chat")
+    with pytest.raises(StartError, match=r"^redis\.url: the Redis at redis://:\*\*\*@127\.0\.0\.1:1/0 does not answer"):
+        await lease.take()
+    await lease.give_back()

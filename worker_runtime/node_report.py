@@ -1,0 +1,99 @@
+"""What one node says of itself before a worker starts there. Runs on the node; what it finds is judged elsewhere."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from rachis.redis_client import REDIS_DOWN, complaint, connect
+
+from cluster_core import versions
+from cluster_core.ports import PortRange, free_ports
+from cluster_core.versions import Versions
+from worker_runtime import addresses
+
+_REDIS_TIMEOUT_S = 5.0
+_ANY_ADDRESS = "0.0.0.0"
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt"})
+# Beside the weights: configuration and tokenizer.
+_MODEL_FILES = _WEIGHTS | {".json", ".model", ".jinja"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQuestion:
+    """model_path: as configured. ports: of which `ports_needed` have to be free."""
+
+    redis_url: str
+    model_path: str
+    ports: PortRange | None
+    ports_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """missing: why the folder holds no model, in words; empty where it does. digest: equal for equal models."""
+
+    missing: str = ""
+    digest: str = ""
+    weight_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """redis_complaint: what Redis does instead of answering; empty where it does. None: was not asked for."""
+
+    versions: Versions
+    addresses: dict[str, list[str]]
+    available_bytes: int
+    redis_complaint: str
+    model: ModelFiles | None
+    free_ports: int | None
+
+
+def report(question: NodeQuestion) -> NodeReport:
+    """Answers within seconds, whatever is missing."""
+    return NodeReport(
+        versions=versions.installed(),
+        addresses=addresses.interfaces(),
+        available_bytes=psutil.virtual_memory().available,
+        redis_complaint=asyncio.run(_redis_complaint(question.redis_url)),
+        model=model_files(question.model_path),
+        # Of all addresses: which one a worker will have is decided when it starts.
+        free_ports=free_ports(_ANY_ADDRESS, question.ports, question.ports_needed) if question.ports else None,
+    )
+
+
+def model_files(path: str) -> ModelFiles | None:
+    """None for what is no folder: the model that comes with Rachis, or an id that vLLM downloads by itself."""
+    if not path.startswith(("/", "./", "../", "~")):
+        return None
+    folder = Path(path).expanduser()
+    try:
+        if not folder.is_dir():
+            return ModelFiles(missing="there is no such folder")
+        config = folder / "config.json"
+        if not config.is_file():
+            return ModelFiles(missing="there is no config.json in it")
+        files = sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file())
+        sizes = {path: path.stat().st_size for path in files}
+        digest = hashlib.sha256(config.read_bytes())
+    except OSError as error:
+        return ModelFiles(missing=f"it cannot be read ({error.strerror or error})")
+    digest.update(repr([(path.name, size) for path, size in sizes.items()]).encode())
+    weight_bytes = sum(size for path, size in sizes.items() if path.suffix in _WEIGHTS)
+    return ModelFiles(digest=digest.hexdigest()[:12], weight_bytes=weight_bytes)
+
+
+async def _redis_complaint(url: str) -> str:
+    client = connect(url, _REDIS_TIMEOUT_S)
+    try:
+        async with asyncio.timeout(2 * _REDIS_TIMEOUT_S):
+            await client.ping()
+    except TimeoutError:
+        return "does not answer in time"
+    except REDIS_DOWN as error:
+        return complaint(error)
+    finally:
+        await client.aclose()
+    return ""
