@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine import (
     DecodeBatch,
     EngineCosts,
@@ -44,7 +44,7 @@ from cluster_sim.faults.block_run import Run
 from cluster_sim.faults.block_schedule import MOST_RUNNING, BlockSchedule
 from cluster_sim.faults.block_session import BlockSession
 from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.handoff import Pull, effective_deadline, is_late, stamp_deadline
+from kv_transfer.handoff import Pull, effective_deadline_s, is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
 from kv_transfer.prefix_chunks import root_key
 
@@ -52,10 +52,20 @@ _KV_BYTES_PER_TOKEN = 64
 
 
 class BlockEngine:
-    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric."""
+    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric. clock: what
+    deadlines of pulls are told in.
+    """
 
-    def __init__(self, host: str, engine_id: str, fabric: Fabric, settings: BlockEngineSettings) -> None:
+    def __init__(
+        self,
+        host: str,
+        engine_id: str,
+        fabric: Fabric,
+        settings: BlockEngineSettings,
+        clock: ClusterClock | None = None,
+    ) -> None:
         self.host = host
+        self._clock = clock or ClusterClock()
         self.slow = 1.0
         self.settings = settings
         self.pool = BlockPool(settings.blocks, settings.block_tokens)
@@ -252,7 +262,8 @@ class BlockEngine:
         run = Run(job, list(job.token_ids), len(job.token_ids))
         if job.pull is not None:
             run.pulls = True
-            run.deadline = effective_deadline(job.pull.deadline_unix_ms, unix_ms(), self.settings.deadline_s)
+            stamped, now = job.pull.deadline_unix_ms, self._clock.unix_ms()
+            run.pull_until_s = effective_deadline_s(stamped, now, monotonic_s(), self.settings.deadline_s)
         self._names[job.request_id] = run
         self._counters.requests += 1
         self._counters.prompt_tokens += len(job.token_ids)
@@ -278,7 +289,7 @@ class BlockEngine:
         self._leases[lease_id] = _Lease(blocks, timer)
         self._counters.handoffs_leased += 1
         params = encode_params({"engine": self._id, "blocks": blocks, "tokens": run.prompt_tokens})
-        return KvLease(lease_id, params, stamp_deadline(unix_ms(), self.settings.deadline_s))
+        return KvLease(lease_id, params, stamp_deadline(self._clock.unix_ms(), self.settings.deadline_s))
 
     def _abort(self, run: Run) -> None:
         if self._names.get(run.job.request_id) is run:
@@ -432,4 +443,4 @@ class _Lease:
 
 
 def _is_late(run: Run) -> bool:
-    return run.deadline is not None and is_late(run.deadline, unix_ms())
+    return run.pull_until_s is not None and is_late(run.pull_until_s, monotonic_s())

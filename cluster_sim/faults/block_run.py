@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cluster_core.clock import UnixMs
+
 from cluster_core.engine import (
     EngineJob,
     EngineOutput,
@@ -23,7 +23,7 @@ class Run:
     as far as they were needed. right: what the last KV of each should be. is_open: its prompt may still change, so its
     last token is not computed.
 
-    pulls: its prompt is to be pulled by `deadline`, which was not tried yet. pulling: it is, and the blocks are not
+    pulls: its prompt is to be pulled by `pull_until_s`, which was not tried yet. pulling: it is, and the blocks are not
     used until then. abandoned: nobody waits for it any more. has_published: blocks that nobody else had.
     """
 
@@ -38,7 +38,7 @@ class Run:
     is_open: bool = False
     pulls: bool = False
     pulling: bool = False
-    deadline: UnixMs | None = None
+    pull_until_s: float | None = None
     abandoned: bool = False
     has_published: bool = False
     report: HandoffReport | None = None

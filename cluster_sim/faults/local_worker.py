@@ -8,6 +8,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_sim.faults.block_engine import BlockEngine
 from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
@@ -24,7 +25,7 @@ _RETRY_S = 0.25
 
 
 class LocalWorker:
-    """`run` until it is killed or stopped. engine: once it has a generation; is_ready: it serves."""
+    """`run` until it is killed or stopped. clock: of its host, which may be wrong. engine: once it has a generation; is_ready: it serves."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class LocalWorker:
         transport: LocalTransport,
         fabric: Fabric,
         settings: BlockEngineSettings,
+        clock: ClusterClock,
     ) -> None:
         self.name = name
         self.engine: BlockEngine | None = None
@@ -43,6 +45,7 @@ class LocalWorker:
         self._transport = transport
         self._fabric = fabric
         self._settings = settings
+        self._clock = clock
         is_prefill = name.startswith("prefill")
         self.record = wire.WorkerRegistration(
             worker_id=name,
@@ -88,10 +91,11 @@ class LocalWorker:
     async def _start(self) -> None:
         """In the order of `worker_runtime.host`. Redis that is away is waited for."""
         url, lease_s = f"redis://{self.name}", self._config.redis.worker_lease_s
-        registration = Registration(url, self._service_id, self.record, lease_s, self._bring_up_to_date)
+        registration = Registration(url, self._service_id, self.record, lease_s, self._bring_up_to_date, self._clock)
         self._registration = registration
         await _retried(registration.open)
-        engine = BlockEngine(self.name, f"{self.name}@{self.record.generation}", self._fabric, self._settings)
+        engine_id = f"{self.name}@{self.record.generation}"
+        engine = BlockEngine(self.name, engine_id, self._fabric, self._settings, self._clock)
         self.engine = engine
         self._feed = ClaimFeed(
             url,

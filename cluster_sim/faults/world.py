@@ -17,6 +17,7 @@ from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
+from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
 from cluster_sim.faults.local_grpc import LocalTransport
 from cluster_sim.faults.local_redis import LocalRedis, Store
@@ -36,6 +37,7 @@ SERVICE = "svc-simulated"
 LEASE_S = 6
 REQUEST_TIMEOUT_S = 20.0
 _MODEL_TOKENS = 250
+_MOST_SKEW_MS = 600_000
 # A job whose request has ended is aborted by then.
 _HEEDED_S = 0.05
 _SETTINGS: dict[str, Any] = {
@@ -134,9 +136,14 @@ class World:
             service_id=SERVICE,
         )
         config = self.config.config
-        worker = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings)
+        worker = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings, self._clock(name))
         self.workers[name] = worker
         self.started.append(worker)
+
+    def _clock(self, host: str) -> ClusterClock:
+        """Every worker's host has a clock of its own, and no two of them agree."""
+        ahead_ms = Random(f"clock {self.plan.seed} {host}").randint(-_MOST_SKEW_MS, _MOST_SKEW_MS)
+        return ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms))
 
     def _link(self, fault: Fault) -> Link:
         one, _, other = fault.target.partition("|")
