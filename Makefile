@@ -20,7 +20,7 @@ SOURCES := benchmarks builtin_model cluster_configs cluster_core cluster_sim con
 	protos tests worker_runtime
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test unit integration fuzz faults check protos bench bench-papers bench-system \
+.PHONY: help setup demo serve test unit integration test-hosts fuzz faults check protos bench bench-papers bench-system \
 	bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,13 +47,16 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-test: unit integration ## All tests: unit in seconds, then real engines, Redis, Ray and NIXL
+test: unit integration test-hosts ## All tests: unit in seconds, then real engines, Redis, Ray and NIXL, then many hosts
 
 unit: setup ## Unit and contract tests without engines
 	$(BIN)/python -m pytest tests/unit tests/contract tests/scenarios -m "not integration" -q
 
 integration: setup ## Tests with real engines, Redis, Ray and NIXL
 	$(BIN)/python -m pytest tests -m integration -q
+
+test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
+	$(BIN)/python -m tests.hosts -q
 
 fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on a real engine, against fresh requests
 	$(BIN)/python -m tests.fuzz simulated --sessions 10000

@@ -47,7 +47,7 @@ class ClusterClock:
 
     Who asks Redis for the time knows it within half of the round trip. The best measurement counts, worth less the
     older it is; one that contradicts it shows that Redis's clock was set, or that another server answers, and replaces
-    it. In between the monotonic clock goes on, whatever Redis does. Before the first measurement it is this host's time.
+    it. In between the monotonic clock goes on, whatever Redis does. Before the first one it is this host's time.
 
     host_unix_ms: this host's clock. Measured on one thread, read on any.
     """

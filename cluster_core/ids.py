@@ -16,6 +16,11 @@ def new_service_id() -> ServiceId:
     return ServiceId(f"svc-{secrets.token_hex(4)}")
 
 
+def new_start_mark(service_name: str) -> str:
+    """What the processes of one start of a service carry: no other start of that name, here or elsewhere, has it."""
+    return f"{service_name}-{secrets.token_hex(4)}"
+
+
 def worker_id(pool: str, index: int) -> WorkerId:
     """A worker keeps its name when it is restarted; its generation tells the starts apart."""
     return WorkerId(f"{pool}-{index}")

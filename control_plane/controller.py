@@ -53,11 +53,15 @@ class _Started:
 
 
 class Controller:
-    """The actors of one service; see `control_plane.pools.Actors`. Ray's calls that block run on threads."""
+    """The actors of one service; see `control_plane.pools.Actors`. Ray's calls that block run on threads.
 
-    def __init__(self, config: RachisConfig, service_id: str) -> None:
+    mark: what every process of this start carries in its environment.
+    """
+
+    def __init__(self, config: RachisConfig, service_id: str, mark: str) -> None:
         self._config = config
         self._service_id = service_id
+        self._mark = mark
         self._redis_url = ""
         self._started: dict[str, _Started] = {}
         self._starts = 0
@@ -165,7 +169,7 @@ class Controller:
             "max_restarts": section.max_restarts,
             "max_concurrency": 4,
             "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
-            "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._service_id}},
+            "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
         }
         limits = self._config.limits
         settings = WorkerSettings(

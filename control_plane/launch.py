@@ -65,16 +65,17 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
     """
     config = loaded.config
     service_id = config.service.name or ids.new_service_id()
+    mark = ids.new_start_mark(service_id) if config.service.name else service_id
     # Inherited by every process that this one starts.
-    os.environ[SERVICE_VARIABLE] = service_id
+    os.environ[SERVICE_VARIABLE] = mark
     async with AsyncExitStack() as stack:
         stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
-        stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(service_id))
+        stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
         _check_port_free(config)
-        controller = await _connected_controller(config, service_id, stack, on_phase)
+        controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, stack, on_phase)
         await _take_lease(redis_url, service_id, stack)
         on_phase("router", "starting")
@@ -135,10 +136,10 @@ async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) ->
 
 
 async def _connected_controller(
-    config: RachisConfig, service_id: str, stack: AsyncExitStack, on_phase: OnPhase
+    config: RachisConfig, service_id: str, mark: str, stack: AsyncExitStack, on_phase: OnPhase
 ) -> Controller:
     on_phase("ray", "starting")
-    controller = Controller(config, service_id)
+    controller = Controller(config, service_id, mark)
     stack.push_async_callback(controller.close)
     controller.connect()
     on_phase("ray", "running")

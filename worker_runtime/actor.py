@@ -19,6 +19,8 @@ class WorkerActor:
     def __init__(self, settings: WorkerSettings, service: ServiceFactory, log_level: str) -> None:
         logging.basicConfig(level=log_level)
         self._host = WorkerHost(settings, service, _place)
+        # Ray runs a constructor on the main thread, which goes on to run Python's handlers of signals.
+        self._host.end_on_sigterm()
         self._host.start_in_background()
 
     def wait_ready(self, timeout_s: float) -> bytes:

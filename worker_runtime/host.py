@@ -2,23 +2,22 @@
 
 It runs on an asyncio loop of its own thread, so the process it lives in (a Ray actor, a test) only has to call
 `start_in_background` and `stop`. A dead engine ends the process: Ray starts the worker again, under a new generation.
+So does SIGTERM, after the worker has drained.
 """
 
 import asyncio
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-import grpc
-from rachis import wire as conventions
 from rachis.redis_client import REDIS_DOWN, complaint
 from rachis.v1 import worker_pb2 as wire
-from rachis.v1 import worker_pb2_grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_configs.loading import masked
@@ -26,7 +25,7 @@ from cluster_core import versions
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
-from cluster_core.ports import address_of, hold_port
+
 from cluster_core.versions import Versions
 from worker_runtime import addresses, wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
@@ -34,6 +33,7 @@ from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_en
 from worker_runtime.node_report import model_files
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
+from worker_runtime.worker_server import WorkerServer
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ ENGINE_DIED_EXIT_CODE = 70
 START_FAILED_EXIT_CODE = 71
 FAILURE_LINGER_S = 15.0
 _RETRY_S = 0.25
+_DRAIN_POLL_S = 0.25
+# A worker stays a moment after it ran out of work: routers may not have read yet that it takes nothing new.
+_IDLE_POLLS = 4
 _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DECODE}
 
 
@@ -100,8 +103,9 @@ class WorkerHost:
         self._clock = ClusterClock()
         self._ready = threading.Event()
         self._failure: str | None = None
+        self._ends_process = False
         self._loop = asyncio.new_event_loop()
-        self._stop_asked = asyncio.Event()
+        self._end_asked = asyncio.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
@@ -119,13 +123,30 @@ class WorkerHost:
     def stop(self, timeout_s: float) -> bool:
         """Stops serving, then the engine; True when it all ended in time."""
         self._stopped.set()
-        self._loop.call_soon_threadsafe(self._stop_asked.set)
+        self._loop.call_soon_threadsafe(self._end_asked.set)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def end_on_sigterm(self) -> None:
+        """The process drains when it is asked to end, and ends then; asked once more it does not wait for what runs.
+
+        To be called on the main thread. One that does not serve yet ends at once.
+        """
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        if not self._ready.is_set():
+            os._exit(0)
+        if self._ends_process:
+            self._stopped.set()
+        self._ends_process = True
+        self._loop.call_soon_threadsafe(self._end_asked.set)
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
+            if self._ends_process:
+                os._exit(0)
         except Exception as error:  # noqa: BLE001 - top of the worker's thread: its failure is the worker's answer
             self._failure = str(error) or type(error).__name__
             logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
@@ -174,16 +195,43 @@ class WorkerHost:
         ends.push_async_callback(_cancelled, tasks)
         engine.follow_claims(feed.changed)
         await self._start_engine_in_time(engine, registration)
-        server = await self._start_server(engine, engine_settings, registration)
+        server = WorkerServer(self._record, settings.max_message_bytes)
+
+        def on_state() -> None:
+            registration.changed()
+            server.state_changed()
+
+        servicer = self._service(engine, self._record, on_state)
+        servicer.claim_feed = feed
+        self._record.address = await server.start(servicer, engine_settings.host, engine_settings.ports)
         # Whoever sees that this generation is ready finds that what the one before has claimed is void.
         await self._with_retries(feed.open)
         tasks.append(asyncio.create_task(feed.keep()))
         self._record.phase = "serving"
         self._record.state = wire.WORKER_STATE_READY
         await self._with_retries(registration.publish)
+        server.state_changed()
         self._ready.set()
-        await self._stop_asked.wait()
-        await server.stop(grace=0.5)
+        await self._end_asked.wait()
+        if not self._stopped.is_set():
+            await self._drained(servicer)
+        await server.stop(grace_s=0.5)
+
+    async def _drained(self, servicer: WorkerServiceBase) -> None:
+        """Until nothing runs any more, `stop` is called, or it has taken as long as it may."""
+        settings = self._settings
+        self._record.phase = "draining: its process was asked to end"
+        idle_polls = 0
+        try:
+            async with asyncio.timeout(settings.drain_timeout_s):
+                while not self._stopped.is_set() and idle_polls < _IDLE_POLLS:
+                    # Nor does it take requests again because somebody says so now.
+                    if self._record.state != wire.WORKER_STATE_DRAINING:
+                        servicer.start_draining(settings.session_grace_s)
+                    await asyncio.sleep(_DRAIN_POLL_S)
+                    idle_polls = idle_polls + 1 if servicer.is_idle() else 0
+        except TimeoutError:
+            logger.warning("%s leaves with work unfinished after %g s", settings.worker_id, settings.drain_timeout_s)
 
     def _check_node(self) -> None:
         """What `control_plane.preflight` asks of the nodes that are there when the service starts."""
@@ -254,19 +302,6 @@ class WorkerHost:
         self._record.model.CopyFrom(wire_conversion.model_to_wire(info))
         self._record.block_size_tokens = info.block_size_tokens
         self._record.max_running_requests = info.max_running_requests
-
-    async def _start_server(
-        self, engine: Engine, settings: EngineSettings, registration: Registration
-    ) -> grpc.aio.Server:
-        server = grpc.aio.server(options=conventions.channel_options(self._settings.max_message_bytes))
-        servicer = self._service(engine, self._record, registration.changed)
-        servicer.claim_feed = self._feed
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
-        port = hold_port(settings.host, settings.ports, "pools.ports") if settings.ports is not None else 0
-        port = server.add_insecure_port(address_of(settings.host, port))
-        self._record.address = address_of(settings.host, port)
-        await server.start()
-        return server
 
     def _end_process(self, why: str) -> None:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""

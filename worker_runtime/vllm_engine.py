@@ -96,7 +96,7 @@ def _own_cores() -> Iterator[None]:
 
 
 class VllmEngine:
-    """See `cluster_core.engine.Engine`. Create, `start` once, `stop` once. clock: what deadlines of pulls are told in."""
+    """See `cluster_core.engine.Engine`. Create, `start` once, `stop` once. clock: of the deadlines of pulls."""
 
     def __init__(self, settings: EngineSettings, clock: ClusterClock | None = None) -> None:
         self._settings = settings

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-
 from cluster_core.engine import (
     EngineJob,
     EngineOutput,

@@ -25,7 +25,10 @@ _RETRY_S = 0.25
 
 
 class LocalWorker:
-    """`run` until it is killed or stopped. clock: of its host, which may be wrong. engine: once it has a generation; is_ready: it serves."""
+    """`run` until it is killed or stopped. engine: once it has a generation; is_ready: it serves.
+
+    clock: of its host, which may be wrong.
+    """
 
     def __init__(
         self,

@@ -104,6 +104,21 @@ def serve(
 
 
 @app.command()
+def route(
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """One more router for a running service: the same service.name, redis.url and model, its own router.port."""
+    from control_plane.cli.route import route as route_now
+
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(route_now(loaded, as_json=as_json))
+
+
+@app.command()
 def generate(
     prompt: options.Prompt = None,
     chat: options.Chat = False,
@@ -190,7 +205,10 @@ def scale(
 
 @app.command()
 def drain(
-    worker_id: Annotated[str, typer.Argument(help="For example decode-0.")],
+    worker_id: Annotated[str | None, typer.Argument(help="For example decode-0.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="All workers of this host instead, as status has it.")
+    ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="It stays in its pool and takes nothing new, until --resume.")
     ] = False,
@@ -205,10 +223,12 @@ def drain(
     where = _running_address(address)
     if stay and resume:
         raise ConfigError("cannot go with --resume", field="--stay")
+    if (worker_id is None) == (node is None):
+        raise ConfigError("name a worker, or a host with --node", field="drain")
     if stay or resume:
-        asyncio.run(pools.set_draining(where, worker_id, draining=stay, as_json=as_json))
+        asyncio.run(pools.set_draining(where, worker_id, node, draining=stay, as_json=as_json))
     else:
-        asyncio.run(pools.remove(where, worker_id, force=force, as_json=as_json))
+        asyncio.run(pools.remove(where, worker_id, node, force=force, as_json=as_json))
 
 
 @app.command()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, Sequence
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import ConfigError
+from cluster_core.errors import ConfigError, NotFoundError
 from control_plane.cli.output import out, phases, print_json
 from control_plane.client import RachisClient
 from control_plane.pools import MOST_WORKERS
@@ -33,10 +33,12 @@ async def scale(address: str, request: admin.ScalePoolsRequest, *, as_json: bool
         await _follow(client, client.admin.ScalePools(request), as_json=as_json)
 
 
-async def remove(address: str, worker_id: str, *, force: bool, as_json: bool) -> None:
+async def remove(address: str, worker_id: str | None, node: str | None, *, force: bool, as_json: bool) -> None:
+    """One worker, or one after the other all of a node."""
     async with RachisClient(address) as client:
-        request = admin.RemoveWorkerRequest(worker_id=worker_id, force=force)
-        await _follow(client, client.admin.RemoveWorker(request), as_json=as_json)
+        names = await _named(client, worker_id, node)
+        requests = [admin.RemoveWorkerRequest(worker_id=name, force=force) for name in names]
+        await _follow(client, *map(client.admin.RemoveWorker, requests), as_json=as_json)
 
 
 async def restart(address: str, worker_ids: Sequence[str], *, as_json: bool) -> None:
@@ -45,34 +47,50 @@ async def restart(address: str, worker_ids: Sequence[str], *, as_json: bool) -> 
         await _follow(client, client.admin.RestartWorkers(request), as_json=as_json)
 
 
-async def set_draining(address: str, worker_id: str, *, draining: bool, as_json: bool) -> None:
+async def set_draining(address: str, worker_id: str | None, node: str | None, *, draining: bool, as_json: bool) -> None:
+    states: dict[str, str] = {}
     async with RachisClient(address) as client:
-        if draining:
-            drained = await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=worker_id), timeout=10)
-            state = drained.state
-        else:
-            resumed = await client.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id=worker_id), timeout=10)
-            state = resumed.state
-    name = wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+        for name in await _named(client, worker_id, node):
+            if draining:
+                drained = await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=name), timeout=10)
+                state = drained.state
+            else:
+                resumed = await client.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id=name), timeout=10)
+                state = resumed.state
+            states[name] = wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
     if as_json:
-        print_json({"worker_id": worker_id, "state": name})
-    else:
-        out.print(f"{worker_id} is {name}")
+        print_json({"workers": states})
+        return
+    for name, told in states.items():
+        out.print(f"{name} is {told}")
 
 
 def phase_name(phase: admin.PoolPhase.ValueType) -> str:
     return admin.PoolPhase.Name(phase).removeprefix("POOL_PHASE_").lower()
 
 
-async def _follow(client: RachisClient, events: AsyncIterable[admin.PoolEvent], *, as_json: bool) -> None:
-    """Shows each worker's phase until the end, then what the pools have."""
+async def _named(client: RachisClient, worker_id: str | None, node: str | None) -> list[str]:
+    """The worker, or those of the node. Raises NotFoundError for a node without any."""
+    if worker_id is not None:
+        return [worker_id]
+    records = [view.registration for view in await client.workers()]
+    found = [record.worker_id for record in records if record.node == node]
+    if not found:
+        nodes = ", ".join(sorted({record.node for record in records})) or "none"
+        raise NotFoundError(f"no worker is on `{node}`; there are workers on: {nodes}", field="--node")
+    return found
+
+
+async def _follow(client: RachisClient, *calls: AsyncIterable[admin.PoolEvent], as_json: bool) -> None:
+    """Shows each worker's phase until the end of one call after the other, then what the pools have."""
     last: dict[str, str] = {}
     with phases() as display:
-        async for event in events:
-            worker, of = event.worker, f" ({event.done} of {event.of})" if event.of > 1 else ""
-            last[worker.worker_id] = phase_name(worker.phase)
-            detail = f": {worker.detail}" if worker.detail else ""
-            display.show(worker.worker_id, f"{last[worker.worker_id]}{detail}{of}")
+        for events in calls:
+            async for event in events:
+                worker, of = event.worker, f" ({event.done} of {event.of})" if event.of > 1 else ""
+                last[worker.worker_id] = phase_name(worker.phase)
+                detail = f": {worker.detail}" if worker.detail else ""
+                display.show(worker.worker_id, f"{last[worker.worker_id]}{detail}{of}")
     pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=10)).pools
     sizes = {wire.Pool.Name(pool.pool).removeprefix("POOL_").lower(): pool for pool in pools}
     if as_json:

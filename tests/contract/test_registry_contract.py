@@ -15,6 +15,7 @@ from rachis.redis_client import REDIS_DOWN, connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
+from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine import PrefixClaimChange
 from cluster_core.errors import StartError
 from cluster_sim.faults.local_redis import LocalRedis, Store
@@ -49,9 +50,11 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[s
 
 
 @asynccontextmanager
-async def registered(url: str, name: str = "decode-0", **values: Any) -> AsyncIterator[Registration]:
+async def registered(
+    url: str, name: str = "decode-0", clock: ClusterClock | None = None, **values: Any
+) -> AsyncIterator[Registration]:
     record = wire.WorkerRegistration(worker_id=name, pool=wire.POOL_DECODE, state=wire.WORKER_STATE_READY, **values)
-    registration = Registration(url, SERVICE, record, LEASE_S)
+    registration = Registration(url, SERVICE, record, LEASE_S, clock=clock)
     try:
         yield registration
     finally:
@@ -102,6 +105,16 @@ async def test_a_registration_is_read_until_its_lease_ends(url: str) -> None:
         await asyncio.sleep(2 * LEASE_S)
 
         assert await read(url) == {}
+
+
+async def test_a_worker_learns_the_time_from_redis_and_tells_how_far_its_host_is_ahead(url: str) -> None:
+    clock = ClusterClock(lambda: UnixMs(unix_ms() + 600_000))
+    async with registered(url, clock=clock) as registration:
+        await registration.open()
+        assert clock.unix_ms() == pytest.approx(unix_ms(), abs=500)
+        await registration.publish()
+
+        assert registration._record.clock_ahead_ms == pytest.approx(600_000, abs=500)
 
 
 async def test_a_registration_that_is_closed_is_gone_at_once(url: str) -> None:

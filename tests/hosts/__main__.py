@@ -1,13 +1,15 @@
-"""`python -m tests.hosts`: the tests on many hosts, in namespaces of their own. What `make test-hosts` runs.
+"""`python -m tests.hosts`: the tests on many hosts, in a network namespace of their own. What `make test-hosts` runs.
 
-The network namespace is the test hosts' laptop: bridge, cables and hosts are gone with it, however it ends. Where
-namespaces cannot be made, the tests are skipped, and the reason is the last line. Arguments go to pytest.
+The namespace is the laptop's: bridge, cables and hosts are gone with it, however it ends. What the hosts need and this
+machine has not is installed first. Where hosts cannot be made, the tests are skipped, and the last line says why.
+Arguments go to pytest.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.hosts import IN_NAMESPACE
 
@@ -17,19 +19,24 @@ _COMMANDS = {
     "unshare": "util-linux", "nsenter": "util-linux", "git": "git", "make": "make",
 }  # fmt: skip
 _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
+_APT_S = 300
+_SHOW_STAGES = ["-o", "log_cli=true", "-o", "log_cli_level=INFO", "-o", "log_cli_format=%(asctime)s %(message)s"]
 _NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
 
 
+# Debian starts what it installs unless this file says no. Nobody asked for an SSH server on this machine.
+_START_POLICY = Path("/usr/sbin/policy-rc.d")
+
+
 def why_not() -> str | None:
-    """Why these tests cannot run here, in a sentence; None where they can."""
+    """Why hosts cannot be made here, in a sentence; None where they can."""
     if not sys.platform.startswith("linux"):
         return f"hosts are made of Linux namespaces, and this is {sys.platform}"
     if os.geteuid() != 0:
         return "hosts are made of namespaces with networks, which only root may make"
-    path = f"{os.environ.get('PATH', '')}:{_SYSTEM_FOLDERS}"
-    missing = sorted({package for command, package in _COMMANDS.items() if not shutil.which(command, path=path)})
-    if missing:
-        return f"these Debian packages are missing: {' '.join(missing)} (apt-get install {' '.join(missing)})"
+    if missing_packages():
+        names = " ".join(missing_packages())
+        return f"what is in these Debian packages is missing: {names} (apt-get install {names})"
     script = "ip link add t0 type bridge && ip link add t1 type veth peer name t2 && mount -t tmpfs tmpfs /mnt"
     tried = subprocess.run([*_NAMESPACES, "sh", "-c", script], capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -37,12 +44,37 @@ def why_not() -> str | None:
     return None
 
 
+def missing_packages() -> list[str]:
+    path = f"{os.environ.get('PATH', '')}:{_SYSTEM_FOLDERS}"
+    return sorted({package for command, package in _COMMANDS.items() if not shutil.which(command, path=path)})
+
+
+def install(packages: list[str]) -> None:
+    """With apt-get, where there is one; what comes of it is told by `why_not`."""
+    if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    makes_policy = not _START_POLICY.exists()
+    if makes_policy:
+        _START_POLICY.write_text("#!/bin/sh\nexit 101\n")
+        _START_POLICY.chmod(0o755)
+    try:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in ("update", "install"):
+            arguments = [] if command == "update" else ["--yes", "--no-install-recommends", *packages]
+            subprocess.run(["apt-get", "--quiet=2", command, *arguments], env=environment, check=False, timeout=_APT_S)
+    finally:
+        if makes_policy:
+            _START_POLICY.unlink()
+
+
 def main() -> int:
+    install(missing_packages())
     reason = why_not()
     if reason is not None:
-        print(f"tests/hosts SKIPPED: {reason}")
+        sys.stdout.write(f"tests/hosts SKIPPED: {reason}\n")
         return 0
-    command = ["unshare", "--net", sys.executable, "-m", "pytest", "tests/hosts", *sys.argv[1:]]
+    pytest = [sys.executable, "-m", "pytest", "tests/hosts", *_SHOW_STAGES, *sys.argv[1:]]
+    command = ["unshare", "--net", *pytest]
     return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import RayError
 
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SHIPPED = Path("cluster_configs/ray/onprem.yaml")
 ROUTER_PORT = 7421
+# What the start command of the shipped file gives to hosts of these names.
+_RESOURCES = {"prefill": {"CPU": 2, "rachis_prefill": 1}, "decode": {"CPU": 2, "rachis_decode": 1}}
 _RAY_UP_S = 120.0
 _NODES_S = 90.0
 _READY_S = 150.0
@@ -51,14 +53,16 @@ class Cluster:
             "worker_ips": [host.address for host in self.hosts.values() if host is not self.head],
         }
         cluster["auth"] |= {"ssh_user": "root"}
+        cluster["metadata"] = {"hosts": {self.hosts[name].address: has for name, has in _RESOURCES.items()}}
         cluster["file_mounts"] |= {"~/service.yaml": "~/service.yaml"}
         (self.laptop.home / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
         (self.laptop.home / "service.yaml").write_text(yaml.safe_dump(self._service))
 
     async def up(self) -> None:
-        """`ray up`, then all hosts in the cluster. Raises LabError."""
-        command = "cd project; RAY_UP_enable_autoscaler_v2=0 ray up --yes --no-config-cache ~/cluster.yaml"
-        await asyncio.to_thread(self.laptop.run, command, _RAY_UP_S)
+        """The dry run, `ray up`, then all hosts in the cluster. Raises LabError."""
+        check = "rachis cluster check ~/cluster.yaml --config ~/service.yaml"
+        ray_up = "RAY_UP_enable_autoscaler_v2=0 ray up --yes --no-config-cache ~/cluster.yaml"
+        await asyncio.to_thread(self.laptop.run, f"cd project; {check} && {ray_up}", _RAY_UP_S)
         logger.info("`ray up` returned")
         await self.until_nodes(self.hosts)
 

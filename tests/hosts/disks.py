@@ -66,7 +66,7 @@ def _disk(folder: Path, spec: HostSpec, names: str) -> Path:
     # The virtual environment knows the project by the place of the checkout, which is hidden on the hosts.
     settings = {
         "PATH": f"{SYSTEM_PATH}:{sys.prefix}/bin" if spec == LAPTOP else SYSTEM_PATH,
-        "PYTHONPATH": "$HOME/rachis:$HOME/rachis/protos",
+        "PYTHONPATH": "{0}:{0}/protos".format("$HOME/project" if spec == LAPTOP else "$HOME/rachis"),
         "PYTHONDONTWRITEBYTECODE": 1,
         **_IMPATIENT_RAY,
     }

@@ -25,7 +25,7 @@ _SSH_PORT = 22
 _START_S = 20.0
 _POLL_S = 0.05
 # What every host runs anyway, and what looks for processes.
-_OWN_COMMANDS = (f"bash {_INIT}", "sleep 3600", "sshd: /usr/sbin/sshd", "/usr/sbin/sshd", "/bin/bash -c cd; ps", "ps -e")
+_OWN_COMMANDS = (f"bash {_INIT}", "sleep 3600", "sshd", "/usr/sbin/sshd", "/bin/bash -c cd; ps", "ps -e")
 
 
 class LabError(Exception):
@@ -49,6 +49,12 @@ def bring_up_network() -> None:
     _ip("link", "add", _BRIDGE, "type", "bridge")
     _ip("address", "add", f"{LAPTOP.address}/24", "dev", _BRIDGE)
     _ip("link", "set", _BRIDGE, "up")
+
+
+def cables() -> list[str]:
+    """The bridge's ends of the hosts' cables; one is gone as soon as its host is."""
+    lines = _ip("-brief", "link", "show", "master", _BRIDGE).splitlines()
+    return [line.split("@")[0] for line in lines]
 
 
 class Host:
@@ -193,10 +199,11 @@ class Host:
             time.sleep(_POLL_S)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LabError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _tail(output: bytes) -> str:

@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from rachis.wire import RETRY_AFTER
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 Prompt = tuple[int, ...]
 Answers = Mapping[Prompt, list[int]]
 
-GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 _AT_ONCE = 8
 _TIMEOUT_S = 60.0
 
@@ -43,7 +44,7 @@ async def plain_answers(prompts: Sequence[Prompt], config: RachisConfig) -> Answ
 
         async def answer(prompt: Prompt) -> tuple[Prompt, list[int]]:
             async with places:
-                return prompt, (await plain.decode(list(prompt), dict(GREEDY))).token_ids
+                return prompt, (await plain.decode(list(prompt), GREEDY)).token_ids
 
         answers = dict(await asyncio.gather(*map(answer, prompts)))
         await plain.close()
@@ -76,7 +77,7 @@ class Stream:
             f"{error.code()}: {error.details()}"
             for error in self.refused
             if error.code() is not grpc.StatusCode.UNAVAILABLE
-            or RETRY_AFTER not in dict(error.trailing_metadata() or ())
+            or RETRY_AFTER not in dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
         ]
 
 
@@ -108,3 +109,4 @@ async def requests_meanwhile(
             yield stream
         finally:
             over.set()
+    logger.info("requests meanwhile: %d answered, %d refused", len(stream.answered), len(stream.refused))

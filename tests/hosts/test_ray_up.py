@@ -15,7 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 from benchmarks.direct_call import DirectWorker
 from control_plane.client import RachisClient
 from tests.hosts.cluster import Cluster
-from tests.hosts.netlab import REPOSITORY
+from tests.hosts.netlab import REPOSITORY, cables
 from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
 from tests.integration.conftest import until
 
@@ -104,6 +104,10 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisCl
     assert "No nodes remaining" in await cluster.down()
     for host in cluster.hosts.values():
         assert (host.name, host.processes(), host.listening_ports()) == (host.name, [], [])
+    assert len(cables()) == len(cluster.hosts)
+    for host in cluster.hosts.values():
+        host.power_off()
+    assert cables() == []
 
 
 def _fresh(prompts: list[Prompt], count: int) -> list[Prompt]:

@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import EngineSection, HandoffSection
 from tests.integration.conftest import until
-from tests.integration.worker_processes import Answer, WorkerProcess, worker_pair
+from tests.integration.worker_processes import CLOCK_AHEAD_S, Answer, WorkerProcess, worker_pair
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +32,22 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     folder = tmp_path_factory.mktemp("guarded")
     async with worker_pair(folder, handoff, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
         yield pair
+
+
+async def test_a_pull_is_in_time_by_redis_clock_whatever_the_clocks_of_the_hosts_say(
+    guarded: tuple[WorkerProcess, WorkerProcess],
+) -> None:
+    prefill, decode = guarded
+    for worker, ahead_s in zip(guarded, CLOCK_AHEAD_S.values(), strict=True):
+        assert (await worker.status()).registration.clock_ahead_ms == pytest.approx(1000 * ahead_s, abs=500)
+
+    async def pulled() -> bool:
+        tokens = _prompt(7)
+        answer = await decode.decode(tokens, await prefill.prefill(tokens))
+        return answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
+
+    # On a busy machine one may take longer than its deadline of a second.
+    await until(pulled, "a hand-off is pulled")
 
 
 async def test_a_pull_after_the_lease_is_recomputed_and_right(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:

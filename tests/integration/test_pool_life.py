@@ -1,6 +1,8 @@
 """Workers that leave and start again under load: on real engines no request fails, and no token changes."""
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from benchmarks.direct_call import DirectWorker
 from benchmarks.plain_engine import GENERATION, plain_engine
 from cluster_configs.loading import LoadedConfig
 from control_plane.client import RachisClient, token_prompt
+from tests.fakes.redis_server import running_redis
 from tests.integration.conftest import all_blocks_free, own_service, until
 
 pytestmark = pytest.mark.integration
@@ -87,22 +90,50 @@ async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(tmp_path: P
         plain = DirectWorker(address, GENERATION)
         expected = [list((await plain.decode(prompt, GREEDY)).token_ids) for prompt in PROMPTS]
         await plain.close()
-    async with own_service(tmp_path, **TWO_EACH) as (_, client):
-        load = Load(client, expected)
-        async with load.running():
-            await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
-            assert await _sizes(client) == [(1, 1), (2, 2)]
-            before = await _generations(client)
-            await _followed(client.admin.RestartWorkers(admin.RestartWorkersRequest()))
-        after = await _generations(client)
-        assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
-        assert all(after[name] > before[name] for name in before)
-        pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
-        assert [pool.lost_workers for pool in pools] == [0, 0]
-        outcomes = (await client.router_status()).outcomes
-        assert sum(outcomes.values()) == outcomes["finished"] == len(load.routes)
-        assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
-        await until(lambda: all_blocks_free(client), "all blocks free")
+    with running_redis(tmp_path) as redis_url:
+        of_this_name = {"service__name": "chat", "redis__url": redis_url}
+        async with own_service(tmp_path, **TWO_EACH, **of_this_name) as (_, client):
+            await _lose_nothing(client, expected)
+            await _have_a_second_router(redis_url, expected)
+
+
+async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> None:
+    load = Load(client, expected)
+    async with load.running():
+        await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
+        assert await _sizes(client) == [(1, 1), (2, 2)]
+        before = await _generations(client)
+        await _followed(client.admin.RestartWorkers(admin.RestartWorkersRequest()))
+    after = await _generations(client)
+    assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
+    assert all(after[name] > before[name] for name in before)
+    pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
+    assert [pool.lost_workers for pool in pools] == [0, 0]
+    outcomes = (await client.router_status()).outcomes
+    assert sum(outcomes.values()) == outcomes["finished"] == len(load.routes)
+    assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
+    await until(lambda: all_blocks_free(client), "all blocks free")
+
+
+async def _have_a_second_router(redis_url: str, expected: Sequence[list[int]]) -> None:
+    """It finds the workers by itself, answers as the first one does, and its end touches nobody."""
+    settings = ["--set", "service.name=chat", "--set", f"redis.url={redis_url}", "--set", "router.port=0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "control_plane.cli.main", "route", "--json", *settings, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    listening = json.loads(await process.stdout.readline())
+    async with RachisClient(listening["address"]) as client:
+        await until(lambda: _knows_workers(client), "the second router knows the workers", timeout_s=20)
+        answered = await client.generate(token_prompt(PROMPTS[0]), **GREEDY)
+    assert list(answered.token_ids) == expected[0]
+    process.terminate()
+    output, _ = await process.communicate()
+    assert (process.returncode, json.loads(output.splitlines()[-1])) == (0, {"event": "stopped"})
+
+
+async def _knows_workers(client: RachisClient) -> bool:
+    return len(await client.workers()) == 3
 
 
 async def _followed(events: Any) -> None:

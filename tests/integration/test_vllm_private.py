@@ -12,7 +12,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from cluster_core.clock import UnixMs, unix_ms
+from cluster_core.clock import monotonic_s
 from kv_transfer import device_pool, vllm_private
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     results = KVConnectorTransferResults(finished_recving={"late", "timely", "local"})
     monkeypatch.setattr(NixlPullConnector, "get_transfer_results", lambda self, finished: results)
     connector = RachisNixlConnector.__new__(RachisNixlConnector)
-    now = unix_ms()
-    connector._deadlines = {"late": UnixMs(now - 1), "timely": UnixMs(now + 60_000)}
+    now_s = monotonic_s()
+    connector._deadlines = {"late": now_s - 0.001, "timely": now_s + 60}
     assert connector.get_transfer_results(set()).failed_recving == {"late"}
     assert connector._deadlines == {}
 

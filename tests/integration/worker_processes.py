@@ -1,12 +1,18 @@
-"""One prefill and one decode worker as plain processes, without Ray and router: for tests that need hold of both."""
+"""One prefill and one decode worker as plain processes, without Ray and router: for tests that need hold of both.
+
+They are as on two hosts whose clocks are wrong.
+"""
 
 import contextlib
 import multiprocessing
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import grpc
 import redis.asyncio as redis
@@ -17,6 +23,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
+from cluster_core import clock
 from cluster_core.ids import new_request_id
 from cluster_core.ports import hold_port
 from control_plane import child_process
@@ -26,6 +33,8 @@ from worker_runtime.host import WorkerHost, WorkerSettings
 
 SERVICE = "svc-test"
 START_TIMEOUT_S = 120.0
+# The clocks of the two hosts are 20 minutes apart.
+CLOCK_AHEAD_S = {"prefill": -600, "decode": 600}
 
 
 @dataclass(slots=True)
@@ -117,6 +126,8 @@ def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection) ->
     from decode_worker.service import DecodeService
     from prefill_worker.service import PrefillService
 
+    skewed = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() + CLOCK_AHEAD_S[role] * 10**9})
+    mock.patch.object(clock, "time", skewed).start()
     settings = EngineSettings(ModelSection(), engine, handoff, EngineRole(role))
     service = PrefillService if role == "prefill" else DecodeService
     host = WorkerHost(WorkerSettings(role, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from cluster_core.clock import ClusterClock
 from cluster_core.errors import InvalidInputError
 from cluster_sim.faults.__main__ import main
 from cluster_sim.faults.campaign import reduced, search
@@ -46,6 +48,20 @@ def test_a_planted_bug_is_found(bug: str) -> None:
         _, broken = search(range(SEEDS_FOR_A_PLANT))
 
     assert broken is not None, f"{bug}: nobody would see it"
+
+
+def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing_and_use_late_pulls() -> None:
+    """The clocks of the hosts in every run here are up to 10 minutes ahead or behind."""
+    few = range(8)
+    measured, _ = search(few)
+    with mock.patch.object(ClusterClock, "measured", lambda *_: None):
+        unmeasured, _ = search(few)
+        _, broken = search(range(35, SEEDS_FOR_A_PLANT))
+
+    assert measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] < measured.handoffs["HANDOFF_OUTCOME_PULLED"] / 5
+    assert unmeasured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] > 4 * measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
+    assert broken is not None
+    assert broken.violations[0].invariant == "caches"
 
 
 def test_what_was_found_is_shrunk_and_breaks_the_same_when_it_is_read_again() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cluster_core.clock import UnixMs
 from cluster_core.engine import HandoffOutcome, HandoffReport
 from cluster_core.errors import InvalidInputError
-from kv_transfer.handoff import MAX_DEADLINE_SHARE, PullLedger, effective_deadline, is_late, stamp_deadline
+from kv_transfer.handoff import MAX_DEADLINE_SHARE, PullLedger, effective_deadline_s, is_late, stamp_deadline
 from kv_transfer.lease_params import decode_params, encode_params
 
 NOW = UnixMs(1_700_000_000_000)
@@ -18,22 +18,26 @@ def test_a_deadline_lies_its_seconds_after_the_prefill() -> None:
 
 
 def test_late_begins_at_the_deadline_itself() -> None:
-    assert not is_late(UnixMs(NOW + 1), NOW)
-    assert is_late(NOW, NOW)
-    assert is_late(UnixMs(NOW - 1), NOW)
+    assert not is_late(7.001, 7.0)
+    assert is_late(7.0, 7.0)
+    assert is_late(6.999, 7.0)
+
+
+def test_a_deadline_is_kept_on_the_monotonic_clock_from_its_arrival_on() -> None:
+    assert effective_deadline_s(stamp_deadline(NOW, 15), UnixMs(NOW + 4_000), 100.0, 15) == 111.0
 
 
 def test_a_stamp_from_a_clock_ahead_is_cut_to_the_time_of_arrival() -> None:
     ahead = stamp_deadline(UnixMs(NOW + 60_000), 15)
 
-    assert effective_deadline(ahead, NOW, 15) == NOW + 15_000
+    assert effective_deadline_s(ahead, NOW, 100.0, 15) == 115.0
 
 
 def test_a_stamp_from_a_clock_behind_stays_as_early_as_it_is() -> None:
     behind = stamp_deadline(UnixMs(NOW - 60_000), 15)
 
-    assert effective_deadline(behind, NOW, 15) == behind
-    assert is_late(effective_deadline(behind, NOW, 15), NOW)
+    assert effective_deadline_s(behind, NOW, 100.0, 15) == 55.0
+    assert is_late(effective_deadline_s(behind, NOW, 100.0, 15), 100.0)
 
 
 @given(
@@ -54,18 +58,18 @@ def test_no_pull_within_its_deadline_ends_after_the_lease_whatever_the_clocks_sa
     received_ms = int((lease_s - deadline_s) * 1000 * received_share)
     stamped = stamp_deadline(UnixMs(NOW + skew_ms), deadline_s)
 
-    deadline = effective_deadline(stamped, UnixMs(NOW + received_ms), deadline_s)
-    ended_ms = received_ms + pull_ms
+    until_s = effective_deadline_s(stamped, UnixMs(NOW + received_ms), received_ms / 1000, deadline_s)
+    ended_s = (received_ms + pull_ms) / 1000
 
-    if not is_late(deadline, UnixMs(NOW + ended_ms)):
-        assert ended_ms <= lease_s * 1000
+    if not is_late(until_s, ended_s):
+        assert ended_s <= lease_s
 
 
 @given(skew_ms=st.integers(0, 5_000), received_ms=st.integers(0, 9_000))
 def test_a_prompt_pull_is_in_time_despite_a_clock_that_is_somewhat_off(skew_ms: int, received_ms: int) -> None:
     stamped = stamp_deadline(UnixMs(NOW - skew_ms), 15)
 
-    assert not is_late(effective_deadline(stamped, UnixMs(NOW + received_ms), 15), UnixMs(NOW + received_ms + 500))
+    assert not is_late(effective_deadline_s(stamped, UnixMs(NOW + received_ms), 100.0, 15), 100.5)
 
 
 def test_a_pull_that_ended_is_reported_once_with_what_crossed() -> None:

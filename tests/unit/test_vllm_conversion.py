@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster_core.clock import UnixMs, monotonic_s, unix_ms
+from cluster_core.clock import UnixMs, monotonic_s
 from cluster_core.engine import EngineJob, FinishReason, FirstToken, KvLease, SamplingSpec, TokenLogprob
 from cluster_core.errors import InvalidInputError
 
@@ -31,14 +31,14 @@ SPEC = SamplingSpec(
 )
 
 
-def params_of(**job: Any) -> Any:
+def params_of(pull_until_s: float | None = None, **job: Any) -> Any:
     from worker_runtime.vllm_conversion import sampling_params
 
-    return sampling_params(EngineJob("r", (1, 2), job.pop("sampling", SPEC), **job), DEADLINE_S)
+    return sampling_params(EngineJob("r", (1, 2), job.pop("sampling", SPEC), **job), pull_until_s)
 
 
-def lease(deadline: int, params: bytes = b'{"remote_port":7}') -> KvLease:
-    return KvLease("r#1", params, UnixMs(deadline))
+def lease(params: bytes = b'{"remote_port":7}') -> KvLease:
+    return KvLease("r#1", params, UnixMs(0))
 
 
 def test_every_field_of_the_sampling_spec_reaches_vllm_under_its_name() -> None:
@@ -64,20 +64,16 @@ def test_hand_off_jobs_do_not_share_their_parameters() -> None:
     assert params_of(hand_off=True).extra_args["kv_transfer_params"]["do_remote_decode"] is True
 
 
-def test_a_pull_carries_the_connectors_parameters_and_a_deadline_no_later_than_allowed() -> None:
-    early = unix_ms() + 1000
-    assert params_of(pull=lease(early)).extra_args["kv_transfer_params"] == {
+def test_a_pull_carries_the_connectors_parameters_and_its_deadline() -> None:
+    assert params_of(7.5, pull=lease()).extra_args["kv_transfer_params"] == {
         "remote_port": 7,
-        "rachis_deadline_unix_ms": early,
+        "rachis_pull_deadline_s": 7.5,
     }
-
-    far = params_of(pull=lease(unix_ms() + 3_600_000)).extra_args["kv_transfer_params"]["rachis_deadline_unix_ms"]
-    assert far <= unix_ms() + DEADLINE_S * 1000
 
 
 def test_a_pull_with_damaged_parameters_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="connector_params"):
-        params_of(pull=lease(0, b"{"))
+        params_of(pull=lease(b"{"))
 
 
 def test_a_first_token_is_replayed_even_when_it_is_token_zero() -> None:
