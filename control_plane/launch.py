@@ -1,6 +1,6 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
-up:    Ray -> embedded Redis -> lease of the name -> router (NOT_SERVING while workers start) -> workers -> SERVING
+up:    Ray -> embedded Redis -> lease of the name -> nodes are asked what they have -> router (NOT_SERVING while workers start) -> workers -> SERVING
 down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.reaper, also when this is killed)
 """
 
@@ -22,15 +22,18 @@ from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import ids
 from cluster_core.errors import StartError
-from control_plane import reaper
+from control_plane import preflight, reaper
 from control_plane.controller import Controller
 from control_plane.embedded_redis import EmbeddedRedis
 from control_plane.pools import Pools
 from control_plane.server import RouterServer
 from control_plane.service_lease import ServiceLease
 from control_plane.service_state import SERVICE_VARIABLE, ServiceState, StateFile
+from worker_runtime.node_report import NodeQuestion, NodeReport
 
 _LOOPBACK = "127.0.0.1"
+# A node that has just joined makes a process for the question first.
+_NODE_ANSWER_S = 60.0
 
 OnPhase = Callable[[str, str], None]
 
@@ -78,6 +81,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, stack, on_phase)
         await _take_lease(redis_url, service_id, stack)
+        await _preflight(config, redis_url, controller, on_phase)
         on_phase("router", "starting")
         router = RouterServer(loaded, service_id, redis_url)
         pools = router.pools(controller)
@@ -133,6 +137,17 @@ async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) ->
     await lease.take()
     keeping = asyncio.create_task(lease.keep())
     stack.callback(keeping.cancel)
+
+
+async def _preflight(config: RachisConfig, redis_url: str, controller: Controller, on_phase: OnPhase) -> None:
+    """What would keep workers from starting is said at once, for all nodes together."""
+
+    async def ask_nodes(question: Callable[[NodeQuestion], NodeReport], about: NodeQuestion) -> preflight.Reports:
+        return await controller.ask_nodes(question, about, timeout_s=_NODE_ANSWER_S)
+
+    on_phase("nodes", "asked what they have")
+    await preflight.check(config, redis_url, preflight.ask_here if config.ray.address is None else ask_nodes)
+    on_phase("nodes", "have what is needed")
 
 
 async def _connected_controller(

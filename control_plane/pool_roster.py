@@ -102,6 +102,8 @@ class Roster:
                 worker.generation, worker.lost_generation = record.generation, 0
                 worker.is_at(_READY)
             elif record is not None and record.state == wire.WORKER_STATE_DRAINING:
+                # Whoever was told to end has said so: its going is no loss.
+                worker.generation = 0
                 worker.is_at(_DRAINING, "takes nothing new")
             elif without_node.get(worker.worker_id):
                 worker.is_at(_PENDING, without_node[worker.worker_id])

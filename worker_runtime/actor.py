@@ -10,7 +10,8 @@ import os
 import ray
 from rachis.v1 import worker_pb2 as wire
 
-from worker_runtime.host import NodePlace, ServiceFactory, WorkerHost, WorkerSettings
+from worker_runtime.host import ServiceFactory, WorkerHost, WorkerSettings
+from worker_runtime.own_node import NodePlace
 
 
 class WorkerActor:
@@ -37,4 +38,6 @@ class WorkerActor:
 
 def _place() -> NodePlace:
     """As Ray knows this node."""
-    return NodePlace(ray.util.get_node_ip_address(), sum(node["Alive"] for node in ray.nodes()))
+    # Several of one host share its address, and loopback.
+    hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return NodePlace(ray.util.get_node_ip_address(), len(hosts))

@@ -10,7 +10,6 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
@@ -25,12 +24,11 @@ from cluster_core import versions
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
-
 from cluster_core.versions import Versions
-from worker_runtime import addresses, wire_conversion
+from worker_runtime import own_node, wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
-from worker_runtime.node_report import model_files
+from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
 from worker_runtime.worker_server import WorkerServer
@@ -66,14 +64,6 @@ class WorkerSettings:
     session_grace_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlace:
-    """The node a worker runs on: the address the cluster knows it by, and how many nodes the cluster has."""
-
-    address: str
-    nodes: int
-
-
 ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None]], WorkerServiceBase]
 
 
@@ -95,7 +85,7 @@ class WorkerHost:
             pool=_POOLS[settings.engine.role],
             state=wire.WORKER_STATE_STARTING,
             pid=os.getpid(),
-            node=socket.gethostname(),
+            node=NODE,
             phase="starting",
             versions=wire_conversion.versions_to_wire(self._versions),
         )
@@ -135,7 +125,7 @@ class WorkerHost:
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        if not self._ready.is_set():
+        if not self._ready.is_set() or self._failure is not None:
             os._exit(0)
         if self._ends_process:
             self._stopped.set()
@@ -163,10 +153,11 @@ class WorkerHost:
 
     async def _serve_until_stopped(self, ends: AsyncExitStack) -> None:
         """What is to be ended goes to `ends`, which ends all of it, the last first, even where one of them fails."""
-        self._check_node()
         settings = self._settings
-        engine_settings = replace(settings.engine, service_id=settings.service_id, host=self._host())
-        _set_environment(engine_environment(engine_settings))
+        own_node.check(self._versions, settings.versions, settings.engine.model.path)
+        host = own_node.listening_address(settings.engine, self._place)
+        engine_settings = replace(settings.engine, service_id=settings.service_id, host=host)
+        own_node.set_environment(engine_environment(engine_settings))
         from worker_runtime.vllm_engine import VllmEngine
 
         engine = VllmEngine(engine_settings, self._clock)
@@ -233,34 +224,12 @@ class WorkerHost:
         except TimeoutError:
             logger.warning("%s leaves with work unfinished after %g s", settings.worker_id, settings.drain_timeout_s)
 
-    def _check_node(self) -> None:
-        """What `control_plane.preflight` asks of the nodes that are there when the service starts."""
-        node, settings = f"node {self._record.node}", self._settings
-        found = versions.differences(self._versions, node, settings.versions, "the node of `rachis serve`")
-        if found:
-            raise StartError(f"{', '.join(found)}; install the same on both and restart the node's Ray")
-        model = model_files(settings.engine.model.path)
-        if model is not None and model.missing:
-            raise StartError(
-                f"the model {settings.engine.model.path} is not on {node}: {model.missing}; copy it there, or correct "
-                "model.path"
-            )
-
     async def _generation(self, registration: Registration) -> int:
         try:
             return await registration.open()
         except REDIS_DOWN as error:
             place = masked(self._settings.redis_url)
-            raise StartError(f"the Redis at {place} {complaint(error)} when node {self._record.node} asks") from None
-
-    def _host(self) -> str:
-        """The address that this worker listens on and tells others. Raises StartError where there is no such one."""
-        engine = self._settings.engine
-        if engine.host:
-            return engine.host
-        place = self._place()
-        interfaces = addresses.interfaces()
-        return addresses.own_address(engine.network, place.address, place.nodes, interfaces, self._record.node)
+            raise StartError(f"the Redis at {place} {complaint(error)} when node {NODE} asks") from None
 
     async def _with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
         """A model that took minutes to load is not given up because Redis is away for a moment."""
@@ -307,13 +276,6 @@ class WorkerHost:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""
         logger.error("the engine of %s died: %s", self._settings.worker_id, why)
         os._exit(ENGINE_DIED_EXIT_CODE)
-
-
-def _set_environment(variables: dict[str, str]) -> None:
-    """What UCX is told in the environment of the node, by who runs it, stays."""
-    for name, value in variables.items():
-        if not (name.startswith("UCX_") and name in os.environ):
-            os.environ[name] = value
 
 
 async def _cancelled(tasks: Iterable["asyncio.Task[None]"]) -> None:

@@ -26,7 +26,7 @@ class WorkerServer:
     def __init__(self, record: wire.WorkerRegistration, max_message_bytes: int) -> None:
         self._record = record
         self._server = grpc.aio.server(options=conventions.channel_options(max_message_bytes))
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 

@@ -16,7 +16,7 @@ from tests.hosts import IN_NAMESPACE
 # Command: the Debian package that it is in.
 _COMMANDS = {
     "ip": "iproute2", "rsync": "rsync", "sshd": "openssh-server", "ssh": "openssh-client", "ps": "procps",
-    "unshare": "util-linux", "nsenter": "util-linux", "git": "git", "make": "make",
+    "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "git": "git", "make": "make",
 }  # fmt: skip
 _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
 _APT_S = 300

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import subprocess
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import RayError
 
+from cluster_core.clock import monotonic_s
 from tests.hosts.netlab import Host, LabError
 
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path("cluster_configs/ray/onprem.yaml")
 ROUTER_PORT = 7421
+REDIS_PORT = 6390
 # What the start command of the shipped file gives to hosts of these names.
 _RESOURCES = {"prefill": {"CPU": 2, "rachis_prefill": 1}, "decode": {"CPU": 2, "rachis_decode": 1}}
 _RAY_UP_S = 120.0
@@ -72,9 +73,9 @@ class Cluster:
 
     async def until_nodes(self, names: Iterable[str], timeout_s: float = _NODES_S) -> None:
         """Until Ray takes exactly these hosts for alive. Raises LabError."""
-        wanted, deadline_s = set(names), time.monotonic() + timeout_s
+        wanted, deadline_s = set(names), monotonic_s() + timeout_s
         while (alive := await self.nodes()) != wanted:
-            if time.monotonic() > deadline_s:
+            if monotonic_s() > deadline_s:
                 raise LabError(f"Ray has {sorted(alive)} after {timeout_s:g} s, not {sorted(wanted)}")
             await asyncio.sleep(_POLL_S)
         logger.info("Ray has %s", " ".join(sorted(alive)))
@@ -116,10 +117,10 @@ class Cluster:
         return {node.node_manager_hostname for node in nodes.values() if node.state == GcsNodeInfo.ALIVE}
 
     async def _until_ready(self, serving: subprocess.Popen[bytes]) -> None:
-        deadline_s = time.monotonic() + _READY_S
+        deadline_s = monotonic_s() + _READY_S
         while not any(event.get("event") == "ready" for event in self.events()):
             ended = serving.poll()
-            if ended is not None or time.monotonic() > deadline_s:
+            if ended is not None or monotonic_s() > deadline_s:
                 how = f"ended with {ended}" if ended is not None else f"is not ready after {_READY_S:g} s"
                 raise LabError(f"rachis serve {how}:\n{self._serve_log.read_text(errors='replace')[-4000:]}")
             await asyncio.sleep(_POLL_S)

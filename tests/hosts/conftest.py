@@ -13,7 +13,7 @@ import pytest_asyncio
 from cluster_configs.loading import load
 from control_plane.client import RachisClient
 from tests.hosts import IN_NAMESPACE
-from tests.hosts.cluster import ROUTER_PORT, Cluster
+from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
 from tests.hosts.disks import make_hosts
 from tests.hosts.netlab import HostSpec, bring_up_network
 from tests.hosts.prompts import Answers, Prompt, make_prompts, plain_answers
@@ -28,6 +28,7 @@ SERVICE: dict[str, Any] = {
         "prefill": {"node_resource": "rachis_prefill"},
         "decode": {"node_resource": "rachis_decode"},
     },
+    "redis": {"port": REDIS_PORT},
     "router": {"host": HEAD.address, "port": ROUTER_PORT},
     # Both pools have to be used, however little there is to do.
     "placement": {"disaggregation": "always"},

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from control_plane.child_process import bind_to_parent
+from cluster_core.clock import monotonic_s
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -87,13 +87,14 @@ class Host:
         hidden = sorted({str(REPOSITORY), str(Path(sys.prefix).parent)})
         namespaces = ["--mount", "--uts", "--ipc", "--pid", *([] if self._is_laptop else ["--net"])]
         command = [
+            "setpriv", "--pdeathsig", "KILL",
             "unshare", *namespaces, "--fork", "--kill-child", "--mount-proc", "bash", str(_INIT),
             self.name, "-" if self._is_laptop else self.address, LAPTOP.address, str(self._disk),
             ":".join(hidden), f"{sys.prefix}:{sys.base_prefix}",
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", preexec_fn=bind_to_parent,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
                 env={"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8"}, start_new_session=True,
             )  # fmt: skip
         self._init_pid = self._first_process(self._process)
@@ -192,9 +193,9 @@ class Host:
             return False
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = monotonic_s() + _START_S
         while not condition():
-            if time.monotonic() > deadline_s:
+            if monotonic_s() > deadline_s:
                 raise LabError(f"host {self.name} {what} after {_START_S:g} s: {_tail(self._log.read_bytes())}")
             time.sleep(_POLL_S)
 

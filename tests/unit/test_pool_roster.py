@@ -88,6 +88,17 @@ def test_a_worker_that_leaves_is_not_lost(roster: Roster) -> None:
     assert roster.status()[0].desired_workers == 0
 
 
+def test_a_worker_that_was_told_to_end_and_starts_again_is_not_lost(roster: Roster) -> None:
+    roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster, record("prefill-0", 5, DRAINING))
+    seen(roster)
+    seen(roster, record("prefill-0", 6))
+    assert lost(roster) == 0
+    seen(roster)
+    assert lost(roster) == 1
+
+
 def test_a_lost_worker_whose_process_ray_has_given_up_is_to_be_fenced(roster: Roster) -> None:
     worker = roster.add(PREFILL)
     seen(roster, record("prefill-0", 5))

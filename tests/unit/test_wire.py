@@ -1,11 +1,13 @@
 """Errors on the wire: the status of each class, and the details that clients read."""
 
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 from rachis import registry, wire
 
 from cluster_core import errors
@@ -47,6 +49,14 @@ def test_the_table_names_every_class_of_the_error_tree() -> None:
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_each_error_becomes_its_status(kind: type[RachisError]) -> None:
     assert wire.status_code(kind("why")) is grpc.StatusCode[EXPECTED[kind]]
+
+
+def test_every_channel_option_is_one_that_grpc_knows() -> None:
+    """gRPC ignores what it does not know. Of keepalive that is not allowed, it ends idle channels."""
+    library = Path(cygrpc.__file__).read_bytes()
+    names = [name for name, _ in wire.channel_options(1)]
+    assert [name for name in names if name.encode() not in library] == []
+    assert b"grpc.http2.min_recv_ping_interval_without_data_ms" not in library
 
 
 def details(error: RachisError) -> Status:
