@@ -1,6 +1,7 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
-up:    Ray -> embedded Redis -> lease of the name -> nodes are asked what they have -> router (NOT_SERVING while workers start) -> workers -> SERVING
+up:    Ray -> embedded Redis -> lease of the name -> preflight of the nodes
+       -> router (NOT_SERVING while workers start) -> workers -> SERVING
 down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.reaper, also when this is killed)
 """
 

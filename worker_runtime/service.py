@@ -80,10 +80,13 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         )
         load = wire_conversion.load_to_wire(status.load)
         load.active_calls = self._calls
+        counters = wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss)
+        memory = psutil.virtual_memory()
+        counters.node_memory_bytes, counters.node_available_bytes = memory.total, memory.available
         return wire.GetWorkerStatusResponse(
             registration=self._registration,
             load=load,
-            counters=wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss),
+            counters=counters,
             tiers=wire_conversion.tiers_to_wire(status.tiers) if status.tiers is not None else None,
             hottest=wire_conversion.hottest_to_wire(hottest) if hottest is not None else None,
             decode=wire_conversion.decode_to_wire(status.decode) if status.decode is not None else None,

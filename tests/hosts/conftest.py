@@ -29,7 +29,8 @@ SERVICE: dict[str, Any] = {
         "decode": {"node_resource": "rachis_decode"},
     },
     "redis": {"port": REDIS_PORT},
-    "router": {"host": HEAD.address, "port": ROUTER_PORT},
+    # Shorter than a host takes to come back: some requests are refused meanwhile.
+    "router": {"host": HEAD.address, "port": ROUTER_PORT, "queue_timeout_s": 10.0},
     # Both pools have to be used, however little there is to do.
     "placement": {"disaggregation": "always"},
 }

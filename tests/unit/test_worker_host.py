@@ -1,25 +1,37 @@
 """How a worker comes up and goes, on a real Redis and an engine that computes nothing."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import grpc
 import pytest
 import redis.asyncio as redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rachis import registry
 from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
 
-from cluster_configs.schema import RachisConfig
+from cluster_configs.schema import ModelSection, RachisConfig
+from cluster_core.errors import StartError
+from cluster_core.versions import Versions
 from prefill_worker.service import PrefillService
+from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.redis_server import running_redis
 from worker_runtime import host as worker_host
+from worker_runtime import own_node
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerHost, WorkerSettings
+from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
+from worker_runtime.worker_server import LIVENESS, WORKER_SERVICE
 
 SERVICE, WORKER = "svc-test", "prefill-0"
 
@@ -56,10 +68,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def start(url: str, start_timeout_s: float = 10.0) -> WorkerHost:
+def start(url: str, place: NodePlace | None = None, **changes: Any) -> WorkerHost:
+    """With settings changed, of the engine as `engine__host`."""
     config = RachisConfig()
-    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL)
-    host = WorkerHost(WorkerSettings(WORKER, SERVICE, settings, url, 5.0, 1 << 20, start_timeout_s), PrefillService)
+    of_engine = {name.partition("__")[2]: value for name, value in changes.items() if name.startswith("engine__")}
+    engine = replace(EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL), **of_engine)
+    settings = WorkerSettings(WORKER, SERVICE, engine, url, 5.0, 1 << 20, 10.0)
+    settings = replace(settings, **{name: value for name, value in changes.items() if not name.startswith("engine__")})
+    host = WorkerHost(settings, PrefillService, lambda: place or NodePlace("127.0.0.1", 1))
     host.start_in_background()
     return host
 
@@ -173,3 +189,169 @@ async def test_the_registration_tells_of_blocks_that_are_in_the_stream(
     assert host._record.stored_blocks == 7
     assert host._record.claims_sequence == feed.sequence + 1
     assert await stopped(host)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "told"),
+    [
+        (
+            {"versions": Versions(rachis="99.0.1")},
+            None,
+            rf"Rachis is .* on node {NODE} and 99\.0\.1 on the node of `rachis serve`; install the same on both",
+        ),
+        (
+            {"engine__model": ModelSection(path="/models/none")},
+            None,
+            rf"the model /models/none is not on node {NODE}: there is no such folder; copy it there",
+        ),
+        (
+            {"engine__host": "", "engine__network": "203.0.113.0/24"},
+            None,
+            rf"pools\.network: node {NODE} has no address in 203\.0\.113\.0/24, only ",
+        ),
+        (
+            {"engine__host": ""},
+            NodePlace("127.0.0.1", 3),
+            rf"node {NODE} would be reached under 127\.0\.0\.1, which is loopback, but the Ray cluster has 3 nodes",
+        ),
+        (
+            {"redis_url": "redis://:secret@127.0.0.1:1/0"},
+            None,
+            rf"the Redis at redis://:\*\*\*@127\.0\.0\.1:1/0 does not answer \(.*\) when node {NODE} asks",
+        ),
+    ],
+)
+async def test_a_worker_that_would_not_be_right_on_its_node_does_not_start(
+    server: str, client: Any, engine: Engine, changes: dict[str, Any], place: NodePlace | None, told: str
+) -> None:
+    host = start(server, place, **changes)
+    with pytest.raises(StartError, match=told):
+        await ready(host)
+
+    assert await stopped(host)
+    assert not await client.exists(registry.worker_key(SERVICE, WORKER))
+
+
+async def test_a_worker_tells_who_it_is_and_listens_where_its_node_is_known(
+    server: str, client: Any, engine: Engine
+) -> None:
+    host = start(server, NodePlace("127.0.0.2", 1), engine__host="")
+    record = await asyncio.to_thread(host.wait_ready, 10.0)
+
+    assert record.address.startswith("127.0.0.2:")
+    assert record.node == NODE
+    assert record.versions.rachis and record.versions.vllm
+    assert await stopped(host)
+
+
+async def health(host: WorkerHost) -> list[str]:
+    async with grpc.aio.insecure_channel(host._record.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        requests = [health_pb2.HealthCheckRequest(service=name) for name in ("", WORKER_SERVICE, LIVENESS)]
+        answers = [await stub.Check(request, timeout=5) for request in requests]
+    return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
+
+
+async def test_readiness_follows_draining_and_liveness_does_not(server: str, client: Any, engine: Engine) -> None:
+    host = start(server)
+    await ready(host)
+    assert await health(host) == ["SERVING"] * 3
+    async with grpc.aio.insecure_channel(host._record.address) as channel:
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        await stub.SetDraining(wire.SetDrainingRequest(draining=True))
+        drained = await health(host)
+        await stub.SetDraining(wire.SetDrainingRequest(draining=False))
+    assert drained == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
+    assert await health(host) == ["SERVING"] * 3
+    assert await stopped(host)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes with which the process would have ended."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+async def prefilling(host: WorkerHost, channel: Any) -> "asyncio.Task[Any]":
+    stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+    request = wire.PrefillRequest(request_id="r", generation=host._record.generation, token_ids=[1, 2, 3])
+    request.sampling.max_tokens = 1
+    return asyncio.ensure_future(stub.Prefill(request, timeout=20))
+
+
+async def test_a_process_that_is_asked_to_end_ends_once_what_it_runs_has_ended(
+    server: str, client: Any, engine: Engine, ends: list[int], sigterm: None
+) -> None:
+    engine.hold_before(0)
+    host = start(server)
+    await ready(host)
+    host.end_on_sigterm()
+    async with grpc.aio.insecure_channel(host._record.address) as channel:
+        running = await prefilling(host, channel)
+        await until(engine.held.is_set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: host._record.state == wire.WORKER_STATE_DRAINING)
+        await asyncio.sleep(6 * worker_host._DRAIN_POLL_S)
+        assert not running.done() and not ends
+        record = wire.WorkerRegistration.FromString(await client.get(registry.worker_key(SERVICE, WORKER)))
+        assert record.state == wire.WORKER_STATE_DRAINING
+        host._loop.call_soon_threadsafe(engine.resume)
+        assert (await running).first.token_ids
+
+    await asyncio.to_thread(host._thread.join, 10.0)
+    assert ends == [0]
+    assert engine.stopped
+    assert not await client.exists(registry.worker_key(SERVICE, WORKER))
+
+
+@pytest.mark.parametrize("how", ["it took too long", "asked twice"])
+async def test_a_process_does_not_wait_for_ever_for_what_it_runs(
+    server: str, client: Any, engine: Engine, ends: list[int], sigterm: None, how: str
+) -> None:
+    engine.hold_before(0)
+    host = start(server, drain_timeout_s=0.5 if how == "it took too long" else 600.0)
+    await ready(host)
+    host.end_on_sigterm()
+    async with grpc.aio.insecure_channel(host._record.address) as channel:
+        running = await prefilling(host, channel)
+        await until(engine.held.is_set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: host._record.state == wire.WORKER_STATE_DRAINING)
+        if how == "asked twice":
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.to_thread(host._thread.join, 10.0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
+    assert ends == [0]
+
+
+async def test_a_process_that_does_not_serve_yet_ends_at_once(
+    server: str, client: Any, engine: Engine, ends: list[int], sigterm: None
+) -> None:
+    config = RachisConfig()
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL)
+    host = WorkerHost(WorkerSettings(WORKER, SERVICE, settings, server, 5.0, 1 << 20, 10.0), PrefillService)
+    host.end_on_sigterm()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert ends == [0]
+
+
+def test_what_the_node_says_of_ucx_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "ib0")
+    for name in ("UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    own_node.set_environment({"UCX_NET_DEVICES": "eth0", "UCX_TCP_PORT_RANGE": "1-2", "OMP_NUM_THREADS": "1"})
+
+    names = ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS")
+    assert [os.environ[name] for name in names] == ["ib0", "1-2", "1"]

@@ -263,6 +263,7 @@ async def test_status_tells_load_and_counters() -> None:
     assert (status.load.leased_handoffs, status.counters.handoffs_leased, status.counters.requests) == (1, 1, 1)
     assert status.counters.prompt_tokens == len(PROMPT)
     assert status.counters.resident_bytes > 0
+    assert status.counters.node_memory_bytes > status.counters.node_available_bytes > 0
     assert status.registration.worker_id == "w-0"
 
 
