@@ -38,6 +38,9 @@ _ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.PO
 _ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
 # What Ray calls an actor that has no process: it waits for room, or for its node's successor.
 _WITHOUT_PROCESS = frozenset({"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"})
+_ENDED = (
+    "its process has ended as often as max_restarts allows; `rachis restart --rolling` with its name starts it anew"
+)
 # A Ray that this service starts has room for twice its workers: to scale, and to restart one by one.
 _LOCAL_ROOM = 2
 
@@ -96,7 +99,10 @@ class Controller:
         return await asyncio.to_thread(self._ask_nodes, question, args, timeout_s)
 
     async def start(self, pool: Pool, worker_id: str) -> None:
-        await asyncio.to_thread(self._start, pool, worker_id, asyncio.get_running_loop())
+        try:
+            await asyncio.to_thread(self._start, pool, worker_id, asyncio.get_running_loop())
+        except RayError as error:
+            raise StartError(f"Ray does not take {worker_id}: {error}") from None
 
     async def failure(self, worker_id: str) -> str:
         try:
@@ -234,10 +240,14 @@ class Controller:
         }
 
     def _without_node(self) -> Mapping[str, str]:
+        started = dict(self._started)
+        ended = {actor_id for actor_id, actor in ray_state.actors().items() if actor["State"] == "DEAD"}
         waiting = self._without_process()
-        found = {name: each.pool for name, each in list(self._started.items()) if each.actor_id in waiting}
-        rooms = {pool: self._room(pool) for pool in set(found.values())}
-        return {worker_id: rooms[pool] for worker_id, pool in found.items()}
+        rooms = {
+            pool: self._room(pool) for pool in {each.pool for each in started.values() if each.actor_id in waiting}
+        }
+        found = {name: rooms[each.pool] for name, each in started.items() if each.actor_id in waiting}
+        return found | {name: _ENDED for name, each in started.items() if each.actor_id in ended}
 
     def _room(self, pool: Pool) -> str:
         """Why no node takes a worker of this pool; empty where one does."""

@@ -50,7 +50,7 @@ class PoolFollowing:
         while self._autoscalers:
             await asyncio.sleep(_EVERY_S)
             for status in self._pools.status():
-                if status.pool in self._autoscalers:
+                if status.pool in self._autoscalers and not self._pools.restarting():
                     self._follow(status, monotonic_s())
 
     def _follow(self, status: admin.PoolStatus, now_s: float) -> None:

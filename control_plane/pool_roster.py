@@ -24,7 +24,8 @@ _READY, _DRAINING, _LEFT = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING, ad
 class PoolWorker:
     """One wanted worker. generation: of the start that was ready last; 0 before that.
 
-    leaves: it is on its way out for good or to be started again, so that its going is no loss. past_generation: what
+    leaves: it is on its way out for good. restarts: it is being ended and started again. Neither's going is a loss.
+    stands_in: it is there while another one restarts, and is no part of the pool's size. past_generation: what
     the registry still has of this one or of one before it counts for nothing. lost_generation: of the start that was
     lost last, until Ray says what became of it. to_fence: of a process that Ray has given up, and that may not know it.
     """
@@ -38,6 +39,8 @@ class PoolWorker:
     lost_generation: int = 0
     to_fence: int = 0
     leaves: bool = False
+    restarts: bool = False
+    stands_in: bool = False
 
     def is_at(self, phase: admin.PoolPhase.ValueType, detail: str = "") -> None:
         self.phase, self.detail = phase, detail
@@ -76,8 +79,8 @@ class Roster:
         return sorted(found, key=lambda worker: (worker.pool, len(worker.worker_id), worker.worker_id))
 
     def staying(self, pool: Pool) -> list[PoolWorker]:
-        """Those that are not on their way out."""
-        return [worker for worker in self.workers(pool) if not worker.leaves]
+        """Those that make up the pool's size."""
+        return [worker for worker in self.workers(pool) if not (worker.leaves or worker.stands_in)]
 
     def ready(self, pool: Pool) -> int:
         return sum(worker.phase == _READY for worker in self.workers(pool))
@@ -86,7 +89,7 @@ class Roster:
         """without_node: the workers that have no process, as far as Ray says, and why; empty: one is being made."""
         records = {record.worker_id: record for record in registrations}
         for worker in self._workers.values():
-            if worker.leaves:
+            if worker.leaves or worker.restarts:
                 continue
             record = records.get(worker.worker_id)
             if record is not None and record.generation <= worker.past_generation:

@@ -21,7 +21,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
 from control_plane.fencing import Fence
-from control_plane.membership import Membership
+from control_plane.membership import Member, Membership
 from control_plane.pool_roster import POOL_NAMES, PoolWorker, Roster
 from control_plane.worker_client import WorkerClient
 from control_plane.worker_snapshot import Pool
@@ -116,6 +116,7 @@ class Pools:
         Raises InvalidInputError for a size that makes no service, StartError when a worker does not come up.
         """
         self._check_sizes(sizes)
+        self._check_quiet()
         added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
         surplus = [worker for pool, size in sizes.items() for worker in self._roster.staying(pool)[size:]]
         for worker in surplus:
@@ -128,6 +129,7 @@ class Pools:
     def resize(self, pool: Pool, size: int) -> None:
         """The same without anybody who follows it."""
         self._check_sizes({pool: size})
+        self._check_quiet()
         staying = self._roster.staying(pool)
         for worker in staying[size:]:
             worker.leaves = True
@@ -155,13 +157,20 @@ class Pools:
         does not come back: those after it are left as they are.
         """
         workers = [self._named(name) for name in worker_ids] or self._roster.workers()
-        if self._one_by_one.locked():
-            raise OutOfOrderError("workers are being restarted already; wait for that to end", field="worker_ids")
+        self._check_quiet()
         async with self._one_by_one:
             for index, worker in enumerate(workers):
                 work = [self._in_background(self._start_again(worker))]
                 async for event in _followed([worker], work, done=index, of=len(workers)):
                     yield event
+
+    def restarting(self) -> bool:
+        """Workers are being restarted one by one: pools keep their sizes meanwhile."""
+        return self._one_by_one.locked() or any(worker.restarts for worker in self._roster.workers())
+
+    def _check_quiet(self) -> None:
+        if self.restarting():
+            raise OutOfOrderError("workers are being restarted one by one; wait for that to end", field="pools")
 
     def _check_sizes(self, sizes: Mapping[Pool, int]) -> None:
         for pool, size in sizes.items():
@@ -175,12 +184,13 @@ class Pools:
         if worker is None:
             known = ", ".join(worker.worker_id for worker in self._roster.workers()) or "none"
             raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
-        if worker.leaves:
-            raise OutOfOrderError(f"{worker_id} is on its way out already", field="worker_id")
+        if worker.leaves or worker.restarts:
+            doing = "on its way out" if worker.leaves else "being restarted"
+            raise OutOfOrderError(f"{worker_id} is {doing} already", field="worker_id")
         return worker
 
     def _is_last(self, worker: PoolWorker) -> bool:
-        others = [other for other in self._roster.staying(wire.POOL_DECODE) if other is not worker]
+        others = [other for other in self._roster.workers(wire.POOL_DECODE) if other is not worker and not other.leaves]
         return worker.pool == wire.POOL_DECODE and not any(other.phase == _READY for other in others)
 
     def _is_up(self) -> bool:
@@ -204,7 +214,7 @@ class Pools:
             async with asyncio.timeout(self._limits.start_timeout_s):
                 while worker.phase != _READY and not worker.leaves:
                     await asyncio.wait({failing}, timeout=_LOOK_EVERY_S)
-                    if failing.done():
+                    if failing.done() and not worker.leaves:
                         raise StartError(failing.result())
         except TimeoutError:
             timeout_s = self._limits.start_timeout_s
@@ -222,13 +232,16 @@ class Pools:
     async def _start_again(self, worker: PoolWorker) -> None:
         """The only decode worker has another one stand in for it meanwhile."""
         stand_in = await self._stand_in(worker) if self._is_last(worker) else None
-        worker.leaves = True
-        member = self._membership.get(worker.worker_id)
-        worker.past_generation = member.registration.generation if member is not None else worker.generation
-        await self._drain(worker)
-        await self._actors.stop(worker.worker_id)
-        worker.generation, worker.leaves = 0, False
-        worker.is_at(admin.POOL_PHASE_STARTING)
+        worker.restarts = True
+        try:
+            member = self._membership.get(worker.worker_id)
+            worker.past_generation = member.registration.generation if member is not None else worker.generation
+            await self._drain(worker)
+            await self._actors.stop(worker.worker_id)
+            worker.generation = 0
+            worker.is_at(admin.POOL_PHASE_STARTING)
+        finally:
+            worker.restarts = False
         await self._bring_up(worker)
         if stand_in is not None:
             stand_in.leaves = True
@@ -236,6 +249,7 @@ class Pools:
 
     async def _stand_in(self, worker: PoolWorker) -> PoolWorker:
         stand_in = self._roster.add(worker.pool)
+        stand_in.stands_in = True
         coming = self._in_background(self._bring_up(stand_in))
         room_until_s = monotonic_s() + _STAND_IN_ROOM_S
         while not coming.done():
@@ -254,49 +268,66 @@ class Pools:
         return stand_in
 
     async def _drain(self, worker: PoolWorker) -> None:
-        """Until it is idle, gone, or out of time."""
+        """Until it is idle, gone, or out of time. One that does not answer is asked again: it may only be busy."""
         member = self._membership.get(worker.worker_id)
         if member is None or not member.registration.address:
             return
-        address = member.registration.address
         worker.is_at(_DRAINING)
         until_s = monotonic_s() + self._limits.drain_timeout_s
-        try:
-            await self._client.set_draining(
-                address, True, _STATUS_TIMEOUT_S, move_sessions_after_s=self._limits.session_grace_s
-            )
-            while True:
-                load = (await self._client.status(address, wire.GetWorkerStatusRequest(), _STATUS_TIMEOUT_S)).load
-                running = max(load.active_calls, load.running_requests + load.waiting_requests)
-                if not (running or load.leased_handoffs or member.in_flight_requests):
+        was_told = False
+        while monotonic_s() < until_s:
+            try:
+                if not was_told:
+                    await self._tell_to_drain(member.registration.address)
+                    was_told = True
+                held = await self._held(member)
+            except RachisError as error:
+                if self._membership.get(worker.worker_id) is not member:
+                    logger.warning("%s went away while it drained: %s", worker.worker_id, error)
                     return
-                worker.is_at(_DRAINING, f"{running} requests run, {load.leased_handoffs} hand-offs wait for their pull")
-                if monotonic_s() > until_s:
-                    logger.error(
-                        "%s leaves after %g s: %s", worker.worker_id, self._limits.drain_timeout_s, worker.detail
-                    )
-                    return
-                await asyncio.sleep(_LOOK_EVERY_S)
-        except RachisError as error:
-            logger.warning("%s went away while it drained: %s", worker.worker_id, error)
+                held = f"it does not answer: {error}"
+            if not held:
+                return
+            worker.is_at(_DRAINING, held)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        logger.error("%s leaves after %g s: %s", worker.worker_id, self._limits.drain_timeout_s, worker.detail)
+
+    async def _tell_to_drain(self, address: str) -> None:
+        grace_s = self._limits.session_grace_s
+        await self._client.set_draining(address, True, _STATUS_TIMEOUT_S, move_sessions_after_s=grace_s)
+
+    async def _held(self, member: Member) -> str:
+        """What keeps it from being idle, in words; empty where nothing does."""
+        request, address = wire.GetWorkerStatusRequest(), member.registration.address
+        load = (await self._client.status(address, request, _STATUS_TIMEOUT_S)).load
+        running = max(load.active_calls, load.running_requests + load.waiting_requests, member.in_flight_requests)
+        if not (running or load.leased_handoffs):
+            return ""
+        return f"{running} requests run, {load.leased_handoffs} hand-offs wait for their pull"
 
     async def _watch(self) -> None:
         """Holds the roster against the registry and against what Ray says, until cancelled."""
-        without_node: Mapping[str, str] = {}
-        ask_again_s = 0.0
+        asked_s = 0.0
+        known: Mapping[str, str] = {}
         while True:
-            if monotonic_s() >= ask_again_s:
-                ask_again_s = monotonic_s() + _ASK_RAY_EVERY_S
-                try:
-                    without_node = await self._actors.without_node()
-                except Exception:
-                    logger.exception("Ray does not say which workers have a node")
-            self._roster.observe([member.registration for member in self._membership.members()], without_node)
-            for worker in self._roster.workers():
-                if worker.to_fence and await self._fence.close_out(worker.worker_id, worker.to_fence):
-                    logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
-                    worker.to_fence = 0
+            try:
+                if monotonic_s() - asked_s > _ASK_RAY_EVERY_S:
+                    asked_s = monotonic_s()
+                    known = await self._actors.without_node()
+            except Exception:
+                logger.exception("Ray does not say which workers have a node; what it said last is believed")
+            try:
+                await self._look(known)
+            except Exception:
+                logger.exception("the pools could not be looked at")
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self, without_node: Mapping[str, str]) -> None:
+        self._roster.observe([member.registration for member in self._membership.members()], without_node)
+        for worker in self._roster.workers():
+            if worker.to_fence and await self._fence.close_out(worker.worker_id, worker.to_fence):
+                logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
+                worker.to_fence = 0
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -13,7 +13,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import StartError
+from cluster_core.errors import DeadlineError, StartError
 from control_plane.pools import Pools
 from control_plane.worker_snapshot import Pool
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, failure, named, running_cluster, text_of, until
@@ -163,6 +163,57 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended(monkeyp
         assert actors.stops == ["decode-0"]
         assert sizes(pools) == [(1, 1), (1, 1)]
         assert [status.lost_workers for status in pools.status()] == [0, 0]
+
+
+async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+        asked, ask = 0, pools._client.status
+
+        async def late(*args: Any) -> wire.GetWorkerStatusResponse:
+            nonlocal asked
+            asked += 1
+            if asked < 4:
+                raise DeadlineError("worker decode-0: Deadline Exceeded")
+            return await ask(*args)
+
+        monkeypatch.setattr(pools._client, "status", late)
+        leaving = asyncio.create_task(
+            followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
+        )
+        await until(lambda: asked > 5)
+        assert actors.stops == []
+        busy.engine.resume()
+        assert text_of(await running)
+        await leaving
+        assert actors.stops == ["decode-0"]
+
+
+async def test_pools_keep_their_sizes_while_workers_are_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+        restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
+        await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+
+        assert [status.desired_workers for status in pools.status()] == [1, 1], "a stand-in is no part of the size"
+        for request in (admin.ScalePoolsRequest(decode_workers=3), admin.RestartWorkersRequest()):
+            method = getattr(cluster.admin, type(request).__name__.removesuffix("Request"))
+            refused = await failure(method(request))
+            assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "being restarted" in (refused.details() or "")
+        busy.engine.resume()
+        assert text_of(await running)
+        await restarting
+        assert sizes(pools) == [(1, 1), (1, 1)]
+        assert actors.stops == ["prefill-0", "decode-0", "decode-1"]
 
 
 async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

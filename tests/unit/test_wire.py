@@ -37,7 +37,9 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.StaleGenerationError: "FAILED_PRECONDITION",
     errors.ConfigError: "INVALID_ARGUMENT",
     errors.StartError: "UNAVAILABLE",
+    errors.DrainingError: "ABORTED",
     WorkerLostError: "UNAVAILABLE",
+    WorkerDrainingError: "UNAVAILABLE",
     TraceError: "INVALID_ARGUMENT",
 }
 
