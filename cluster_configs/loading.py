@@ -120,7 +120,7 @@ def _bad_value(error: ValidationError, sources: Mapping[str, str]) -> ConfigErro
     key = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     source = f" (from the {sources[key]})" if key in sources else ""
-    return ConfigError(f"{message}, got {first['input']!r}{source}" if key in sources else message, field=key)
+    return ConfigError(f"{message}, got {masked(first['input'])!r}{source}" if key in sources else message, field=key)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -82,6 +82,11 @@ class Roster:
         """Those that make up the pool's size."""
         return [worker for worker in self.workers(pool) if not (worker.leaves or worker.stands_in)]
 
+    def surplus(self, pool: Pool, size: int) -> list[PoolWorker]:
+        """Who leaves for the pool to have so many: those that are not ready, then the highest numbers."""
+        staying = sorted(self.staying(pool), key=lambda worker: worker.phase != _READY)
+        return staying[size:]
+
     def ready(self, pool: Pool) -> int:
         return sum(worker.phase == _READY for worker in self.workers(pool))
 

@@ -118,7 +118,7 @@ class Pools:
         self._check_sizes(sizes)
         self._check_quiet()
         added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
-        surplus = [worker for pool, size in sizes.items() for worker in self._roster.staying(pool)[size:]]
+        surplus = [worker for pool, size in sizes.items() for worker in self._roster.surplus(pool, size)]
         for worker in surplus:
             worker.leaves = True
         work = [self._in_background(self._bring_up(worker)) for worker in added]
@@ -130,12 +130,11 @@ class Pools:
         """The same without anybody who follows it."""
         self._check_sizes({pool: size})
         self._check_quiet()
-        staying = self._roster.staying(pool)
-        for worker in staying[size:]:
+        for worker in self._added({pool: size - len(self._roster.staying(pool))}):
+            self._in_background(self._bring_up(worker))
+        for worker in self._roster.surplus(pool, size):
             worker.leaves = True
             self._in_background(self._take_down(worker))
-        for worker in self._added({pool: size - len(staying)}):
-            self._in_background(self._bring_up(worker))
 
     async def remove(self, worker_id: str, *, force: bool) -> AsyncGenerator[admin.PoolEvent, None]:
         """Drains it, and has it leave. Raises NotFoundError; OutOfOrderError when it is the last, unless forced."""
@@ -160,6 +159,8 @@ class Pools:
         self._check_quiet()
         async with self._one_by_one:
             for index, worker in enumerate(workers):
+                if worker.leaves or self._roster.get(worker.worker_id) is not worker:
+                    continue
                 work = [self._in_background(self._start_again(worker))]
                 async for event in _followed([worker], work, done=index, of=len(workers)):
                     yield event

@@ -235,3 +235,9 @@ def test_a_url_that_does_not_parse_is_printed_all_the_same() -> None:
 def test_the_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load().config.router.port = 1  # type: ignore[misc]
+
+
+def test_a_password_is_not_repeated_in_what_is_said_of_a_url() -> None:
+    with pytest.raises(ConfigError, match=r"redis\.url") as caught:
+        load(flags={"redis.url": "reddis://:hush@10.0.0.1:6379/0"})
+    assert "hush" not in str(caught.value)

@@ -122,6 +122,15 @@ def test_a_worker_that_only_did_not_reach_the_registry_may_come_back(roster: Ros
     assert (told(worker)[0], worker.to_fence) == ("READY", 0)
 
 
+def test_who_is_not_ready_leaves_before_who_is(roster: Roster) -> None:
+    for _ in range(4):
+        roster.add(DECODE)
+    seen(roster, record("decode-1", 1), record("decode-3", 2))
+    assert [worker.worker_id for worker in roster.surplus(DECODE, 3)] == ["decode-2"]
+    assert [worker.worker_id for worker in roster.surplus(DECODE, 1)] == ["decode-3", "decode-0", "decode-2"]
+    assert roster.surplus(DECODE, 4) == roster.surplus(DECODE, 9) == []
+
+
 def test_status_tells_what_is_wanted_needed_and_ready(roster: Roster) -> None:
     for pool in (PREFILL, DECODE, DECODE, DECODE):
         roster.add(pool)

@@ -293,6 +293,24 @@ async def test_a_rolling_restart_starts_one_after_the_other_and_requests_go_on(
         assert [status.lost_workers for status in pools.status()] == [0, 0]
 
 
+async def test_a_worker_that_leaves_before_its_turn_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+        restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
+        await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+        request = admin.RemoveWorkerRequest(worker_id="decode-1", force=True)
+        await followed(cluster.admin.RemoveWorker(request))
+        busy.engine.resume()
+        assert text_of(await running)
+        await restarting
+        assert sizes(pools) == [(1, 1), (1, 1)]
+        assert actors.starts.count("decode-1") == 1
+
+
 async def test_the_only_decode_worker_has_another_one_stand_in_while_it_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
