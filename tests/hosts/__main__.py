@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.hosts import IN_NAMESPACE
@@ -24,8 +25,6 @@ _MADE_FROM = ("requirements/cpu.lock", "pyproject.toml")
 _APT_S = 300
 _SHOW_STAGES = ["-o", "log_cli=true", "-o", "log_cli_level=INFO", "-o", "log_cli_format=%(asctime)s %(message)s"]
 _NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
-
-
 # Debian starts what it installs unless this file says no. Nobody asked for an SSH server on this machine.
 _START_POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -72,16 +71,17 @@ def install(packages: list[str]) -> None:
             _START_POLICY.unlink()
 
 
-def main() -> int:
-    install(missing_packages())
+def main() -> None:
+    with suppress(subprocess.TimeoutExpired):
+        install(missing_packages())
     reason = why_not()
     if reason is not None:
         sys.stdout.write(f"tests/hosts SKIPPED: {reason}\n")
-        return 0
-    pytest = [sys.executable, "-m", "pytest", "tests/hosts", *_SHOW_STAGES, *sys.argv[1:]]
-    command = ["unshare", "--net", *pytest]
-    return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
+        return
+    # --exitfirst: what one test leaves broken, the next ones would only find again.
+    pytest = [sys.executable, "-m", "pytest", "tests/hosts", "--exitfirst", *_SHOW_STAGES, *sys.argv[1:]]
+    os.execvpe("unshare", ["unshare", "--net", *pytest], {**os.environ, IN_NAMESPACE: "1"})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
