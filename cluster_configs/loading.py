@@ -24,6 +24,7 @@ DEFAULT_PROFILE = "cpu-local"
 # Read by other parts than the configuration.
 OTHER_VARIABLES = frozenset({"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE"})
 
+_SECRET = frozenset({"redis.url"})
 _PASSWORD = re.compile(r"(://[^/?#]*?:).*@")
 _PASSWORD_PARAMETER = re.compile(r"([?&]password=)[^&#]*")
 
@@ -120,7 +121,9 @@ def _bad_value(error: ValidationError, sources: Mapping[str, str]) -> ConfigErro
     key = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     source = f" (from the {sources[key]})" if key in sources else ""
-    return ConfigError(f"{message}, got {masked(first['input'])!r}{source}" if key in sources else message, field=key)
+    # However a URL is misspelt, its password is nobody's business.
+    given = "" if key in _SECRET else f", got {first['input']!r}"
+    return ConfigError(f"{message}{given}{source}" if key in sources else message, field=key)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,9 @@
 """When a pool grows or shrinks by itself: pure, fed with samples, by one worker at a time.
 
 It grows when for `grow_after_s` too much waits or the TTFT objective is missed, and shrinks when for `shrink_after_s` a
-worker less would have been enough. Between the two lies a wide band where nothing happens, and both clocks start anew
-after every change and while a worker is on its way: a pool does not swing. What follows the pool's size is Ray's own
-autoscaler, which adds a node for a worker that finds no room and takes idle nodes away.
+worker less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after
+every change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
+follows the pool's size: it adds a node for a worker that finds no room, and takes idle nodes away.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ from cluster_configs.schema import AutoscaleSection
 class PoolSample:
     """A pool at one moment.
 
-    desired, ready: workers. waiting: requests that wait for the pool, in the router's queue and in its engines.
-    usage: share of the capacity of the ready workers that is in use, 0 to 1. ttft_s: what 90% of the requests of late
-    kept, None where there were too few; only for a pool that answers for it.
+    desired, ready, coming: workers wanted, those that take requests, and those that start or wait for room.
+    waiting: requests that wait for the pool, in the router's queue and in its engines. usage: share of the capacity of
+    the ready workers that is in use, 0 to 1. ttft_s: what 90% of the requests of late kept, None where there were too
+    few; only for a pool that answers for it.
     """
 
     desired: int
     ready: int
+    coming: int
     waiting: int
     usage: float
     ttft_s: float | None = None
@@ -40,10 +42,10 @@ class Autoscaler:
         """Workers that the pool should have; `sample.desired` where nothing is to change."""
         settings = self._settings
         wanted = min(max(sample.desired, settings.min_workers), settings.max_workers)
-        if wanted != sample.desired or sample.ready != sample.desired:
+        if wanted != sample.desired:
             self._start_anew()
             return wanted
-        self._short_since_s = _since(self._short_since_s, now_s, holds=self._is_short(sample))
+        self._short_since_s = _since(self._short_since_s, now_s, holds=self._is_short(sample) and not sample.coming)
         self._ample_since_s = _since(self._ample_since_s, now_s, holds=self._is_ample(sample))
         if _lasts(self._short_since_s, now_s, settings.grow_after_s) and wanted < settings.max_workers:
             self._start_anew()
@@ -58,9 +60,11 @@ class Autoscaler:
         return is_late or sample.waiting > self._settings.waiting_per_worker * sample.ready
 
     def _is_ample(self, sample: PoolSample) -> bool:
-        if sample.ready < 2 or sample.waiting or self._is_short(sample):
+        # Who is not ready leaves first, and takes nothing away from the others.
+        left = sample.ready - (sample.ready == sample.desired)
+        if left < 1 or sample.waiting or self._is_short(sample):
             return False
-        return sample.usage * sample.ready / (sample.ready - 1) <= self._settings.shrink_below
+        return sample.usage * sample.ready / left <= self._settings.shrink_below
 
     def _start_anew(self) -> None:
         self._short_since_s = self._ample_since_s = None

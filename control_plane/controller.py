@@ -9,6 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ _Answer = TypeVar("_Answer")
 
 _ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.POOL_DECODE: EngineRole.DECODE}
 _ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
+# Calls of Ray at once: a worker that stops takes one for as long as it may take.
+_MOST_CALLS = 64
 # What Ray calls an actor that has no process: it waits for room, or for its node's successor.
 _WITHOUT_PROCESS = frozenset({"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"})
 _ENDED = (
@@ -67,6 +70,8 @@ class Controller:
         self._mark = mark
         self._redis_url = ""
         self._started: dict[str, _Started] = {}
+        # Ray's calls block, some for long: not on the threads that tokenize prompts.
+        self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="ray")
         self._starts = 0
 
     def connect(self) -> None:
@@ -96,22 +101,25 @@ class Controller:
         self, question: Callable[..., _Answer], *args: Any, timeout_s: float
     ) -> dict[str, _Answer | str]:
         """What each living node that may run a worker answers, by its name; of one that does not in time, why."""
-        return await asyncio.to_thread(self._ask_nodes, question, args, timeout_s)
+        return await self._on_thread(self._ask_nodes, question, args, timeout_s)
 
     async def start(self, pool: Pool, worker_id: str) -> None:
         try:
-            await asyncio.to_thread(self._start, pool, worker_id, asyncio.get_running_loop())
+            await self._on_thread(self._start, pool, worker_id, asyncio.get_running_loop())
         except RayError as error:
             raise StartError(f"Ray does not take {worker_id}: {error}") from None
 
     async def failure(self, worker_id: str) -> str:
-        try:
-            await self._started[worker_id].came_up
-        except RayActorError as error:
-            # Ray starts it again; whether that comes up is told by the registry.
-            logger.warning("%s died while it started: %s", worker_id, error)
-        except RayError as error:
-            return str(getattr(error, "cause", None) or error)
+        started = self._started.get(worker_id)
+        if started is not None:
+            await asyncio.wait({started.came_up})
+            # Who was stopped meanwhile has not failed.
+            error = None if started.came_up.cancelled() else started.came_up.exception()
+            if isinstance(error, RayActorError) and started.actor_id not in await self._on_thread(self._ended):
+                # Ray starts it again; whether that comes up is told by the registry.
+                logger.warning("%s died while it started: %s", worker_id, error)
+            elif error is not None:
+                return str(getattr(error, "cause", None) or error)
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
@@ -119,14 +127,15 @@ class Controller:
         started = self._started.pop(worker_id, None)
         if started is not None:
             started.came_up.cancel()
-            await asyncio.to_thread(self._stop, worker_id, started)
+            await self._on_thread(self._stop, worker_id, started)
 
     async def without_node(self) -> Mapping[str, str]:
-        return await asyncio.to_thread(self._without_node)
+        return await self._on_thread(self._without_node)
 
     async def close(self) -> None:
         """Leaves Ray, and ends it where this service started it."""
-        await asyncio.to_thread(ray.shutdown)
+        await self._on_thread(ray.shutdown)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _cluster(self) -> dict[str, Any]:
         """The cluster to join, or what a local one is started with."""
@@ -163,7 +172,8 @@ class Controller:
         except GetTimeoutError:
             return "it did not answer in time"
         except RayError as error:
-            return str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+            words = str(getattr(error, "cause", None) or error).strip() or type(error).__name__
+            return words.splitlines()[-1]
 
     def _start(self, pool: Pool, worker_id: str, loop: asyncio.AbstractEventLoop) -> None:
         section, role = self._section(pool), _ROLES[pool]
@@ -224,12 +234,19 @@ class Controller:
         try:
             if started.actor_id not in self._without_process():
                 ray.get(started.actor.stop.remote(timeout_s), timeout=timeout_s)
-        except RayError as error:
+        except (RayError, RuntimeError, OSError) as error:
             logger.warning("worker %s did not stop cleanly and is ended: %s", worker_id, error)
         try:
             ray.kill(started.actor, no_restart=True)
-        except RayError as error:
+        except (RayError, RuntimeError, OSError) as error:
             logger.warning("worker %s could not be ended: %s", worker_id, error)
+
+    async def _on_thread(self, call: Callable[..., _Answer], *args: Any) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+    def _ended(self) -> set[str]:
+        """Actors that Ray does not start again."""
+        return {actor_id for actor_id, actor in ray_state.actors().items() if actor["State"] == "DEAD"}
 
     def _without_process(self) -> set[str]:
         known = ray_state.actors()
@@ -240,9 +257,7 @@ class Controller:
         }
 
     def _without_node(self) -> Mapping[str, str]:
-        started = dict(self._started)
-        ended = {actor_id for actor_id, actor in ray_state.actors().items() if actor["State"] == "DEAD"}
-        waiting = self._without_process()
+        started, ended, waiting = dict(self._started), self._ended(), self._without_process()
         rooms = {
             pool: self._room(pool) for pool in {each.pool for each in started.values() if each.actor_id in waiting}
         }

@@ -23,6 +23,7 @@ from control_plane.worker_snapshot import Pool
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
+_COMING = (admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING)
 # A pool is used as much as it was on average over about so many samples.
 _USAGE_SAMPLES = 10
 
@@ -49,9 +50,15 @@ class PoolFollowing:
         """Until cancelled; returns at once where no pool follows its load."""
         while self._autoscalers:
             await asyncio.sleep(_EVERY_S)
-            for status in self._pools.status():
-                if status.pool in self._autoscalers and not self._pools.restarting():
-                    self._follow(status, monotonic_s())
+            try:
+                self._follow_all(monotonic_s())
+            except Exception:
+                logger.exception("pools could not follow their load")
+
+    def _follow_all(self, now_s: float) -> None:
+        for status in self._pools.status():
+            if status.pool in self._autoscalers and not self._pools.restarting():
+                self._follow(status, now_s)
 
     def _follow(self, status: admin.PoolStatus, now_s: float) -> None:
         wanted = self._autoscalers[status.pool].decide(now_s, self._sample(status, now_s))
@@ -72,6 +79,7 @@ class PoolFollowing:
         return PoolSample(
             desired=status.desired_workers,
             ready=status.ready_workers,
+            coming=sum(worker.phase in _COMING for worker in status.workers),
             waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
             usage=usage,
             ttft_s=self._ttft.kept_by_most(now_s) if is_prefill else None,

@@ -22,12 +22,15 @@ _READY, _DRAINING, _LEFT = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING, ad
 
 @dataclass(slots=True)
 class PoolWorker:
-    """One wanted worker. generation: of the start that was ready last; 0 before that.
+    """One wanted worker.
 
-    leaves: it is on its way out for good. restarts: it is being ended and started again. Neither's going is a loss.
-    stands_in: it is there while another one restarts, and is no part of the pool's size. past_generation: what
-    the registry still has of this one or of one before it counts for nothing. lost_generation: of the start that was
-    lost last, until Ray says what became of it. to_fence: of a process that Ray has given up, and that may not know it.
+    generation: of the start that was ready last, until it is lost; 0 before that. seen_generation: the highest that has
+    registered under its name, ready or not. past_generation: what the registry still has up to this one counts for
+    nothing. to_fence: a generation that is not to register again, whose process Ray has given up.
+    trouble: why its last start failed, as far as that is known.
+
+    leaves: it is on its way out for good. restarts: it is being started again. is_down: its old start is being ended.
+    None of that counts as a loss. stands_in: it is there while another one restarts, and is no part of the pool's size.
     """
 
     worker_id: str
@@ -35,11 +38,13 @@ class PoolWorker:
     phase: admin.PoolPhase.ValueType = _STARTING
     detail: str = ""
     generation: int = 0
+    seen_generation: int = 0
     past_generation: int = 0
-    lost_generation: int = 0
     to_fence: int = 0
+    trouble: str = ""
     leaves: bool = False
     restarts: bool = False
+    is_down: bool = False
     stands_in: bool = False
 
     def is_at(self, phase: admin.PoolPhase.ValueType, detail: str = "") -> None:
@@ -51,10 +56,11 @@ class PoolWorker:
 
 @dataclass(slots=True)
 class Roster:
-    """minimum: workers of a pool below which it is short."""
+    """minimum: workers that a pool is short of, as configured. shrinks_to: to so many, where it follows its load."""
 
     minimum: Mapping[Pool, int]
-    autoscales: Mapping[Pool, bool] = field(default_factory=dict)
+    shrinks_to: Mapping[Pool, int] = field(default_factory=dict)
+    _past: dict[str, int] = field(default_factory=dict)
     _workers: dict[str, PoolWorker] = field(default_factory=dict)
     _lost: dict[Pool, int] = field(default_factory=lambda: dict.fromkeys(POOL_NAMES, 0))
 
@@ -63,12 +69,15 @@ class Roster:
         index = 0
         while (name := ids.worker_id(POOL_NAMES[pool], index)) in self._workers:
             index += 1
-        worker = self._workers[name] = PoolWorker(name, pool)
+        past = self._past.get(name, 0)
+        worker = self._workers[name] = PoolWorker(name, pool, seen_generation=past, past_generation=past)
         return worker
 
     def remove(self, worker: PoolWorker) -> None:
         worker.is_at(_LEFT)
         self._workers.pop(worker.worker_id, None)
+        # The name is used again, and the registry may still have this one for a while.
+        self._past[worker.worker_id] = worker.seen_generation
 
     def get(self, worker_id: str) -> PoolWorker | None:
         return self._workers.get(worker_id)
@@ -94,40 +103,44 @@ class Roster:
         """without_node: the workers that have no process, as far as Ray says, and why; empty: one is being made."""
         records = {record.worker_id: record for record in registrations}
         for worker in self._workers.values():
-            if worker.leaves or worker.restarts:
-                continue
             record = records.get(worker.worker_id)
-            if record is not None and record.generation <= worker.past_generation:
-                record = None
-            if worker.generation and (record is None or record.generation != worker.generation):
-                self._lost[worker.pool] += 1
-                worker.lost_generation, worker.generation = worker.generation, 0
-            if worker.lost_generation and worker.worker_id in without_node:
-                worker.to_fence = worker.past_generation = worker.lost_generation
-                worker.lost_generation = 0
-                record = None
-            if record is not None and record.state == wire.WORKER_STATE_READY:
-                worker.generation, worker.lost_generation = record.generation, 0
-                worker.is_at(_READY)
-            elif record is not None and record.state == wire.WORKER_STATE_DRAINING:
-                # Whoever was told to end has said so: its going is no loss.
-                worker.generation = 0
-                worker.is_at(_DRAINING, "takes nothing new")
-            elif without_node.get(worker.worker_id):
-                worker.is_at(_PENDING, without_node[worker.worker_id])
-            else:
-                worker.is_at(_STARTING, record.phase if record is not None else "")
+            if record is not None:
+                worker.seen_generation = max(worker.seen_generation, record.generation)
+                if record.generation <= worker.past_generation:
+                    record = None
+            if not (worker.leaves or worker.is_down):
+                self._observe(worker, record, without_node.get(worker.worker_id))
+
+    def _observe(self, worker: PoolWorker, record: wire.WorkerRegistration | None, no_process: str | None) -> None:
+        if worker.generation and (record is None or record.generation != worker.generation):
+            self._lost[worker.pool] += 1
+            worker.generation = 0
+        if record is None and no_process is not None and worker.seen_generation > worker.past_generation:
+            worker.to_fence = worker.past_generation = worker.seen_generation
+        if record is not None and record.state == wire.WORKER_STATE_READY:
+            worker.generation, worker.trouble = record.generation, ""
+            worker.is_at(_READY)
+        elif record is not None and record.state == wire.WORKER_STATE_DRAINING:
+            # Whoever was told to end has said so: its going is no loss.
+            worker.generation = 0
+            worker.is_at(_DRAINING, "takes nothing new")
+        elif no_process:
+            worker.is_at(_PENDING, no_process)
+        else:
+            worker.is_at(_STARTING, record.phase if record is not None else worker.trouble)
 
     def status(self) -> list[admin.PoolStatus]:
         return [self._status_of(pool) for pool in POOL_NAMES]
 
     def _status_of(self, pool: Pool) -> admin.PoolStatus:
+        desired = len(self.staying(pool))
         return admin.PoolStatus(
             pool=pool,
-            desired_workers=len(self.staying(pool)),
-            minimum_workers=self.minimum[pool],
+            desired_workers=desired,
+            # Who makes a pool smaller means it.
+            minimum_workers=min(self.minimum[pool], self.shrinks_to.get(pool, desired), desired),
             ready_workers=self.ready(pool),
             lost_workers=self._lost[pool],
-            autoscales=self.autoscales.get(pool, False),
+            autoscales=pool in self.shrinks_to,
             workers=[worker.to_wire() for worker in self.workers(pool)],
         )

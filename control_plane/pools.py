@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from rachis.redis_client import not_cancelled
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 MOST_WORKERS = 1024
 _LOOK_EVERY_S = 0.2
 _ASK_RAY_EVERY_S = 2.0
+# What Ray said longer ago than this is not believed any more.
+_RAYS_WORD_S = 10.0
 _STATUS_TIMEOUT_S = 2.0
 # How long a node may take to have room for the worker that stands in for the only one of its pool.
 _STAND_IN_ROOM_S = 10.0
@@ -46,7 +49,7 @@ class Actors(Protocol):
         ...
 
     async def failure(self, worker_id: str) -> str:
-        """Returns why the worker's first start failed, once it has; never returns where it serves."""
+        """Returns why the worker's first start failed, once it has; never returns where it serves or is stopped."""
         ...
 
     async def stop(self, worker_id: str) -> None:
@@ -72,25 +75,30 @@ class Pools:
         self._membership = membership
         self._client = client
         self._fence = fence
-        self._sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
+        sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
+        self._sizes = {pool: section.workers for pool, section in sections.items()}
+        self._autoscale = {pool: each.autoscale for pool, each in sections.items() if each.autoscale.enabled}
         self._roster = Roster(
-            {wire.POOL_PREFILL: config.pools.prefill.minimum, wire.POOL_DECODE: config.pools.decode.minimum},
-            {
-                wire.POOL_PREFILL: config.pools.prefill.autoscale.enabled,
-                wire.POOL_DECODE: config.pools.decode.autoscale.enabled,
-            },
+            {pool: section.minimum for pool, section in sections.items()},
+            {pool: settings.min_workers for pool, settings in self._autoscale.items()},
         )
+        self._is_started = False
+        # Rolling restarts that somebody follows.
+        self._rounds = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
-        self._one_by_one = asyncio.Lock()
+        self._watching: list[asyncio.Task[None]] = []
+        # The start of each worker, until it is over.
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._without_node: Mapping[str, str] = {}
+        self._rays_word_s = 0.0
 
     def status(self) -> list[admin.PoolStatus]:
         return self._roster.status()
 
     async def start(self, on_phase: Callable[[str, str], None]) -> None:
         """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
-        self._watching = asyncio.create_task(self._watch())
-        starts = [(worker, self._in_background(self._bring_up(worker))) for worker in self._added(self._sizes)]
+        self._watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen_to_ray())]
+        starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
         while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
             for worker, task in list(starts):
                 on_phase(worker.worker_id, _in_words(worker))
@@ -98,78 +106,83 @@ class Pools:
                     starts.remove((worker, task))
                     self._check_possible(worker.pool, task.exception(), [other for other, _ in starts])
             if is_up:
-                return
+                break
             await asyncio.sleep(_LOOK_EVERY_S)
+        self._is_started = True
 
     async def stop(self) -> None:
         """All workers, without draining: the router has seen to that."""
-        for task in (self._watching, *self._tasks):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._actors.stop(worker.worker_id) for worker in self._roster.workers()))
+        tasks = [*self._watching, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stops = (self._actors.stop(worker.worker_id) for worker in self._roster.workers())
+        for outcome in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.error("a worker did not stop: %s", outcome)
         await self._fence.close()
 
     async def scale(self, sizes: Mapping[Pool, int]) -> AsyncGenerator[admin.PoolEvent, None]:
         """Yields how it goes until what was added is ready and what was too much has left.
 
-        Raises InvalidInputError for a size that makes no service, StartError when a worker does not come up.
+        Raises InvalidInputError for a size that makes no service or that the pool would not keep, OutOfOrderError while
+        the service starts or workers are restarted, StartError when a worker does not come up.
         """
         self._check_sizes(sizes)
         self._check_quiet()
-        added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
-        surplus = [worker for pool, size in sizes.items() for worker in self._roster.surplus(pool, size)]
-        for worker in surplus:
-            worker.leaves = True
-        work = [self._in_background(self._bring_up(worker)) for worker in added]
-        work += [self._in_background(self._take_down(worker)) for worker in surplus]
-        async for event in _followed([*added, *surplus], work):
+        workers, work = self._resized(sizes)
+        async for event in _followed(workers, work):
             yield event
 
     def resize(self, pool: Pool, size: int) -> None:
         """The same without anybody who follows it."""
         self._check_sizes({pool: size})
         self._check_quiet()
-        for worker in self._added({pool: size - len(self._roster.staying(pool))}):
-            self._in_background(self._bring_up(worker))
-        for worker in self._roster.surplus(pool, size):
-            worker.leaves = True
-            self._in_background(self._take_down(worker))
+        self._resized({pool: size})
 
     async def remove(self, worker_id: str, *, force: bool) -> AsyncGenerator[admin.PoolEvent, None]:
         """Drains it, and has it leave. Raises NotFoundError; OutOfOrderError when it is the last, unless forced."""
         worker = self._named(worker_id)
         if not force and self._is_last(worker):
             raise OutOfOrderError(
-                f"{worker_id} is the only decode worker that is ready, without it nothing is served; "
+                f"without {worker_id} no decode worker is ready, and nothing is served; "
                 "add one first (`rachis scale decode=2`), or say --force",
                 field="worker_id",
             )
-        worker.leaves = True
-        async for event in _followed([worker], [self._in_background(self._take_down(worker))]):
+        async for event in _followed([worker], [self._leaves(worker)]):
             yield event
 
     async def restart(self, worker_ids: Sequence[str]) -> AsyncGenerator[admin.PoolEvent, None]:
-        """One after the other, all where none is named; closing this ends it after the one whose turn it is.
+        """One after the other; closing this ends it after the one whose turn it is.
 
-        Raises NotFoundError, OutOfOrderError when the pools are being restarted already, and StartError when a worker
-        does not come back: those after it are left as they are.
+        Where none is named: all that have a process. Raises NotFoundError, OutOfOrderError while the service starts or
+        workers are being restarted, and StartError when one does not come back: those after it are left as they are.
         """
-        workers = [self._named(name) for name in worker_ids] or self._roster.workers()
         self._check_quiet()
-        async with self._one_by_one:
+        having = [worker for worker in self._roster.workers() if worker.phase != admin.POOL_PHASE_PENDING]
+        workers = [self._named(name) for name in worker_ids] or having
+        self._rounds += 1
+        try:
             for index, worker in enumerate(workers):
                 if worker.leaves or self._roster.get(worker.worker_id) is not worker:
                     continue
+                worker.restarts = True
                 work = [self._in_background(self._start_again(worker))]
                 async for event in _followed([worker], work, done=index, of=len(workers)):
                     yield event
+        finally:
+            self._rounds -= 1
 
     def restarting(self) -> bool:
         """Workers are being restarted one by one: pools keep their sizes meanwhile."""
-        return self._one_by_one.locked() or any(worker.restarts for worker in self._roster.workers())
+        return self._rounds > 0 or any(worker.restarts for worker in self._roster.workers())
+
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise OutOfOrderError("the service is still starting; wait until it serves", field="pools")
 
     def _check_quiet(self) -> None:
+        self._check_started()
         if self.restarting():
             raise OutOfOrderError("workers are being restarted one by one; wait for that to end", field="pools")
 
@@ -177,10 +190,17 @@ class Pools:
         for pool, size in sizes.items():
             if not 0 <= size <= MOST_WORKERS:
                 raise InvalidInputError(f"must be from 0 to {MOST_WORKERS}, got {size}", field=POOL_NAMES[pool])
+            follows = self._autoscale.get(pool)
+            if follows is not None and not follows.min_workers <= size <= follows.max_workers:
+                between = f"{follows.min_workers} to {follows.max_workers}"
+                raise InvalidInputError(
+                    f"follows its load with {between} workers, and would not keep {size}", field=POOL_NAMES[pool]
+                )
         if sizes.get(wire.POOL_DECODE, 1) < 1:
             raise InvalidInputError("must be at least 1: without a decode worker nothing is served", field="decode")
 
     def _named(self, worker_id: str) -> PoolWorker:
+        self._check_started()
         worker = self._roster.get(worker_id)
         if worker is None:
             known = ", ".join(worker.worker_id for worker in self._roster.workers()) or "none"
@@ -207,16 +227,31 @@ class Pools:
     def _added(self, numbers: Mapping[Pool, int]) -> list[PoolWorker]:
         return [self._roster.add(pool) for pool, number in numbers.items() for _ in range(number)]
 
+    def _resized(self, sizes: Mapping[Pool, int]) -> tuple[list[PoolWorker], list["asyncio.Task[None]"]]:
+        """Who comes or goes for pools to have these sizes, and what is done about each."""
+        added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
+        surplus = [worker for pool, size in sizes.items() for worker in self._roster.surplus(pool, size)]
+        return [*added, *surplus], [*map(self._comes, added), *map(self._leaves, surplus)]
+
+    def _comes(self, worker: PoolWorker) -> "asyncio.Task[None]":
+        coming = self._coming[worker.worker_id] = self._in_background(self._bring_up(worker))
+        return coming
+
+    def _leaves(self, worker: PoolWorker) -> "asyncio.Task[None]":
+        worker.leaves = True
+        return self._in_background(self._take_down(worker))
+
     async def _bring_up(self, worker: PoolWorker) -> None:
-        """Returns once it is ready. Raises StartError; Ray goes on trying then."""
+        """Returns once it is ready, or is to end. Raises StartError; Ray goes on trying then."""
         await self._actors.start(worker.pool, worker.worker_id)
         failing = asyncio.create_task(self._actors.failure(worker.worker_id))
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
-                while worker.phase != _READY and not worker.leaves:
+                while worker.phase != _READY and not (worker.leaves or worker.is_down):
                     await asyncio.wait({failing}, timeout=_LOOK_EVERY_S)
-                    if failing.done() and not worker.leaves:
-                        raise StartError(failing.result())
+                    if failing.done() and not (worker.leaves or worker.is_down):
+                        worker.trouble = failing.result()
+                        raise StartError(worker.trouble)
         except TimeoutError:
             timeout_s = self._limits.start_timeout_s
             raise StartError(
@@ -226,64 +261,75 @@ class Pools:
             failing.cancel()
 
     async def _take_down(self, worker: PoolWorker) -> None:
+        await self._end(worker)
+        self._roster.remove(worker)
+
+    async def _end(self, worker: PoolWorker) -> None:
+        """Of its present start nothing is left, and nothing comes back, also of one whose host cannot be reached."""
+        coming = self._coming.pop(worker.worker_id, None)
+        if coming is not None:
+            # It may be just asking Ray for a process.
+            await asyncio.wait({coming})
         await self._drain(worker)
         await self._actors.stop(worker.worker_id)
-        self._roster.remove(worker)
+        worker.past_generation = worker.seen_generation
+        if worker.past_generation:
+            await self._fence.close_out(worker.worker_id, worker.past_generation)
 
     async def _start_again(self, worker: PoolWorker) -> None:
         """The only decode worker has another one stand in for it meanwhile."""
-        stand_in = await self._stand_in(worker) if self._is_last(worker) else None
-        worker.restarts = True
+        stand_in = None
         try:
-            member = self._membership.get(worker.worker_id)
-            worker.past_generation = member.registration.generation if member is not None else worker.generation
-            await self._drain(worker)
-            await self._actors.stop(worker.worker_id)
+            stand_in = await self._stand_in(worker) if self._is_last(worker) else None
+            worker.is_down = True
+            await self._end(worker)
             worker.generation = 0
             worker.is_at(admin.POOL_PHASE_STARTING)
+            worker.is_down = False
+            await self._bring_up(worker)
+        except RachisError:
+            if stand_in is not None:
+                # It is needed now.
+                stand_in.stands_in = False
+            raise
         finally:
-            worker.restarts = False
-        await self._bring_up(worker)
+            worker.restarts = worker.is_down = False
         if stand_in is not None:
-            stand_in.leaves = True
-            await self._take_down(stand_in)
+            await self._leaves(stand_in)
 
     async def _stand_in(self, worker: PoolWorker) -> PoolWorker:
         stand_in = self._roster.add(worker.pool)
         stand_in.stands_in = True
-        coming = self._in_background(self._bring_up(stand_in))
+        coming = self._comes(stand_in)
         room_until_s = monotonic_s() + _STAND_IN_ROOM_S
         while not coming.done():
             worker.is_at(worker.phase, f"waits for {stand_in.worker_id}, which stands in for it")
             if stand_in.phase == admin.POOL_PHASE_PENDING and monotonic_s() > room_until_s:
-                why = stand_in.detail
-                coming.cancel()
-                await self._actors.stop(stand_in.worker_id)
-                self._roster.remove(stand_in)
-                raise OutOfOrderError(
-                    f"{worker.worker_id} is the only decode worker, and another one has no room meanwhile: {why}",
-                    field="worker_ids",
-                )
+                break
             await asyncio.wait({coming}, timeout=_LOOK_EVERY_S)
-        coming.result()
-        return stand_in
+        if coming.done() and coming.exception() is None:
+            return stand_in
+        why = str(coming.exception()) if coming.done() else stand_in.detail
+        await self._leaves(stand_in)
+        raise OutOfOrderError(
+            f"{worker.worker_id} is the only decode worker, and another one cannot stand in for it: {why}",
+            field="worker_ids",
+        )
 
     async def _drain(self, worker: PoolWorker) -> None:
         """Until it is idle, gone, or out of time. One that does not answer is asked again: it may only be busy."""
-        member = self._membership.get(worker.worker_id)
-        if member is None or not member.registration.address:
+        first = self._membership.get(worker.worker_id)
+        if first is None or not first.registration.address or first.registration.generation <= worker.past_generation:
             return
+        generation = first.registration.generation
         worker.is_at(_DRAINING)
         until_s = monotonic_s() + self._limits.drain_timeout_s
-        was_told = False
         while monotonic_s() < until_s:
+            member = self._membership.get(worker.worker_id)
             try:
-                if not was_told:
-                    await self._tell_to_drain(member.registration.address)
-                    was_told = True
-                held = await self._held(member)
+                held = await self._held(member or first)
             except RachisError as error:
-                if self._membership.get(worker.worker_id) is not member:
+                if member is None or member.registration.generation != generation:
                     logger.warning("%s went away while it drained: %s", worker.worker_id, error)
                     return
                 held = f"it does not answer: {error}"
@@ -298,9 +344,14 @@ class Pools:
         await self._client.set_draining(address, True, _STATUS_TIMEOUT_S, move_sessions_after_s=grace_s)
 
     async def _held(self, member: Member) -> str:
-        """What keeps it from being idle, in words; empty where nothing does."""
+        """What keeps a worker that drains from being idle, in words; empty where nothing does."""
         request, address = wire.GetWorkerStatusRequest(), member.registration.address
-        load = (await self._client.status(address, request, _STATUS_TIMEOUT_S)).load
+        status = await self._client.status(address, request, _STATUS_TIMEOUT_S)
+        if status.registration.state != wire.WORKER_STATE_DRAINING:
+            # Not told yet, or somebody has taken it back.
+            await self._tell_to_drain(address)
+            return "takes nothing new"
+        load = status.load
         running = max(load.active_calls, load.running_requests + load.waiting_requests, member.in_flight_requests)
         if not (running or load.leased_handoffs):
             return ""
@@ -308,27 +359,32 @@ class Pools:
 
     async def _watch(self) -> None:
         """Holds the roster against the registry and against what Ray says, until cancelled."""
-        asked_s = 0.0
-        known: Mapping[str, str] = {}
-        while True:
+        while not_cancelled():
             try:
-                if monotonic_s() - asked_s > _ASK_RAY_EVERY_S:
-                    asked_s = monotonic_s()
-                    known = await self._actors.without_node()
-            except Exception:
-                logger.exception("Ray does not say which workers have a node; what it said last is believed")
-            try:
-                await self._look(known)
+                await self._look()
             except Exception:
                 logger.exception("the pools could not be looked at")
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _look(self, without_node: Mapping[str, str]) -> None:
-        self._roster.observe([member.registration for member in self._membership.members()], without_node)
+    async def _look(self) -> None:
+        fresh = monotonic_s() - self._rays_word_s < _RAYS_WORD_S
+        registrations = [member.registration for member in self._membership.members()]
+        self._roster.observe(registrations, self._without_node if fresh else {})
         for worker in self._roster.workers():
             if worker.to_fence and await self._fence.close_out(worker.worker_id, worker.to_fence):
                 logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
                 worker.to_fence = 0
+
+    async def _listen_to_ray(self) -> None:
+        """In a task of its own: a Ray that hangs holds up nobody."""
+        while True:
+            asked_s = monotonic_s()
+            try:
+                self._without_node = await self._actors.without_node()
+                self._rays_word_s = asked_s
+            except Exception:
+                logger.exception("Ray does not say which workers have a process")
+            await asyncio.sleep(_ASK_RAY_EVERY_S)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -85,6 +85,9 @@ class ServiceLease:
             except REDIS_DOWN as error:
                 logger.warning("the name of the service could not be renewed, it is tried again: %s", error)
                 continue
+            except Exception:
+                logger.exception("the name of the service could not be renewed, it is tried again")
+                continue
             if held is not None and held[0] != rival:
                 logger.error("%s as well: one of the two has to be stopped", _described(self._service_id, held[0]))
             rival = held[0] if held is not None else None

@@ -142,7 +142,7 @@ class WorkerHost:
             logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
             self._ready.set()
             # Long enough for who waits to hear the reason; then Ray starts the worker again.
-            if not self._stopped.wait(FAILURE_LINGER_S):
+            if self._ends_process or not self._stopped.wait(FAILURE_LINGER_S):
                 os._exit(START_FAILED_EXIT_CODE)
         finally:
             self._ready.set()

@@ -1,5 +1,6 @@
 """`rachis scale`, `rachis drain`, `rachis restart`: changes of the pools, followed until they are as asked."""
 
+import asyncio
 from collections.abc import AsyncIterable, Sequence
 
 from rachis.v1 import admin_pb2 as admin
@@ -34,7 +35,7 @@ async def scale(address: str, request: admin.ScalePoolsRequest, *, as_json: bool
 
 
 async def remove(address: str, worker_id: str | None, node: str | None, *, force: bool, as_json: bool) -> None:
-    """One worker, or one after the other all of a node."""
+    """One worker, or all of a node at once."""
     async with RachisClient(address) as client:
         names = await _named(client, worker_id, node)
         requests = [admin.RemoveWorkerRequest(worker_id=name, force=force) for name in names]
@@ -82,15 +83,21 @@ async def _named(client: RachisClient, worker_id: str | None, node: str | None) 
 
 
 async def _follow(client: RachisClient, *calls: AsyncIterable[admin.PoolEvent], as_json: bool) -> None:
-    """Shows each worker's phase until the end of one call after the other, then what the pools have."""
+    """Shows each worker's phase until all calls have ended, then what the pools have."""
     last: dict[str, str] = {}
     with phases() as display:
-        for events in calls:
+
+        async def show(events: AsyncIterable[admin.PoolEvent]) -> None:
             async for event in events:
                 worker, of = event.worker, f" ({event.done} of {event.of})" if event.of > 1 else ""
                 last[worker.worker_id] = phase_name(worker.phase)
                 detail = f": {worker.detail}" if worker.detail else ""
                 display.show(worker.worker_id, f"{last[worker.worker_id]}{detail}{of}")
+
+        outcomes = await asyncio.gather(*map(show, calls), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
     pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=10)).pools
     sizes = {wire.Pool.Name(pool.pool).removeprefix("POOL_").lower(): pool for pool in pools}
     if as_json:

@@ -20,7 +20,7 @@ OBJECTIVE_S = 2.0
 
 
 def sample(workers: int = 2, waiting: int = 0, usage: float = 0.25, ttft_s: float | None = None) -> PoolSample:
-    return PoolSample(workers, workers, waiting, usage, ttft_s)
+    return PoolSample(workers, workers, 0, waiting, usage, ttft_s)
 
 
 def decided(samples: list[tuple[float, PoolSample]]) -> list[int]:
@@ -49,9 +49,19 @@ def test_a_pool_shrinks_when_one_worker_less_would_have_been_enough_all_the_time
     assert decided([(0, fuller), (60, fuller)]) == [2, 2]
 
 
-def test_a_pool_that_waits_for_a_worker_does_not_change() -> None:
-    coming = PoolSample(desired=3, ready=2, waiting=99, usage=1.0)
+def test_a_pool_that_waits_for_a_worker_does_not_grow() -> None:
+    coming = PoolSample(desired=3, ready=2, coming=1, waiting=99, usage=1.0)
     assert decided([(0, coming), (15, coming), (100, coming)]) == [3, 3, 3]
+
+
+def test_a_worker_that_never_comes_is_given_up_when_nobody_needs_it() -> None:
+    pending = PoolSample(desired=3, ready=2, coming=1, waiting=0, usage=0.2)
+    assert decided([(0, pending), (60, pending)]) == [3, 2]
+
+
+def test_a_worker_that_was_taken_out_does_not_keep_its_pool_from_growing() -> None:
+    drained = PoolSample(desired=3, ready=2, coming=0, waiting=99, usage=1.0)
+    assert decided([(0, drained), (15, drained)]) == [3, 4]
 
 
 def test_the_bounds_hold_also_for_a_size_that_was_given_by_hand() -> None:

@@ -122,6 +122,50 @@ def test_a_worker_that_only_did_not_reach_the_registry_may_come_back(roster: Ros
     assert (told(worker)[0], worker.to_fence) == ("READY", 0)
 
 
+def test_a_name_that_is_used_again_does_not_take_over_what_the_registry_still_has(roster: Roster) -> None:
+    first = roster.add(DECODE)
+    seen(roster, record("decode-0", 7))
+    roster.remove(first)
+    second = roster.add(DECODE)
+    seen(roster, record("decode-0", 7))
+    assert (second.worker_id, told(second)) == ("decode-0", ("STARTING", ""))
+    seen(roster)
+    assert [status.lost_workers for status in roster.status()] == [0, 0]
+    seen(roster, record("decode-0", 8))
+    assert told(second)[0] == "READY"
+
+
+@pytest.mark.parametrize("state", [STARTING, DRAINING])
+def test_who_is_cut_off_before_or_after_it_was_ready_is_to_be_fenced_too(
+    roster: Roster, state: wire.WorkerState.ValueType
+) -> None:
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5, state))
+    seen(roster, without_node=[("prefill-0", "")])
+    assert (worker.to_fence, lost(roster)) == (5, 0)
+
+
+def test_why_a_start_failed_is_told_until_the_next_one_says_more(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    worker.trouble = "the model is not there"
+    seen(roster)
+    assert told(worker) == ("STARTING", "the model is not there")
+    seen(roster, record("prefill-0", 5, STARTING))
+    assert told(worker) == ("STARTING", "loading")
+
+
+def test_who_makes_a_pool_smaller_means_it(roster: Roster) -> None:
+    workers = [roster.add(DECODE) for _ in range(3)]
+    assert roster.status()[1].minimum_workers == 2
+    for worker in workers[1:]:
+        roster.remove(worker)
+    assert roster.status()[1].minimum_workers == 1
+    following = Roster({PREFILL: 1, DECODE: 4}, {DECODE: 2})
+    for _ in range(4):
+        following.add(DECODE)
+    assert following.status()[1].minimum_workers == 2
+
+
 def test_who_is_not_ready_leaves_before_who_is(roster: Roster) -> None:
     for _ in range(4):
         roster.add(DECODE)

@@ -22,19 +22,28 @@ HELLO = {"max_tokens": 8}
 
 
 class FakeActors:
-    """broken: workers that do not come up, and why. room: how many processes there may be."""
+    """broken: workers that do not come up, and why. room: how many processes there may be.
+
+    asking: cleared, a start does not get to ask for a process. twice: processes of one name that were alive together.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.broken: dict[str, str] = {}
         self.room = 100
+        self.asking = asyncio.Event()
+        self.asking.set()
+        self.twice: list[str] = []
         self.starts: list[str] = []
         self.stops: list[str] = []
         self._waiting: dict[str, Pool] = {}
         self._admitting = asyncio.Lock()
 
     async def start(self, pool: Pool, worker_id: str) -> None:
+        await self.asking.wait()
         self.starts.append(worker_id)
+        if worker_id in self._waiting or any(worker.name == worker_id for worker in self.cluster.workers):
+            self.twice.append(worker_id)
         self._waiting[worker_id] = pool
         if worker_id not in self.broken:
             await self.admit()
@@ -55,6 +64,8 @@ class FakeActors:
     async def stop(self, worker_id: str) -> None:
         self.stops.append(worker_id)
         if self._waiting.pop(worker_id, None) is None:
+            if worker_id not in [worker.name for worker in self.cluster.workers]:
+                return
             worker = named(self.cluster, worker_id)
             self.cluster.workers.remove(worker)
             await self.cluster.unregister(worker)
@@ -76,9 +87,10 @@ async def pools_of(
         try:
             yield cluster, pools, actors
         finally:
-            for task in (pools._watching, *pools._tasks):
-                if task is not None:
-                    task.cancel()
+            tasks = [*pools._watching, *pools._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await pools._fence.close()
 
 
@@ -234,7 +246,7 @@ async def test_the_last_decode_worker_leaves_by_force_alone(monkeypatch: pytest.
         request = admin.RemoveWorkerRequest(worker_id="decode-0")
         refused = await failure(cluster.admin.RemoveWorker(request))
         assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "only decode worker" in (refused.details() or "")
+        assert "no decode worker is ready" in (refused.details() or "")
         request.force = True
         await followed(cluster.admin.RemoveWorker(request))
         assert sizes(pools) == [(1, 1), (0, 0)]
@@ -346,6 +358,117 @@ async def test_a_caller_that_leaves_ends_a_rolling_restart_after_the_worker_whos
         call.cancel()
         await until(lambda: actors.starts.count("prefill-0") == 2 and sizes(pools) == [(1, 1), (2, 2)])
         assert actors.stops == ["prefill-0"]
+
+
+@pytest.mark.parametrize("phase", ["waits for its stand-in", "is drained", "comes up"])
+async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(
+    monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+        if phase == "waits for its stand-in":
+            actors.asking.clear()
+        request = admin.RestartWorkersRequest(worker_ids=["decode-0"])
+        call = cluster.admin.RestartWorkers(request)
+        await call.read()
+        if phase != "waits for its stand-in":
+            await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+        if phase == "comes up":
+            actors.asking.clear()
+            busy.engine.resume()
+            await until(lambda: "decode-0" in actors.stops)
+        call.cancel()
+        await until(lambda: not pools._rounds)
+
+        refused = await failure(cluster.admin.RestartWorkers(request))
+        assert "being restarted" in (refused.details() or "")
+        actors.asking.set()
+        busy.engine.resume()
+        assert text_of(await running)
+        await until(lambda: not pools.restarting() and sizes(pools) == [(1, 1), (1, 1)])
+        assert (actors.starts.count("decode-0"), actors.twice) == (2, [])
+        await until(lambda: "decode-1" in actors.stops)
+
+
+async def test_nothing_is_changed_while_the_service_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch) as (cluster, pools, actors):
+        actors.room = 2
+        starting = asyncio.create_task(pools.start(quiet))
+        await until(lambda: len(cluster.workers) == 2)
+        for request in (
+            admin.ScalePoolsRequest(decode_workers=1),
+            admin.RemoveWorkerRequest(worker_id="decode-1"),
+            admin.RestartWorkersRequest(),
+        ):
+            method = getattr(cluster.admin, type(request).__name__.removesuffix("Request"))
+            refused = await failure(method(request))
+            assert (refused.code().name, "still starting" in (refused.details() or "")) == ("FAILED_PRECONDITION", True)
+        actors.room = 3
+        await actors.admit()
+        await starting
+        assert sizes(pools) == [(1, 1), (2, 2)]
+
+
+async def test_a_worker_that_is_not_wanted_any_more_when_it_is_asked_for_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+        await pools.start(quiet)
+        actors.asking.clear()
+        more = asyncio.create_task(followed(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=2))))
+        await until(lambda: len(pools.status()[1].workers) == 2)
+        less = asyncio.create_task(followed(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=1))))
+        await until(lambda: len(pools._roster.staying(DECODE)) == 1)
+        actors.asking.set()
+        await asyncio.gather(more, less)
+        assert {worker.name for worker in cluster.workers} == {"decode-0", "prefill-0"}
+        assert sizes(pools) == [(1, 1), (1, 1)]
+
+
+async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+        leaving = asyncio.create_task(
+            followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
+        )
+        await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
+        await cluster.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id="decode-0"))
+        await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
+        busy.engine.resume()
+        assert text_of(await running)
+        await leaving
+        assert actors.stops == ["decode-0"]
+
+
+async def test_a_stand_in_that_does_not_come_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+        await pools.start(quiet)
+        actors.broken["decode-1"] = "worker decode-1: no memory"
+        request = admin.RestartWorkersRequest(worker_ids=["decode-0"])
+        refused = await failure(cluster.admin.RestartWorkers(request))
+        assert "no memory" in (refused.details() or "")
+        assert [worker.worker_id for worker in pools._roster.workers(DECODE)] == ["decode-0"]
+        assert (sizes(pools), actors.stops) == ([(1, 1), (1, 1)], ["decode-1"])
+        assert text_of(await cluster.generate())
+
+
+async def test_a_pool_that_follows_its_load_is_not_scaled_beyond_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: dict[str, Any] = {
+        "pools__decode__autoscale__enabled": True,
+        "pools__decode__autoscale__max_workers": 3,
+    }
+    async with pools_of(monkeypatch, **flags) as (cluster, pools, _):
+        await pools.start(quiet)
+        refused = await failure(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=4)))
+        assert "follows its load with 1 to 3 workers" in (refused.details() or "")
 
 
 async def test_a_router_without_its_controller_says_so(cluster: Cluster) -> None:
