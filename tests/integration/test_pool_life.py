@@ -26,6 +26,7 @@ PROMPTS = [[(step * index) % 250 for index in range(40 + 70 * step)] for step in
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
 PIECE_TOKENS = 100
 PIECE_PAUSE_S = 0.15
+PAUSE_S = 0.5
 TWO_EACH = {
     "pools__prefill__workers": 2,
     "pools__decode__workers": 2,
@@ -68,6 +69,8 @@ class Load:
             tokens, route = await (self._session(number) if number % 2 else self._request(number))
             assert tokens == self._expected[number], f"stream {number}, {route}"
             self.routes.append(route)
+            # Engines that start need some of this machine too.
+            await asyncio.sleep(PAUSE_S)
 
     async def _request(self, number: int) -> tuple[list[int], generation.Route]:
         answered = await self._client.generate(token_prompt(PROMPTS[number]), **GREEDY)
