@@ -82,7 +82,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """None where the controller runs elsewhere."""
         return self.pools.status() if self.pools is not None else ()
 
-    async def ScalePools(self, request: admin.ScalePoolsRequest, context: Context) -> AsyncIterator[admin.PoolEvent]:
+    async def ScalePools(
+        self, request: admin.ScalePoolsRequest, context: Context
+    ) -> AsyncIterator[admin.ScalePoolsResponse]:
         sizes: dict[Pool, int] = {}
         if request.HasField("prefill_workers"):
             sizes[wire.POOL_PREFILL] = request.prefill_workers
@@ -90,24 +92,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             sizes[wire.POOL_DECODE] = request.decode_workers
         async with _answering(context), aclosing(self._pools().scale(sizes)) as events:
             async for event in events:
-                yield event
+                yield admin.ScalePoolsResponse(event=event)
 
     async def RemoveWorker(
         self, request: admin.RemoveWorkerRequest, context: Context
-    ) -> AsyncIterator[admin.PoolEvent]:
+    ) -> AsyncIterator[admin.RemoveWorkerResponse]:
         async with (
             _answering(context),
             aclosing(self._pools().remove(request.worker_id, force=request.force)) as events,
         ):
             async for event in events:
-                yield event
+                yield admin.RemoveWorkerResponse(event=event)
 
     async def RestartWorkers(
         self, request: admin.RestartWorkersRequest, context: Context
-    ) -> AsyncIterator[admin.PoolEvent]:
+    ) -> AsyncIterator[admin.RestartWorkersResponse]:
         async with _answering(context), aclosing(self._pools().restart(list(request.worker_ids))) as events:
             async for event in events:
-                yield event
+                yield admin.RestartWorkersResponse(event=event)
 
     def _pools(self) -> Pools:
         if self.pools is None:

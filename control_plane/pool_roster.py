@@ -50,6 +50,10 @@ class PoolWorker:
     def is_at(self, phase: admin.PoolPhase.ValueType, detail: str = "") -> None:
         self.phase, self.detail = phase, detail
 
+    def in_words(self) -> str:
+        phase = admin.PoolPhase.Name(self.phase).removeprefix("POOL_PHASE_").lower()
+        return f"{phase}: {self.detail}" if self.detail else phase
+
     def to_wire(self) -> admin.PoolWorker:
         return admin.PoolWorker(worker_id=self.worker_id, phase=self.phase, detail=self.detail)
 
@@ -128,6 +132,11 @@ class Roster:
             worker.is_at(_PENDING, no_process)
         else:
             worker.is_at(_STARTING, record.phase if record is not None else worker.trouble)
+
+    def missing(self) -> str:
+        """Who is not ready, and what it waits for."""
+        late = [worker for worker in self.workers() if worker.phase != _READY and not worker.leaves]
+        return "; ".join(f"{worker.worker_id} is {worker.in_words()}" for worker in late)
 
     def status(self) -> list[admin.PoolStatus]:
         return [self._status_of(pool) for pool in POOL_NAMES]

@@ -99,14 +99,17 @@ class Pools:
         """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
         self._watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen_to_ray())]
         starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
+        until_s = monotonic_s() + self._limits.start_timeout_s
         while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
             for worker, task in list(starts):
-                on_phase(worker.worker_id, _in_words(worker))
+                on_phase(worker.worker_id, worker.detail or worker.in_words())
                 if task.done():
                     starts.remove((worker, task))
                     self._check_possible(worker.pool, task.exception(), [other for other, _ in starts])
             if is_up:
                 break
+            if not starts and monotonic_s() > until_s:
+                raise StartError(f"workers were ready and are lost before the others came: {self._roster.missing()}")
             await asyncio.sleep(_LOOK_EVERY_S)
         self._is_started = True
 
@@ -255,7 +258,7 @@ class Pools:
         except TimeoutError:
             timeout_s = self._limits.start_timeout_s
             raise StartError(
-                f"{worker.worker_id} is not ready after {timeout_s:g} s: {_in_words(worker)}; it is used once it is"
+                f"{worker.worker_id} is not ready after {timeout_s:g} s: {worker.in_words()}; it is used once it is"
             ) from None
         finally:
             failing.cancel()
@@ -371,9 +374,13 @@ class Pools:
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
         for worker in self._roster.workers():
-            if worker.to_fence and await self._fence.close_out(worker.worker_id, worker.to_fence):
-                logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
-                worker.to_fence = 0
+            if not worker.to_fence:
+                continue
+            if not await self._fence.close_out(worker.worker_id, worker.to_fence):
+                # Not the others either; the registry is looked at meanwhile.
+                return
+            logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
+            worker.to_fence = 0
 
     async def _listen_to_ray(self) -> None:
         """In a task of its own: a Ray that hangs holds up nobody."""
@@ -419,8 +426,3 @@ async def _followed(
         if not under_way:
             return
         await asyncio.wait(under_way, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _in_words(worker: PoolWorker) -> str:
-    phase = admin.PoolPhase.Name(worker.phase).removeprefix("POOL_PHASE_").lower()
-    return worker.detail or phase

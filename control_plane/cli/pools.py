@@ -12,6 +12,7 @@ from control_plane.client import RachisClient
 from control_plane.pools import MOST_WORKERS
 
 _POOLS = ("prefill", "decode")
+_Response = admin.ScalePoolsResponse | admin.RemoveWorkerResponse | admin.RestartWorkersResponse
 
 
 def parse_sizes(given: Sequence[str]) -> admin.ScalePoolsRequest:
@@ -82,13 +83,14 @@ async def _named(client: RachisClient, worker_id: str | None, node: str | None) 
     return found
 
 
-async def _follow(client: RachisClient, *calls: AsyncIterable[admin.PoolEvent], as_json: bool) -> None:
+async def _follow(client: RachisClient, *calls: AsyncIterable[_Response], as_json: bool) -> None:
     """Shows each worker's phase until all calls have ended, then what the pools have."""
     last: dict[str, str] = {}
     with phases() as display:
 
-        async def show(events: AsyncIterable[admin.PoolEvent]) -> None:
-            async for event in events:
+        async def show(responses: AsyncIterable[_Response]) -> None:
+            async for response in responses:
+                event = response.event
                 worker, of = event.worker, f" ({event.done} of {event.of})" if event.of > 1 else ""
                 last[worker.worker_id] = phase_name(worker.phase)
                 detail = f": {worker.detail}" if worker.detail else ""

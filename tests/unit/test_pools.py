@@ -99,7 +99,7 @@ def quiet(_part: str, _phase: str) -> None:
 
 
 async def followed(call: Any) -> list[admin.PoolEvent]:
-    return [event async for event in call]
+    return [response.event async for response in call]
 
 
 def sizes(pools: Pools) -> list[tuple[int, int]]:
@@ -138,6 +138,22 @@ async def test_a_worker_that_cannot_start_ends_the_start_unless_enough_others_ca
         actors.broken["decode-1"] = "worker decode-1: model.path: no such folder on h2"
         await pools.start(quiet)
         assert sizes(pools)[0] == (1, 1)
+
+
+async def test_a_start_whose_first_worker_is_lost_before_the_last_comes_has_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pools_of(monkeypatch, decode=1, limits__start_timeout_s=2.0) as (cluster, pools, actors):
+        actors.room = 1
+        starting = asyncio.create_task(pools.start(quiet))
+        await until(lambda: sum(ready for _, ready in sizes(pools)) == 1)
+        await asyncio.sleep(0.5)
+        (first,) = cluster.workers
+        cluster.workers.clear()
+        await cluster.unregister(first)
+        await actors.admit()
+        with pytest.raises(StartError, match=f"lost before the others came: {first.name} is starting"):
+            await starting
 
 
 async def test_scaling_up_adds_and_scaling_down_drains_the_highest_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,6 +442,66 @@ class PoolEvent(_message.Message):
 Global___PoolEvent: _TypeAlias = PoolEvent  # noqa: Y015
 
 @_typing.final
+class ScalePoolsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___PoolEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___PoolEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalePoolsResponse: _TypeAlias = ScalePoolsResponse  # noqa: Y015
+
+@_typing.final
+class RemoveWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___PoolEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___PoolEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveWorkerResponse: _TypeAlias = RemoveWorkerResponse  # noqa: Y015
+
+@_typing.final
+class RestartWorkersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___PoolEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___PoolEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestartWorkersResponse: _TypeAlias = RestartWorkersResponse  # noqa: Y015
+
+@_typing.final
 class GetEffectiveConfigRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

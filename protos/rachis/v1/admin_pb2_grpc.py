@@ -57,17 +57,17 @@ class AdminServiceStub:
         self.ScalePools = channel.unary_stream(
                 '/rachis.v1.AdminService/ScalePools',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsResponse.FromString,
                 _registered_method=True)
         self.RemoveWorker = channel.unary_stream(
                 '/rachis.v1.AdminService/RemoveWorker',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerResponse.FromString,
                 _registered_method=True)
         self.RestartWorkers = channel.unary_stream(
                 '/rachis.v1.AdminService/RestartWorkers',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersResponse.FromString,
                 _registered_method=True)
         self.GetEffectiveConfig = channel.unary_unary(
                 '/rachis.v1.AdminService/GetEffectiveConfig',
@@ -231,17 +231,17 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'ScalePools': grpc.unary_stream_rpc_method_handler(
                     servicer.ScalePools,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.ScalePoolsResponse.SerializeToString,
             ),
             'RemoveWorker': grpc.unary_stream_rpc_method_handler(
                     servicer.RemoveWorker,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.RemoveWorkerResponse.SerializeToString,
             ),
             'RestartWorkers': grpc.unary_stream_rpc_method_handler(
                     servicer.RestartWorkers,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_admin__pb2.PoolEvent.SerializeToString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.RestartWorkersResponse.SerializeToString,
             ),
             'GetEffectiveConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEffectiveConfig,
@@ -413,7 +413,7 @@ class AdminService:
             target,
             '/rachis.v1.AdminService/ScalePools',
             rachis_dot_v1_dot_admin__pb2.ScalePoolsRequest.SerializeToString,
-            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+            rachis_dot_v1_dot_admin__pb2.ScalePoolsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -440,7 +440,7 @@ class AdminService:
             target,
             '/rachis.v1.AdminService/RemoveWorker',
             rachis_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
-            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+            rachis_dot_v1_dot_admin__pb2.RemoveWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -467,7 +467,7 @@ class AdminService:
             target,
             '/rachis.v1.AdminService/RestartWorkers',
             rachis_dot_v1_dot_admin__pb2.RestartWorkersRequest.SerializeToString,
-            rachis_dot_v1_dot_admin__pb2.PoolEvent.FromString,
+            rachis_dot_v1_dot_admin__pb2.RestartWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,13 +37,13 @@ class AdminServiceStub:
     ResumeWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkerRequest, _admin_pb2.ResumeWorkerResponse]
     GetPools: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPoolsRequest, _admin_pb2.GetPoolsResponse]
     """The pools: how many workers are wanted, and what each of them is doing."""
-    ScalePools: _grpc.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.PoolEvent]
+    ScalePools: _grpc.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.ScalePoolsResponse]
     """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
     when nobody listens any more.
     """
-    RemoveWorker: _grpc.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.PoolEvent]
+    RemoveWorker: _grpc.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.RemoveWorkerResponse]
     """Drains a worker and has it leave its pool, which is one smaller then."""
-    RestartWorkers: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.PoolEvent]
+    RestartWorkers: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.RestartWorkersResponse]
     """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
     GetEffectiveConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]
     """The configuration in force, with where each value came from; secrets are masked."""
@@ -68,13 +68,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ResumeWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkerRequest, _admin_pb2.ResumeWorkerResponse]  # type: ignore[assignment]
     GetPools: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPoolsRequest, _admin_pb2.GetPoolsResponse]  # type: ignore[assignment]
     """The pools: how many workers are wanted, and what each of them is doing."""
-    ScalePools: _aio.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    ScalePools: _aio.UnaryStreamMultiCallable[_admin_pb2.ScalePoolsRequest, _admin_pb2.ScalePoolsResponse]  # type: ignore[assignment]
     """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
     when nobody listens any more.
     """
-    RemoveWorker: _aio.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    RemoveWorker: _aio.UnaryStreamMultiCallable[_admin_pb2.RemoveWorkerRequest, _admin_pb2.RemoveWorkerResponse]  # type: ignore[assignment]
     """Drains a worker and has it leave its pool, which is one smaller then."""
-    RestartWorkers: _aio.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.PoolEvent]  # type: ignore[assignment]
+    RestartWorkers: _aio.UnaryStreamMultiCallable[_admin_pb2.RestartWorkersRequest, _admin_pb2.RestartWorkersResponse]  # type: ignore[assignment]
     """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
     GetEffectiveConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]  # type: ignore[assignment]
     """The configuration in force, with where each value came from; secrets are masked."""
@@ -126,7 +126,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.ScalePoolsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ScalePoolsResponse], _abc.AsyncIterator[_admin_pb2.ScalePoolsResponse]]:
         """Changes how many workers pools have, and tells how it goes until they are ready or have left. The pools follow also
         when nobody listens any more.
         """
@@ -136,7 +136,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.RemoveWorkerRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.RemoveWorkerResponse], _abc.AsyncIterator[_admin_pb2.RemoveWorkerResponse]]:
         """Drains a worker and has it leave its pool, which is one smaller then."""
 
     @_abc_1.abstractmethod
@@ -144,7 +144,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.RestartWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.PoolEvent], _abc.AsyncIterator[_admin_pb2.PoolEvent]]:
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.RestartWorkersResponse], _abc.AsyncIterator[_admin_pb2.RestartWorkersResponse]]:
         """Drains and starts again one worker after the other. Who ends the call ends it after the worker whose turn it is."""
 
     @_abc_1.abstractmethod
