@@ -11,12 +11,13 @@ from typing import Any
 import grpc
 import pytest
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError, StartError
 from control_plane.pools import Pools
 from control_plane.worker_snapshot import Pool
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, failure, named, running_cluster, text_of, until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, failure, named, running_cluster, text_of, until
 
 HELLO = {"max_tokens": 8}
 
@@ -102,6 +103,19 @@ async def followed(call: Any) -> list[admin.PoolEvent]:
     return [response.event async for response in call]
 
 
+async def removed(cluster: Cluster, worker_id: str) -> list[admin.PoolEvent]:
+    return await followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id=worker_id)))
+
+
+async def busy_worker(cluster: Cluster) -> tuple[Worker, "asyncio.Task[list[api.GenerateResponse]]"]:
+    """decode-0 with a request that waits there for `engine.resume`."""
+    busy = named(cluster, "decode-0")
+    busy.engine.hold_before(4)
+    running = asyncio.create_task(cluster.generate(max_tokens=8))
+    await busy.engine.held.wait()
+    return busy, running
+
+
 def sizes(pools: Pools) -> list[tuple[int, int]]:
     return [(status.desired_workers, status.ready_workers) for status in pools.status()]
 
@@ -174,13 +188,8 @@ async def test_scaling_up_adds_and_scaling_down_drains_the_highest_numbers(monke
 async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pools_of(monkeypatch) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
-        leaving = asyncio.create_task(
-            followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
-        )
+        busy, running = await busy_worker(cluster)
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
         await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
         assert actors.stops == []
         assert text_of(await cluster.generate()), "the other one serves"
@@ -196,10 +205,7 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended(monkeyp
 async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pools_of(monkeypatch) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
+        busy, running = await busy_worker(cluster)
         asked, ask = 0, pools._client.status
 
         async def late(*args: Any) -> wire.GetWorkerStatusResponse:
@@ -210,9 +216,7 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
             return await ask(*args)
 
         monkeypatch.setattr(pools._client, "status", late)
-        leaving = asyncio.create_task(
-            followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
-        )
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
         await until(lambda: asked > 5)
         assert actors.stops == []
         busy.engine.resume()
@@ -224,10 +228,7 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
 async def test_pools_keep_their_sizes_while_workers_are_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
+        busy, running = await busy_worker(cluster)
         restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
         await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
 
@@ -324,10 +325,7 @@ async def test_a_rolling_restart_starts_one_after_the_other_and_requests_go_on(
 async def test_a_worker_that_leaves_before_its_turn_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pools_of(monkeypatch) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
+        busy, running = await busy_worker(cluster)
         restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
         await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
         request = admin.RemoveWorkerRequest(worker_id="decode-1", force=True)
@@ -382,10 +380,7 @@ async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(
 ) -> None:
     async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
+        busy, running = await busy_worker(cluster)
         if phase == "waits for its stand-in":
             actors.asking.clear()
         request = admin.RestartWorkersRequest(worker_ids=["decode-0"])
@@ -448,13 +443,8 @@ async def test_a_worker_that_is_not_wanted_any_more_when_it_is_asked_for_does_no
 async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pools_of(monkeypatch) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(cluster.generate(max_tokens=8))
-        await busy.engine.held.wait()
-        leaving = asyncio.create_task(
-            followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
-        )
+        busy, running = await busy_worker(cluster)
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
         await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
         await cluster.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id="decode-0"))
         await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
