@@ -348,3 +348,14 @@ def test_more_workers_than_rows_keep_their_loads() -> None:
 
     tokens = dict(zip([each.worker_id for each in found.workers], found.in_flight_tokens, strict=True))
     assert {name: count for name, count in tokens.items() if count} == {names[index]: index + 1 for index in range(5)}
+
+
+def test_a_worker_that_says_it_drains_gets_nothing_until_the_registry_says_otherwise(membership: Membership) -> None:
+    worker = only(membership)
+    membership.drains(worker)
+    assert membership.usable(wire.POOL_DECODE) == []
+    membership.replace([record("decode-0", generation=worker.generation)], 1.0)
+    assert only(membership) == worker
+    membership.replace([record("decode-0", generation=worker.generation + 1)], 2.0)
+    membership.drains(worker)
+    assert only(membership).generation == worker.generation + 1, "an earlier start's word is not this one's"

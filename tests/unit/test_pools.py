@@ -508,3 +508,32 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         yield cluster
+
+
+async def test_what_has_ended_counts_for_nothing_and_does_not_register_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of(monkeypatch) as (cluster, pools, actors):
+        await pools.start(quiet)
+        fenced: list[tuple[str, int]] = []
+
+        async def close_out(worker_id: str, generation: int) -> bool:
+            fenced.append((worker_id, generation))
+            return True
+
+        monkeypatch.setattr(pools._fence, "close_out", close_out)
+        old = wire.WorkerRegistration.FromString(named(cluster, "decode-0").record.SerializeToString())
+        last = named(cluster, "decode-1").record.generation
+        actors.asking.clear()
+        restarting = asyncio.create_task(
+            followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest(worker_ids=["decode-0"])))
+        )
+        await until(lambda: fenced != [])
+        # The registry still has it, as after an end without a word.
+        await cluster.register(old)
+        await asyncio.sleep(0.5)
+        assert sizes(pools)[1] == (2, 1)
+        actors.asking.set()
+        await restarting
+        assert sizes(pools)[1] == (2, 2)
+
+        await removed(cluster, "decode-1")
+        assert fenced == [("decode-0", old.generation), ("decode-1", last)]

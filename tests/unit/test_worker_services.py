@@ -520,3 +520,14 @@ async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric()
     assert messages[0].started.handoff == generation.HANDOFF_OUTCOME_PULLED
     assert messages[0].started.pulled_tokens == len(PROMPT)
     assert prefiller.status().load.free_blocks == prefiller.status().load.total_blocks
+
+
+async def test_a_call_that_the_engine_has_not_heard_of_yet_keeps_its_worker_busy() -> None:
+    record = registration()
+    service = PrefillService(FakeEngine(), record, lambda: None)
+    assert service.is_idle()
+    with service._taken(record.generation):
+        assert not service.is_idle()
+        status = await service.GetWorkerStatus(wire.GetWorkerStatusRequest(), context())
+        assert status.load.active_calls == 1
+    assert service.is_idle()
