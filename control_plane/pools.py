@@ -21,8 +21,9 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
+from control_plane.draining import Draining
 from control_plane.fencing import Fence
-from control_plane.membership import Member, Membership
+from control_plane.membership import Membership
 from control_plane.pool_roster import POOL_NAMES, PoolWorker, Roster
 from control_plane.worker_client import WorkerClient
 from control_plane.worker_snapshot import Pool
@@ -34,11 +35,10 @@ _LOOK_EVERY_S = 0.2
 _ASK_RAY_EVERY_S = 2.0
 # What Ray said longer ago than this is not believed any more.
 _RAYS_WORD_S = 10.0
-_STATUS_TIMEOUT_S = 2.0
 # How long a node may take to have room for the worker that stands in for the only one of its pool.
 _STAND_IN_ROOM_S = 10.0
 
-_READY, _DRAINING = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING
+_READY = admin.POOL_PHASE_READY
 
 
 class Actors(Protocol):
@@ -73,7 +73,7 @@ class Pools:
         self._limits = config.limits
         self._actors = actors
         self._membership = membership
-        self._client = client
+        self._draining = Draining(config.limits, membership, client)
         self._fence = fence
         sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
         self._sizes = {pool: section.workers for pool, section in sections.items()}
@@ -273,7 +273,7 @@ class Pools:
         if coming is not None:
             # It may be just asking Ray for a process.
             await asyncio.wait({coming})
-        await self._drain(worker)
+        await self._draining.until_idle(worker)
         await self._actors.stop(worker.worker_id)
         worker.past_generation = worker.seen_generation
         if worker.past_generation:
@@ -318,47 +318,6 @@ class Pools:
             f"{worker.worker_id} is the only decode worker, and another one cannot stand in for it: {why}",
             field="worker_ids",
         )
-
-    async def _drain(self, worker: PoolWorker) -> None:
-        """Until it is idle, gone, or out of time. One that does not answer is asked again: it may only be busy."""
-        first = self._membership.get(worker.worker_id)
-        if first is None or not first.registration.address or first.registration.generation <= worker.past_generation:
-            return
-        generation = first.registration.generation
-        worker.is_at(_DRAINING)
-        until_s = monotonic_s() + self._limits.drain_timeout_s
-        while monotonic_s() < until_s:
-            member = self._membership.get(worker.worker_id)
-            try:
-                held = await self._held(member or first)
-            except RachisError as error:
-                if member is None or member.registration.generation != generation:
-                    logger.warning("%s went away while it drained: %s", worker.worker_id, error)
-                    return
-                held = f"it does not answer: {error}"
-            if not held:
-                return
-            worker.is_at(_DRAINING, held)
-            await asyncio.sleep(_LOOK_EVERY_S)
-        logger.error("%s leaves after %g s: %s", worker.worker_id, self._limits.drain_timeout_s, worker.detail)
-
-    async def _tell_to_drain(self, address: str) -> None:
-        grace_s = self._limits.session_grace_s
-        await self._client.set_draining(address, True, _STATUS_TIMEOUT_S, move_sessions_after_s=grace_s)
-
-    async def _held(self, member: Member) -> str:
-        """What keeps a worker that drains from being idle, in words; empty where nothing does."""
-        request, address = wire.GetWorkerStatusRequest(), member.registration.address
-        status = await self._client.status(address, request, _STATUS_TIMEOUT_S)
-        if status.registration.state != wire.WORKER_STATE_DRAINING:
-            # Not told yet, or somebody has taken it back.
-            await self._tell_to_drain(address)
-            return "takes nothing new"
-        load = status.load
-        running = max(load.active_calls, load.running_requests + load.waiting_requests, member.in_flight_requests)
-        if not (running or load.leased_handoffs):
-            return ""
-        return f"{running} requests run, {load.leased_handoffs} hand-offs wait for their pull"
 
     async def _watch(self) -> None:
         """Holds the roster against the registry and against what Ray says, until cancelled."""

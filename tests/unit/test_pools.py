@@ -206,7 +206,7 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
     async with pools_of(monkeypatch) as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
-        asked, ask = 0, pools._client.status
+        asked, ask = 0, pools._draining._client.status
 
         async def late(*args: Any) -> wire.GetWorkerStatusResponse:
             nonlocal asked
@@ -215,7 +215,7 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
                 raise DeadlineError("worker decode-0: Deadline Exceeded")
             return await ask(*args)
 
-        monkeypatch.setattr(pools._client, "status", late)
+        monkeypatch.setattr(pools._draining._client, "status", late)
         leaving = asyncio.create_task(removed(cluster, "decode-0"))
         await until(lambda: asked > 5)
         assert actors.stops == []
