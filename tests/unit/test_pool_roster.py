@@ -164,6 +164,9 @@ def test_who_makes_a_pool_smaller_means_it(roster: Roster) -> None:
     for _ in range(4):
         following.add(DECODE)
     assert following.status()[1].minimum_workers == 2
+    for worker in following.workers(DECODE)[1:]:
+        following.remove(worker)
+    assert following.status()[1].minimum_workers == 1
 
 
 def test_who_is_not_ready_leaves_before_who_is(roster: Roster) -> None:
