@@ -16,8 +16,6 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
-SOURCES := benchmarks builtin_model cluster_configs cluster_core cluster_sim control_plane decode_worker kv_transfer prefill_worker \
-	protos tests worker_runtime
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup demo serve test unit integration test-hosts fuzz faults check protos bench bench-papers bench-system \
@@ -64,7 +62,7 @@ fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on
 	$(BIN)/python -m tests.fuzz real --sessions 1000
 
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time
-	$(BIN)/python -m cluster_sim.faults --runs 5000
+	$(BIN)/python -m fault_sim --runs 5000
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
 	$(BIN)/ruff check .

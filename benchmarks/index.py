@@ -23,12 +23,12 @@ from benchmarks.measuring_process import Reports, foreign_cpu_s
 from cluster_configs.schema import PlacementSection
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import RequestId
-from control_plane.job import Job
-from control_plane.membership import Membership
-from control_plane.placer import Placer
-from control_plane.prefix_index import PrefixIndex
-from control_plane.request import RequestLifecycle
-from kv_transfer.claims import ClaimBatch, ClaimChange, decode_batch, encode_batch
+from control_plane.fleet.membership import Membership
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.placer import Placer
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimBatch, ClaimChange, decode_batch, encode_batch
 
 PROMPT_TOKENS = 32_768
 # Below, the prompts alone would not fit.

@@ -32,10 +32,10 @@ from cluster_configs.schema import PlacementSection
 from cluster_sim.request import Traveller
 from cluster_sim.traces import Trace
 from cluster_sim.workloads import SimRequest, block_names
-from control_plane.membership import Membership
-from control_plane.placer import Placer
-from control_plane.prefix_index import PrefixIndex
-from kv_transfer.claims import ClaimChange
+from control_plane.fleet.membership import Membership
+from control_plane.placement.placer import Placer
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimChange
 
 BASELINE = "cost_formula"
 # Of the load that `speed_for` was asked for it may miss so much.

@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 
 from benchmarks.placement_costs import PrefillCosts
 from cluster_sim.block_cache import BlockCache
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys
-from kv_transfer.radix_tree import BlockHash, Match
-from kv_transfer.tier_settings import TierSettings
+from kv_transfer.blocks import BlockHash
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
+from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.tiers.settings import TierSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
-from control_plane.child_process import bind_to_parent
+from control_plane.service.child_process import bind_to_parent
 from worker_runtime import wire_conversion
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 

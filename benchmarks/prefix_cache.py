@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from benchmarks.belady import belady
 from cluster_sim.traces import Trace, TraceFile, TraceRequest
-from kv_transfer.block_references import BlockReferences
-from kv_transfer.radix_tree import BlockHash
-from kv_transfer.tier_settings import TierSettings, make_tiers
-from kv_transfer.tiers import Admission, TierRules
+from kv_transfer.blocks import BlockHash
+from kv_transfer.tiers.block_references import BlockReferences
+from kv_transfer.tiers.prefix_tiers import Admission, TierRules
+from kv_transfer.tiers.settings import TierSettings, make_tiers
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads import SimRequest
 from cluster_sim.world import World, WorldSettings
-from kv_transfer.prefix_chunks import chunk_keys
-from kv_transfer.tier_settings import TierSettings
+from kv_transfer.claims.prefix_chunks import chunk_keys
+from kv_transfer.tiers.settings import TierSettings
 from prefill_worker.preemption import RECOMPUTE_KEY, SWAP_IN_KEY, SWAP_OUT_KEY, default_model
 
 # Of the built-in model in fp32. The bandwidth is fitted in tokens: nothing else depends on it.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kv_transfer.handoff import MAX_DEADLINE_SHARE
+from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
 
 BUILTIN_MODEL = "builtin"
 
@@ -290,7 +290,7 @@ class TiersSection(Section):
     @classmethod
     def _is_a_formula(cls, text: str) -> str:
         # Imported here because it takes a while, and hardly anybody sets one.
-        from kv_transfer.hotness import Formula
+        from kv_transfer.tiers.hotness import Formula
 
         return Formula(text).text
 

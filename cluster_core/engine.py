@@ -252,7 +252,7 @@ class EngineCosts:
 
 @dataclass(frozen=True, slots=True)
 class PrefixClaims:
-    """Chunks of prefixes that lie on the device and in host memory, by the keys of `kv_transfer.prefix_chunks`."""
+    """Chunks of prefixes that lie on the device and in host memory, by the keys of `prefix_chunks`."""
 
     device: frozenset[int] = frozenset()
     host: frozenset[int] = frozenset()

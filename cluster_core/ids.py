@@ -7,6 +7,9 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 ServiceId = NewType("ServiceId", str)
 
+# The environment variable by which every process of a service carries the mark of its start.
+SERVICE_VARIABLE = "RACHIS_SERVICE"
+
 
 def new_request_id() -> RequestId:
     return RequestId(f"req-{secrets.token_hex(8)}")

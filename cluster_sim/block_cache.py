@@ -3,7 +3,7 @@
 Who owns what:
     a running prompt   its cached blocks, the host slots being loaded and its new blocks are referenced until it lets go
     the rest           the tree refers to it, and gives it up when somebody needs room
-A block counts one copy to host memory. What changes in a tier is told as a worker tells it (`kv_transfer.claims`).
+A block counts one copy to host memory. What changes in a tier is told as a worker tells it (`claims`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kv_transfer.block_references import BlockReferences
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys
-from kv_transfer.radix_tree import BlockHash, Match, Tier
-from kv_transfer.tier_settings import TierSettings, make_tiers
-from kv_transfer.tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
+from kv_transfer.tiers.block_references import BlockReferences
+from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.tiers.settings import TierSettings, make_tiers
 
 
 class BlockCache:

@@ -1,4 +1,4 @@
-"""The way of a request through the simulated pools, in the order of `control_plane.dispatch`.
+"""The way of a request through the simulated pools, in the order of `control_plane.dispatch.dispatcher`.
 
 Placement, lifecycle and in-flight counts are the router's own classes; calls to workers are events that take `hop_s`.
 Who holds what:
@@ -22,11 +22,11 @@ from cluster_sim.network import Network
 from cluster_sim.request import Attempt, Traveller
 from cluster_sim.worker import SimWorker
 from cluster_sim.workloads import SimRequest
-from control_plane.disaggregation import LOCAL
-from control_plane.membership import Membership
-from control_plane.placer import Placer
-from control_plane.request import Event, State
-from control_plane.worker_snapshot import Pool, WorkerSnapshot
+from control_plane.fleet.membership import Membership
+from control_plane.model.lifecycle import Event, State
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+from control_plane.placement.disaggregation import LOCAL
+from control_plane.placement.placer import Placer
 
 _DECODE_ATTEMPTS = 2
 _ASK_AGAIN_S = 0.05

@@ -17,8 +17,8 @@ from enum import Enum
 from typing import Protocol
 
 from cluster_core.engine import EngineCosts, SessionMode
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class SimJob:
     """One prompt for one engine.
 
     number: unique in the simulation. keys: names of the prompt's full blocks, in order, each covering all before it
-    (`kv_transfer.prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept for somebody
+    (`prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept for somebody
     who pulls them. pulls: the prompt's KV is to be pulled, apart from what is cached here; the first token is known.
     """
 

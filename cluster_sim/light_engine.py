@@ -18,9 +18,10 @@ from cluster_core.engine import EngineCosts, SessionMode
 from cluster_sim.block_cache import BlockCache
 from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
-from kv_transfer.claims import ClaimChange
-from kv_transfer.radix_tree import BlockHash, Match
-from kv_transfer.tier_settings import TierSettings
+from kv_transfer.blocks import BlockHash
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.tiers.settings import TierSettings
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf

@@ -12,10 +12,10 @@ from cluster_sim.engine import SimInput
 from cluster_sim.network import Transfer
 from cluster_sim.worker import SimWorker
 from cluster_sim.workloads import SimRequest
-from control_plane.job import Job
-from control_plane.placer import Flight
-from control_plane.request import RequestLifecycle
-from kv_transfer.prefix_chunks import PackedPrompt
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.placer import Flight
+from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 
 @dataclass(slots=True, eq=False)

@@ -30,13 +30,14 @@ from vllm.v1.structured_output import StructuredOutputManager
 from decode_worker import batch_settings
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import DecodeScheduler
-from kv_transfer import tiered_scheduling, vllm_private
-from kv_transfer.block_events import EventfulBlockPool
-from kv_transfer.claims import ClaimChange
-from kv_transfer.host_tier import HostTiering
-from kv_transfer.prefix_chunks import Keys
-from kv_transfer.radix_tree import Tier
-from kv_transfer.tier_settings import TierSettings
+from kv_transfer import vllm_private
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.block_events import EventfulBlockPool
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
+from kv_transfer.tiers import tiered_scheduling
+from kv_transfer.tiers.host_tier import HostTiering
+from kv_transfer.tiers.settings import TierSettings
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import StreamingScheduler
 from prefill_worker.preemption import CostModel as PreemptionCosts

@@ -10,8 +10,8 @@ from cluster_sim.costs import CostModel
 from cluster_sim.engine import EngineTotals, Outcome, SimEngine, SimInput, SimJob
 from cluster_sim.events import Alarm, EventQueue
 from cluster_sim.network import Link
-from control_plane.worker_snapshot import Pool
-from kv_transfer.claims import ClaimChange
+from control_plane.model.worker_snapshot import Pool
+from kv_transfer.claims.claims import ClaimChange
 
 
 @dataclass(frozen=True, slots=True)

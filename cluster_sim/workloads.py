@@ -35,7 +35,7 @@ from cluster_core.errors import InvalidInputError
 from cluster_sim.engine import SimInput
 from cluster_sim.streaming_workload import TracedSession, WorkloadSpec, draw_sessions
 from cluster_sim.traces import MOST_TOKENS, SHAPES, generated, open_trace
-from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
+from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
 
 # Of a coding agent's first prompt.
 _FIRST_TOKENS = (8000, 20_000)

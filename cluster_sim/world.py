@@ -1,6 +1,6 @@
 """The whole cluster in simulated time.
 
-Production code: placement with all its parts (`control_plane.placer`), the prefix index, membership, the lifecycle of
+Production code: placement with all its parts (`placer`), the prefix index, membership, the lifecycle of
 requests, tiers, hotness and, in `cluster_sim.vllm_engine`, the schedulers. Left out: copies of hot prefixes. Not
 real: engine arithmetic, transport, clock and Redis, whose streams are a delay between a worker's caches and the index.
 """
@@ -19,11 +19,11 @@ from cluster_sim.figures import Figures, Series
 from cluster_sim.network import Network
 from cluster_sim.worker import PoolSettings, SimWorker
 from cluster_sim.workloads import SERVICE, SimRequest
-from control_plane.membership import Membership
-from control_plane.placer import Placer
-from control_plane.prefix_index import PrefixIndex
-from control_plane.worker_snapshot import Pool
-from kv_transfer.claims import ClaimChange
+from control_plane.fleet.membership import Membership
+from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.placer import Placer
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimChange
 
 POOLS: Mapping[str, Pool] = {"prefill": wire.POOL_PREFILL, "decode": wire.POOL_DECODE}
 

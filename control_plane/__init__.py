@@ -1,1 +1,1 @@
-"""The control plane: router, request lifecycle, placement, membership, start-up, command line. Knows no engine."""
+"""The control plane, in rooms that follow a request: see ARCHITECTURE.md. Knows no engine."""

@@ -33,7 +33,7 @@ from decode_worker.rewards import FormedBatch, RewardLedger
 from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
 from kv_transfer import vllm_private
-from kv_transfer.handoff import DEADLINE_PARAM
+from kv_transfer.handoff.rules import DEADLINE_PARAM
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 if TYPE_CHECKING:

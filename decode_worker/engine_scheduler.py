@@ -1,11 +1,11 @@
 """The schedulers of decode workers: vLLM's own, with the admission of `decode_worker.batching` and the eviction
-of `kv_transfer.tiers`."""
+of `kv_transfer.tiers.prefix_tiers`."""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from decode_worker.batch_scheduling import BatchScheduling
-from kv_transfer.tiered_scheduling import TieredScheduling
+from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 
 
 class DecodeScheduler(BatchScheduling, TieredScheduling, Scheduler):

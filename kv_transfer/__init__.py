@@ -1,1 +1,1 @@
-"""Moving KV blocks: between the pools over NIXL."""
+"""KV blocks: handed from pool to pool over NIXL, kept over two tiers, and told of to the index of the cluster."""

@@ -1,4 +1,4 @@
-"""vLLM's NIXL pull connector, with the hand-off rules of `kv_transfer.handoff` enforced inside the engine.
+"""vLLM's NIXL pull connector, with the hand-off rules of `kv_transfer.handoff.rules` enforced inside the engine.
 
 Scheduler side: a request whose deadline has passed computes its prompt itself instead of pulling; pulls are
 recorded for the report; a lease can be ended early. Worker side: a pull that ended after its deadline counts as
@@ -17,9 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import HandoffReport
 from kv_transfer import vllm_private
-from kv_transfer.handoff import DEADLINE_PARAM, PullLedger, is_late
-from kv_transfer.host_tier import HostTiering
-from kv_transfer.nixl_progress import progress_interval
+from kv_transfer.handoff.nixl_progress import progress_interval
+from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
+from kv_transfer.tiers.host_tier import HostTiering
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -1,4 +1,4 @@
-"""Every private field of vLLM that Rachis touches, but for the methods that `kv_transfer.device_pool` overrides.
+"""Every private field of vLLM that Rachis touches, but for the methods that `kv_transfer.tiers.device_pool` overrides.
 
 vLLM's plug-in points do most of what is needed; what they leave out is reached here, for the one version the lock
 files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed field.

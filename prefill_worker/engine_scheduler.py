@@ -11,7 +11,7 @@ Who holds the KV of a session:
     waiting, never scheduled           nobody; published blocks of its prefix lie in the cache
     running                            its request
     parked: all input so far computed  its request; may be preempted by anybody
-    preempted by swap                  host memory (`kv_transfer.swap_ledger`), and the cache as far as it lasts
+    preempted by swap                  host memory (`kv_transfer.tiers.swap_ledger`), and the cache as far as it lasts
     preempted by recompute             nobody; the cache as far as it lasts
     finished, leased                   the connector, as every prefill
 """
@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
-from kv_transfer.tiered_scheduling import TieredScheduling
+from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker.policies import make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
 from prefill_worker.streaming_request import StreamingRequest

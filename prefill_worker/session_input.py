@@ -15,8 +15,9 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import SessionMode, SessionRecord
+from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
-from prefill_worker.sessions import SessionBooks, longest_common_prefix
+from prefill_worker.sessions import SessionBooks
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 
 if TYPE_CHECKING:

@@ -5,26 +5,12 @@ Source: Stream2LLM section 4.2; the event names are those of its published code.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster_core.engine import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
 
 # Of a very long session these many first and last events are told.
 EVENTS_KEPT = 64
-_STRIDE = 512
-
-
-def longest_common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading tokens that both have in common."""
-    end = min(len(first), len(second))
-    start = 0
-    while start < end and first[start : start + _STRIDE] == second[start : start + _STRIDE]:
-        start += _STRIDE
-    start = min(start, end)
-    while start < end and first[start] == second[start]:
-        start += 1
-    return start
 
 
 @dataclass(slots=True)

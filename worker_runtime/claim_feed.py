@@ -27,9 +27,9 @@ from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
-from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
-from kv_transfer.prefix_chunks import Keys
-from kv_transfer.radix_tree import Tier
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
+from kv_transfer.claims.prefix_chunks import Keys
 
 logger = logging.getLogger(__name__)
 

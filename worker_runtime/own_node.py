@@ -1,7 +1,7 @@
 """What a worker finds out about the node that it is about to start on: whether it fits, and how others reach it.
 
-`control_plane.preflight` asks the same of the nodes that are there when the service starts; this is for those that join
-later, too.
+`control_plane.service.preflight` asks the same of the nodes that are there when the service starts; this is for those
+that join later, too.
 """
 
 import os

@@ -38,11 +38,11 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     if settings.role is not EngineRole.ALONE:
         arguments |= _scheduler(settings)
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
-        # They are taken within the process: `kv_transfer.block_events`.
+        # They are taken within the process: `kv_transfer.claims.block_events`.
         arguments["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if engine.device == "cpu":
             arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
-        arguments["logits_processors"] = ["kv_transfer.first_token_replay:FirstTokenReplay"]
+        arguments["logits_processors"] = ["kv_transfer.handoff.first_token_replay:FirstTokenReplay"]
     return EngineArgs(**arguments)
 
 
@@ -89,7 +89,7 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
             "backends": list(settings.engine.nixl_backends),
             "rachis_host_bytes": _host_bytes(settings),
             "rachis_host_ratio": settings.tiers.host_ratio,
-            # On a CPU the thread would take a core from the engine; see `kv_transfer.nixl_progress`.
+            # On a CPU the thread would take a core from the engine; see `kv_transfer.handoff.nixl_progress`.
             "rachis_progress_interval_us": 1000 if settings.engine.device == "cpu" else 0,
         },
     )

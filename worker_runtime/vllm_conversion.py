@@ -7,8 +7,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
-from kv_transfer.handoff import DEADLINE_PARAM, FIRST_TOKEN_ARG
-from kv_transfer.lease_params import decode_params
+from kv_transfer.handoff.lease_params import decode_params
+from kv_transfer.handoff.rules import DEADLINE_PARAM, FIRST_TOKEN_ARG
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob

@@ -38,12 +38,13 @@ from cluster_core.engine import (
     TierReport,
 )
 from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError
-from kv_transfer import tier_report, vllm_private
-from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.handoff import effective_deadline_s, stamp_deadline
-from kv_transfer.lease_params import encode_params
-from kv_transfer.prefix_chunks import root_key
-from kv_transfer.radix_tree import Tier
+from kv_transfer import vllm_private
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.chunk_claims import ChunkClaims
+from kv_transfer.claims.prefix_chunks import root_key
+from kv_transfer.handoff.lease_params import encode_params
+from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
+from kv_transfer.tiers import report as tier_report
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.step_costs import StepCosts
@@ -254,7 +255,7 @@ class VllmEngine:
         return info
 
     def _begin_claims(self) -> None:
-        from kv_transfer import block_events
+        from kv_transfer.claims import block_events
 
         service_id, size = self._settings.service_id, self._block_size
         claims = ChunkClaims(
@@ -345,7 +346,7 @@ class VllmEngine:
 
     def _audited_claims(self) -> PrefixClaims:
         """From what the pools hold. What has happened before the look is told before the answer."""
-        from kv_transfer import block_events
+        from kv_transfer.claims import block_events
 
         if self._claims is None or self._dead is not None:
             return PrefixClaims()

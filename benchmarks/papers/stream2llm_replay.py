@@ -17,7 +17,7 @@ from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
 from cluster_sim.vllm_engine import VllmSimEngine
 from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
-from kv_transfer.claims import no_keys
+from kv_transfer.claims.claims import no_keys
 from prefill_worker.preemption import CostModel as PreemptionCosts
 from prefill_worker.preemption import LatencyCurve
 

@@ -17,7 +17,7 @@ rachis:{<service>:<family>}:hotness       snapshot of their hotness
 
 No clock but Redis's own counts, and living workers tell a registry that has lost its data which generations it gave
 away. A generation may still be lower than one before: Redis lost its data while no worker lived, and its clock is
-behind. What the registry says for a while is the truth then, see `control_plane.claim_following`.
+behind. What the registry says for a while is the truth then, see `control_plane.prefix_index.claim_following`.
 """
 
 # Prefixes that begin with the same chunk are one family; families share so many slots.

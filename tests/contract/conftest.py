@@ -10,9 +10,9 @@ import pytest
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine, EngineInfo, EngineJob, EngineLoad, EngineOutput, FirstToken, SamplingSpec
-from cluster_sim.faults.block_engine import BlockEngine
-from cluster_sim.faults.block_fabric import BlockEngineSettings, Fabric
-from cluster_sim.faults.network import Network
+from fault_sim.block_engine import BlockEngine
+from fault_sim.block_fabric import BlockEngineSettings, Fabric
+from fault_sim.network import Network
 from tests.fakes.engine import FakeEngine
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 

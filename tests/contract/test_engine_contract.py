@@ -20,7 +20,7 @@ from cluster_core.engine import (
     PrefixClaims,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
-from kv_transfer.prefix_chunks import chunk_keys, root_key
+from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 
 

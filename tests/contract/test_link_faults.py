@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_sim.faults import virtual_time
-from cluster_sim.faults.network import BREAK_S, Link
+from fault_sim import virtual_time
+from fault_sim.network import BREAK_S, Link
 from tests.contract.test_transport_contract import Service, delta, error_of, local
 
 

@@ -18,14 +18,15 @@ from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine import PrefixClaimChange
 from cluster_core.errors import StartError
-from cluster_sim.faults.local_redis import LocalRedis, Store
-from cluster_sim.faults.network import Network
-from cluster_sim.faults.redis_scripts import SCRIPTS
-from control_plane import access_log, replicator
-from control_plane.membership import Membership
-from control_plane.prefix_index import PrefixIndex
-from control_plane.redis_index import IndexFollower
-from control_plane.redis_membership import RegistryFollower
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.placement import replicator
+from control_plane.prefix_index import access_log
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.redis_index import IndexFollower
+from fault_sim.local_redis import LocalRedis, Store
+from fault_sim.network import Network
+from fault_sim.redis_scripts import SCRIPTS
 from tests.fakes.redis_server import running_redis
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration

@@ -12,9 +12,9 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 from rachis.wire import Context, channel_options, next_message
 
-from cluster_sim.faults.local_grpc import LocalTransport
-from cluster_sim.faults.network import Network
-from control_plane.malformed_input import MalformedInputInterceptor
+from control_plane.intake.malformed_input import MalformedInputInterceptor
+from fault_sim.local_grpc import LocalTransport
+from fault_sim.network import Network
 
 WAIT_S = 5.0
 

@@ -15,8 +15,8 @@ import redis
 from rachis import registry
 from redis.cluster import RedisCluster
 
-from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
+from kv_transfer.claims.prefix_chunks import Keys
 
 SERVICE = "svc-test"
 EntryId = tuple[int, int]

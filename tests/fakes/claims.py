@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from cluster_core.engine import PrefixClaimChange, PrefixClaims
-from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.prefix_chunks import root_key
-from kv_transfer.radix_tree import Tier
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.chunk_claims import ChunkClaims
+from kv_transfer.claims.prefix_chunks import root_key
 
 
 class FakeClaims:

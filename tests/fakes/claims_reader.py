@@ -6,7 +6,7 @@ from typing import Any
 from rachis import registry
 
 from cluster_core.engine import PrefixClaims
-from kv_transfer.claims import decode_batch, decode_snapshot
+from kv_transfer.claims.claims import decode_batch, decode_snapshot
 
 
 @dataclass(frozen=True, slots=True)

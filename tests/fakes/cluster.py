@@ -23,11 +23,11 @@ from rachis.wire import channel_options, next_message
 
 from cluster_configs.loading import load
 from cluster_core.engine import Engine, SamplingSpec
-from control_plane import server as server_module
-from control_plane.redis_membership import RegistryFollower
-from control_plane.request import State
-from control_plane.server import RouterServer
-from control_plane.tokenization import Frame, document_text
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.intake.tokenization import Frame, document_text
+from control_plane.model.lifecycle import State
+from control_plane.server import router_server as server_module
+from control_plane.server.router_server import RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.engine import FakeEngine, expected_text

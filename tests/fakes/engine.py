@@ -36,9 +36,9 @@ from cluster_core.engine import (
     SessionMode,
 )
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
-from cluster_sim.faults.answers import ending, held_back, logprobs
-from kv_transfer.handoff import is_late, stamp_deadline
-from kv_transfer.lease_params import decode_params, encode_params
+from fault_sim.answers import ending, held_back, logprobs
+from kv_transfer.handoff.lease_params import decode_params, encode_params
+from kv_transfer.handoff.rules import is_late, stamp_deadline
 from tests.fakes.claims import FakeClaims
 from tests.fakes.decode import FakeDecode
 from tests.fakes.session import FakeSession

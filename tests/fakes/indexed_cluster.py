@@ -10,10 +10,10 @@ from rachis.wire import Context
 
 from cluster_core.clock import unix_ms
 from cluster_core.engine import PrefixClaimChange
-from control_plane.prefix_index import PrefixIndex
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
-from kv_transfer.radix_tree import Tier
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster
 from worker_runtime.service import WorkerServiceBase
 from worker_runtime.wire_conversion import claims_to_wire

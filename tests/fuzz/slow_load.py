@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
-from kv_transfer.host_tier import HostTiering
+from kv_transfer.tiers.host_tier import HostTiering
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import redis.asyncio as redis
 
 from cluster_configs.schema import EngineSection, HandoffSection, IndexSection, ModelSection, TiersSection
 from cluster_core.engine import EngineJob, PrefixClaims, SamplingSpec
-from control_plane.embedded_redis import EmbeddedRedis
-from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.prefix_chunks import chunk_keys, root_key
+from control_plane.service.embedded_redis import EmbeddedRedis
+from kv_transfer.claims.chunk_claims import ChunkClaims
+from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.fakes.claims_reader import read_claims
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment

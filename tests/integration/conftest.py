@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from cluster_configs.loading import LoadedConfig, load
-from control_plane.cli.own_service import Target, target_service
+from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
-from control_plane.service_state import StateFile
+from control_plane.service.state import StateFile
 
 pytestmark = pytest.mark.integration
 

@@ -24,8 +24,8 @@ from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
-from control_plane import child_process
 from control_plane.client import RachisClient, token_prompt
+from control_plane.service import child_process
 from tests.integration.conftest import own_service, until
 from tests.prometheus import binary, rule_groups
 

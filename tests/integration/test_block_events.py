@@ -12,11 +12,11 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
 from cluster_core.engine import EngineCosts
-from kv_transfer.block_events import apply, tell_exactly
-from kv_transfer.chunk_claims import ChunkClaims
-from kv_transfer.device_pool import TieredBlockPool, take_over
-from kv_transfer.prefix_chunks import chunk_keys
-from kv_transfer.tier_settings import TierSettings, make_tiers
+from kv_transfer.claims.block_events import apply, tell_exactly
+from kv_transfer.claims.chunk_claims import ChunkClaims
+from kv_transfer.claims.prefix_chunks import chunk_keys
+from kv_transfer.tiers.device_pool import TieredBlockPool, take_over
+from kv_transfer.tiers.settings import TierSettings, make_tiers
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 240

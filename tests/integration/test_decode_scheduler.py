@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from decode_worker.batch_settings import BatchSettings
 from kv_transfer import vllm_private
-from kv_transfer.handoff import DEADLINE_PARAM
+from kv_transfer.handoff.rules import DEADLINE_PARAM
 from tests.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
 from tests.fuzz.session_moves import VOCABULARY
 from tests.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.v1.core.block_pool import BlockPool
 
-from kv_transfer import device_pool
-from kv_transfer.device_pool import TieredBlockPool, TieredFreeQueue, take_over
-from kv_transfer.radix_tree import Tier
-from kv_transfer.tier_settings import POLICIES, TierSettings, make_tiers
-from kv_transfer.tiers import PrefixTiers
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers import device_pool
+from kv_transfer.tiers.device_pool import TieredBlockPool, TieredFreeQueue, take_over
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.settings import POLICIES, TierSettings, make_tiers
 from tests.state_machines import expect_noticed
 
 pytestmark = pytest.mark.integration

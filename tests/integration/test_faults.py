@@ -20,9 +20,9 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
-from control_plane import child_process
 from control_plane.client import RachisClient, token_prompt
-from control_plane.service_state import StateFile, processes_of
+from control_plane.service import child_process
+from control_plane.service.state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, own_service, until
 
 pytestmark = pytest.mark.integration
@@ -141,7 +141,7 @@ async def test_a_killed_embedded_redis_comes_back_and_workers_register_again(tmp
 
 async def test_a_service_that_is_told_to_stop_ends_cleanly_and_leaves_no_process(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "control_plane.cli.main", "serve", "--json", "--set", "router.port=0",
+        sys.executable, "-m", "command_line.main", "serve", "--json", "--set", "router.port=0",
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "RACHIS_STATE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert process.stdout is not None

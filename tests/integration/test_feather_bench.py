@@ -13,7 +13,7 @@ TIMEOUT_S = 240
 
 def test_figures_of_every_policy() -> None:
     command = [
-        sys.executable, "-m", "control_plane.cli.main", "bench", "feather", "--json", "--rounds", "1", "--seconds", "2",
+        sys.executable, "-m", "command_line.main", "bench", "feather", "--json", "--rounds", "1", "--seconds", "2",
         "--shared-tokens", "1000", "--policy", "heuristic", "--policy", "bandit",
     ]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -122,7 +122,7 @@ async def _have_a_second_router(redis_url: str, expected: Sequence[list[int]]) -
     """It finds the workers by itself, answers as the first one does, and its end touches nobody."""
     settings = ["--set", "service.name=chat", "--set", f"redis.url={redis_url}", "--set", "router.port=0"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "control_plane.cli.main", "route", "--json", *settings, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "command_line.main", "route", "--json", *settings, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     listening = json.loads(await process.stdout.readline())

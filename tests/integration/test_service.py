@@ -19,9 +19,9 @@ from benchmarks.direct_call import DirectWorker
 from benchmarks.plain_engine import GENERATION, plain_engine
 from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
-from control_plane.cli.own_service import Target
+from command_line.own_service import Target
 from control_plane.client import RachisClient, chat_prompt, text_prompt, token_prompt
-from control_plane.tokenization import Tokenizer
+from control_plane.intake.tokenization import Tokenizer
 from tests.integration.conftest import all_blocks_free, until
 
 pytestmark = pytest.mark.integration

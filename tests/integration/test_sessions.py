@@ -30,11 +30,10 @@ from benchmarks import identity
 from builtin_model import recall
 from builtin_model.vocabulary import VALUES, VOCABULARY_SIZE
 from cluster_configs.loading import LoadedConfig
-from control_plane.cli.own_service import Target
-from control_plane.client import Generated, RachisClient, chat_prompt, text_prompt, token_prompt
-from control_plane.client_session import ClientSession
-from control_plane.prompts import piece_of
-from control_plane.tokenization import Tokenizer, document_text
+from command_line.own_service import Target
+from control_plane.client import ClientSession, Generated, RachisClient, chat_prompt, text_prompt, token_prompt
+from control_plane.client.prompts import piece_of
+from control_plane.intake.tokenization import Tokenizer, document_text
 from tests.fakes.cluster import SessionCall, delta_of, text_of, tokens_of
 from tests.integration.conftest import all_blocks_free, own_service, until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rachis.v1 import generation_pb2 as generation
 
-from control_plane.backlog import Backlog
+from control_plane.sessions.backlog import Backlog
 from prefill_worker.policies import POLICIES
 from prefill_worker.streaming_request import PARKED
 from tests.fuzz.simulated import SimulatedEngine, SteppedClock, World

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rachis.v1 import admin_pb2 as admin
 
-from control_plane.cli.own_service import Target
-from control_plane.cli.status import status
+from command_line.own_service import Target
+from command_line.status import status
 from control_plane.client import RachisClient, token_prompt
-from control_plane.service_state import StateFile
+from control_plane.service.state import StateFile
 from tests.integration.conftest import until
 
 pytestmark = pytest.mark.integration

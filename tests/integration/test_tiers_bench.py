@@ -20,7 +20,7 @@ TIMEOUT_S = 240
 
 def bench(*arguments: str) -> dict[str, Any]:
     """Its JSON object. Wrong tokens would have ended it with another exit code."""
-    command = [sys.executable, "-m", "control_plane.cli.main", "bench", "tiers", "--json", "--rounds", "1", *arguments]
+    command = [sys.executable, "-m", "command_line.main", "bench", "tiers", "--json", "--rounds", "1", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

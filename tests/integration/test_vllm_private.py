@@ -13,7 +13,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
-from kv_transfer import device_pool, vllm_private
+from kv_transfer import vllm_private
+from kv_transfer.tiers import device_pool
 
 if TYPE_CHECKING:
     from tests.fuzz.simulated import SimulatedEngine

@@ -26,7 +26,7 @@ from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core import clock
 from cluster_core.ids import new_request_id
 from cluster_core.ports import hold_port
-from control_plane import child_process
+from control_plane.service import child_process
 from tests.integration.conftest import until
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerHost, WorkerSettings

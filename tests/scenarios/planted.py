@@ -10,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 from cluster_core.errors import RachisError
-from cluster_sim.faults import block_engine
-from cluster_sim.faults.block_engine import BlockEngine
-from control_plane.dispatch import Dispatcher
-from control_plane.placer import Placer
-from control_plane.worker_client import WorkerClient
+from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.worker_client import WorkerClient
+from control_plane.placement.placer import Placer
+from fault_sim import block_engine
+from fault_sim.block_engine import BlockEngine
 
 
 def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:

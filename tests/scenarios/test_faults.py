@@ -11,19 +11,19 @@ import pytest
 
 from cluster_core.clock import ClusterClock
 from cluster_core.errors import InvalidInputError
-from cluster_sim.faults.__main__ import main
-from cluster_sim.faults.campaign import reduced, search
-from cluster_sim.faults.plan import FAULTS, Plan, decode, drawn, encode
-from cluster_sim.faults.run import Result, play
-from cluster_sim.faults.shrink import shrunk
+from fault_sim.__main__ import main
+from fault_sim.campaign import reduced, search
+from fault_sim.plan import FAULTS, Plan, decode, drawn, encode
+from fault_sim.run import Result, play
+from fault_sim.shrink import shrunk
 from tests.scenarios.planted import PLANTED
 
 RUNS = 200
 CHUNK = 20
 SEEDS_FOR_A_PLANT = 50
 _HASH_OF = """
-from cluster_sim.faults.plan import drawn
-from cluster_sim.faults.run import play
+from fault_sim.plan import drawn
+from fault_sim.run import play
 print(play(drawn({seed})).trace_hash)
 """
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from cluster_core.clock import monotonic_s, unix_ms
-from cluster_sim.faults import virtual_time
-from cluster_sim.faults.virtual_time import EPOCH_S, Deadlock
+from fault_sim import virtual_time
+from fault_sim.virtual_time import EPOCH_S, Deadlock
 
 
 def test_hours_pass_in_no_time_and_every_clock_shows_them() -> None:

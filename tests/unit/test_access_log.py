@@ -12,11 +12,11 @@ from rachis import registry
 from rachis.redis_client import connect
 
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
-from control_plane import access_log
-from control_plane.access_log import MOST_BUFFERED_KEYS, AccessLog
-from control_plane.hotness_snapshot import HotnessSnapshot, encode_snapshot, summed_up
-from control_plane.prefix_index import PrefixIndex
-from kv_transfer.prefix_chunks import Keys, chunk_keys, root_key
+from control_plane.prefix_index import access_log
+from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, AccessLog
+from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot, summed_up
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
 from tests.fakes.cluster import until
 from tests.fakes.redis_server import running_redis
 

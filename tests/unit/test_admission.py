@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane import admission as admission_module
-from control_plane.admission import Admission
+from control_plane.intake import admission as admission_module
+from control_plane.intake.admission import Admission
 
 
 class Holder:

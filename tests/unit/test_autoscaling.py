@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_configs.schema import AutoscaleSection
-from control_plane.autoscaling import Autoscaler, PoolSample
-from control_plane.recent_ttft import RecentTtft
+from control_plane.metrics.recent_ttft import RecentTtft
+from control_plane.pools.autoscaling import Autoscaler, PoolSample
 
 SETTINGS = AutoscaleSection(
     enabled=True,

@@ -18,7 +18,7 @@ from benchmarks.cht_speed import bytes_per_waiting_request, largest_to_smallest
 from benchmarks.cht_workload import ChtWorkload, block_hash_lists, computed, reused, token_lists
 from benchmarks.published_hash_tree import PublishedHashTree
 from cluster_core.errors import ConfigError
-from control_plane.cli.main import app
+from command_line.main import app
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
 
@@ -244,7 +244,7 @@ def test_people_get_tables_of_eighty_columns(quick: None) -> None:
 def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, arguments: list[object], said: str
 ) -> None:
-    monkeypatch.setattr("control_plane.cli.bench_cht.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("command_line.bench_cht.measure", lambda *_: pytest.fail("measured"))
     refused = bench(*arguments).exception
     assert isinstance(refused, ConfigError)
     assert said in str(refused)

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cluster_core.clock import cpu_s
 from cluster_core.engine import PrefixClaims
-from kv_transfer.chunk_claims import ChunkClaims, extra_keys_of
-from kv_transfer.prefix_chunks import chunk_keys, root_key
-from kv_transfer.radix_tree import Tier
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.chunk_claims import ChunkClaims, extra_keys_of
+from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.state_machines import expect_noticed
 
 BLOCK_TOKENS = 2

@@ -20,11 +20,11 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import IndexSection
 from cluster_core.engine import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
-from control_plane import child_process
-from control_plane.membership import Membership
-from control_plane.prefix_index import PrefixIndex
-from control_plane.redis_index import IndexFollower
-from control_plane.redis_membership import RegistryFollower
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.redis_index import IndexFollower
+from control_plane.service import child_process
 from tests.fakes.claims_reader import Read, read_claims
 from tests.fakes.engine import FakeEngine
 from worker_runtime import claim_feed
@@ -521,7 +521,7 @@ async def test_an_audit_names_the_batch_after_which_just_that_is_believed(server
 
 async def _believed_after(client: redis.Redis, sequence: int) -> PrefixClaims:
     """Nothing is trimmed before the first snapshot."""
-    from kv_transfer.claims import decode_batch
+    from kv_transfer.claims.claims import decode_batch
 
     believed: set[int] = set()
     entries: Any = await client.xrange(registry.claims_key(SERVICE, WORKER), max=f"1000-{sequence}")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.claim_following import (
+from control_plane.prefix_index.claim_following import (
     GRACE_S,
     MOST_HELD,
     OVERRULED_S,
@@ -21,8 +21,8 @@ from control_plane.claim_following import (
     WorkerFeed,
     slices,
 )
-from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot
+from kv_transfer.claims.prefix_chunks import Keys
 
 
 def keys(*values: int) -> Keys:

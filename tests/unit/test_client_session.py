@@ -10,10 +10,9 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from control_plane.client import RachisClient, chat_prompt, text_prompt
-from control_plane.client_session import ClientSession, RefusedError, stream_documents
-from control_plane.prompts import each_of, piece_of, prompt_of
-from control_plane.request import State
+from control_plane.client import ClientSession, RachisClient, RefusedError, chat_prompt, stream_documents, text_prompt
+from control_plane.client.prompts import each_of, piece_of, prompt_of
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, session_text, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}

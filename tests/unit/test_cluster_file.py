@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 from cluster_configs import loading
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import ConfigError
-from control_plane import cluster_check, cluster_file, cluster_plan
-from control_plane.cli.main import app
-from control_plane.cluster_nodes import ClusterFile, Finding, lay_out, named_pools, needs_of
+from command_line.main import app
+from control_plane.ray_cluster import check as cluster_check
+from control_plane.ray_cluster import cluster_file
+from control_plane.ray_cluster import plan as cluster_plan
+from control_plane.ray_cluster.nodes import ClusterFile, Finding, lay_out, named_pools, needs_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "cluster_configs" / "ray").glob("*.yaml"))

@@ -6,7 +6,7 @@ import urllib.request
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.decode_metrics import decode_metrics
+from control_plane.metrics.decode_metrics import decode_metrics
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 REPORT = wire.DecodeReport(

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from cluster_configs import loading
-from control_plane.cli.main import app
+from command_line.main import app
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "deploy.md").read_text()

@@ -8,7 +8,7 @@ from rachis.redis_client import connect
 
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
-from control_plane.embedded_redis import EmbeddedRedis
+from control_plane.service.embedded_redis import EmbeddedRedis
 
 HOST = "127.0.0.1"
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cluster_core.clock import cpu_s
-from kv_transfer.eviction_order import EvictionOrder
-from kv_transfer.eviction_policies import LeastRecentlyUsed, Priority
-from kv_transfer.radix_tree import BlockHash, Node, RadixTree, Tier
+from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.eviction_order import EvictionOrder
+from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed, Priority
+from kv_transfer.tiers.radix_tree import Node, RadixTree
 from tests.state_machines import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.eviction_policies import (
+from kv_transfer.tiers.eviction_policies import (
     EvictionPolicy,
     FirstInFirstOut,
     LeastFrequentlyUsed,
@@ -12,9 +12,9 @@ from kv_transfer.eviction_policies import (
     PublishedFormula,
     TwoQueues,
 )
-from kv_transfer.hotness import Formula, HotnessTracker
-from kv_transfer.hotness_filter import HotnessFilter
-from kv_transfer.tier_settings import POLICIES, TierSettings
+from kv_transfer.tiers.hotness import Formula, HotnessTracker
+from kv_transfer.tiers.hotness_filter import HotnessFilter
+from kv_transfer.tiers.settings import POLICIES, TierSettings
 
 ACCESSES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=40)
 STOCK = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "fifo": FirstInFirstOut}

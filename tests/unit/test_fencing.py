@@ -7,9 +7,9 @@ import pytest
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
-from control_plane.fencing import Fence
-from control_plane.membership import Membership
-from control_plane.redis_membership import RegistryFollower
+from control_plane.fleet.fencing import Fence
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
 from tests.fakes.redis_server import running_redis
 from worker_runtime.registration import Registration
 

@@ -20,7 +20,7 @@ def vllm_parts() -> dict[str, Any]:
     from vllm import SamplingParams
     from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-    from kv_transfer.first_token_replay import FirstTokenReplay
+    from kv_transfer.handoff.first_token_replay import FirstTokenReplay
 
     return {
         "torch": torch,

@@ -6,7 +6,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from typer.testing import CliRunner
 
-from control_plane.cli.main import app
+from command_line.main import app
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def send(address: str, prompt: generation.PromptInput, sampling: dict[str, Any], **options: Any) -> None:
         asked.update(sampling)
 
-    monkeypatch.setattr("control_plane.cli.generate.generate", send)
+    monkeypatch.setattr("command_line.generate.generate", send)
     return asked
 
 

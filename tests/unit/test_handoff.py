@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from cluster_core.clock import UnixMs
 from cluster_core.engine import HandoffOutcome, HandoffReport
 from cluster_core.errors import InvalidInputError
-from kv_transfer.handoff import MAX_DEADLINE_SHARE, PullLedger, effective_deadline_s, is_late, stamp_deadline
-from kv_transfer.lease_params import decode_params, encode_params
+from kv_transfer.handoff.lease_params import decode_params, encode_params
+from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE, PullLedger, effective_deadline_s, is_late, stamp_deadline
 
 NOW = UnixMs(1_700_000_000_000)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cluster_core.clock import cpu_s
-from kv_transfer import hotness_filter
-from kv_transfer.hotness_filter import HotnessFilter, Keys, other_addresses
+from kv_transfer.tiers import hotness_filter
+from kv_transfer.tiers.hotness_filter import HotnessFilter, Keys, other_addresses
 
 PROMPT_BLOCKS = 312
 KNOWN_LIMIT_US = 1000.0

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from control_plane.hotness_snapshot import (
+from control_plane.prefix_index.hotness_snapshot import (
     BEGINNING,
     NAME_BYTES,
     Access,
@@ -17,7 +17,7 @@ from control_plane.hotness_snapshot import (
     entry_name,
     summed_up,
 )
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.claims.prefix_chunks import Keys
 
 HALF_LIFE_S = 100.0
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import index as bench
-from control_plane.cli.main import app
-from kv_transfer.claims import decode_batch
+from command_line.main import app
+from kv_transfer.claims.claims import decode_batch
 
 
 @pytest.fixture

@@ -12,19 +12,19 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from typer.testing import CliRunner
 
-from control_plane.cli import index as index_command
-from control_plane.cli import main
-from control_plane.cli import placement as placement_command
-from control_plane.cli.generate import generate
-from control_plane.cli.main import app
-from control_plane.cli.output import out
-from control_plane.cli.placement import REASONS
-from control_plane.cli.status import status
+from command_line import index as index_command
+from command_line import main
+from command_line import placement as placement_command
+from command_line.generate import generate
+from command_line.main import app
+from command_line.output import out
+from command_line.placement import REASONS
+from command_line.status import status
 from control_plane.client import text_prompt, token_prompt
-from control_plane.disaggregation import Reason
-from control_plane.service_state import StateFile
-from kv_transfer.claims import ClaimChange
-from kv_transfer.radix_tree import Tier
+from control_plane.placement.disaggregation import Reason
+from control_plane.service.state import StateFile
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.claims import ClaimChange
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster
 

@@ -16,14 +16,14 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import unix_ms
 from cluster_core.errors import UnavailableError
-from control_plane.claim_following import FeedCounts
-from control_plane.index_check import IndexCheck, compared
-from control_plane.membership import Membership
-from control_plane.prefix_index import PrefixIndex
-from control_plane.redis_index import IndexHealth, WorkerFeedHealth
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import short_name
-from kv_transfer.radix_tree import Tier
+from control_plane.fleet.membership import Membership
+from control_plane.prefix_index.claim_following import FeedCounts
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.index_check import IndexCheck, compared
+from control_plane.prefix_index.redis_index import IndexHealth, WorkerFeedHealth
+from kv_transfer.blocks import Tier
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import short_name
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, completion_of, field_of, named, until
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster, keys_of
 

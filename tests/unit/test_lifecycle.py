@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.ids import RequestId
-from control_plane.request import OUTCOMES, TRANSITIONS, Event, IllegalTransition, RequestLifecycle, State
+from control_plane.model.lifecycle import OUTCOMES, TRANSITIONS, Event, IllegalTransition, RequestLifecycle, State
 
 NAME = RequestId("req-1")
 

@@ -11,7 +11,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError
-from control_plane.malformed_input import Malformed, MalformedInputInterceptor, invalid_utf8_field
+from control_plane.intake.malformed_input import Malformed, MalformedInputInterceptor, invalid_utf8_field
 
 GOOD = "good-text"
 BAD = b"\xff" + b"x" * (len(GOOD) - 1)

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.versions import Versions
-from control_plane.loads import Work
-from control_plane.membership import Member, Membership
-from control_plane.worker_snapshot import WorkerSnapshot
+from control_plane.fleet.loads import Work
+from control_plane.fleet.membership import Member, Membership
+from control_plane.model.worker_snapshot import WorkerSnapshot
 
 READY, DRAINING, STARTING = wire.WORKER_STATE_READY, wire.WORKER_STATE_DRAINING, wire.WORKER_STATE_STARTING
 

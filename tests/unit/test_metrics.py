@@ -14,12 +14,12 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane import probe_server
-from control_plane.metrics import RouterMetrics
-from control_plane.probe_server import Probes
-from control_plane.request import OUTCOMES
-from control_plane.service_metrics import pool_metrics
-from control_plane.worker_metrics import node_metrics, registration_metrics, worker_metrics
+from control_plane.metrics import probe_server
+from control_plane.metrics.probe_server import Probes
+from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.metrics.service_metrics import pool_metrics
+from control_plane.metrics.worker_metrics import node_metrics, registration_metrics, worker_metrics
+from control_plane.model.lifecycle import OUTCOMES
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, collected, failure, running_cluster, until
 
 RECORD = generation.SessionRecord(

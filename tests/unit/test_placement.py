@@ -14,16 +14,17 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError
 from cluster_core.ids import WorkerId
-from control_plane import disaggregation, placement_terms
-from control_plane.candidates import Candidates, candidates, fixed_columns
-from control_plane.disaggregation import Prices, Reason
-from control_plane.loads import Load
-from control_plane.long_prompts import LongPrompts
-from control_plane.placement import Decision, PlacementPolicy, Question, asked
-from control_plane.placement_terms import POLICIES, make_policy
-from control_plane.running_prefixes import RunningPrefixes, Shared
-from control_plane.worker_snapshot import Pool, WorkerSnapshot
-from kv_transfer.prefix_chunks import chunk_keys
+from control_plane.fleet.candidates import Candidates, candidates, fixed_columns
+from control_plane.fleet.loads import Load
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+from control_plane.placement import disaggregation
+from control_plane.placement import terms as placement_terms
+from control_plane.placement.disaggregation import Prices, Reason
+from control_plane.placement.long_prompts import LongPrompts
+from control_plane.placement.policy import Decision, PlacementPolicy, Question, asked
+from control_plane.placement.running_prefixes import RunningPrefixes, Shared
+from control_plane.placement.terms import POLICIES, make_policy
+from kv_transfer.claims.prefix_chunks import chunk_keys
 
 GENERATION = 2
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE

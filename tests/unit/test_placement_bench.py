@@ -24,13 +24,13 @@ from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated
-from control_plane.cli.bench_placement import policy_names
-from control_plane.cli.main import app
-from control_plane.loads import Load
-from control_plane.placement_terms import POLICIES
-from kv_transfer.claims import ClaimChange
-from kv_transfer.tier_settings import TierSettings
-from kv_transfer.tiers import Admission, TierRules
+from command_line.bench_placement import policy_names
+from command_line.main import app
+from control_plane.fleet.loads import Load
+from control_plane.placement.terms import POLICIES
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.tiers.prefix_tiers import Admission, TierRules
+from kv_transfer.tiers.settings import TierSettings
 from prefill_worker.preemption import default_model
 
 BLOCK = 10

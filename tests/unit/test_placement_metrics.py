@@ -14,13 +14,13 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import WorkerId
-from control_plane import loop_collector
-from control_plane.candidates import Candidates, candidates, fixed_columns
-from control_plane.loads import Load
-from control_plane.placement import Decision, Question, asked
-from control_plane.placement_counts import PlacementCounts
-from control_plane.placement_metrics import PlacementCollector, index_metrics, placement_metrics
-from control_plane.worker_snapshot import WorkerSnapshot
+from control_plane.fleet.candidates import Candidates, candidates, fixed_columns
+from control_plane.fleet.loads import Load
+from control_plane.metrics import loop_collector
+from control_plane.metrics.placement_metrics import PlacementCollector, index_metrics, placement_metrics
+from control_plane.model.worker_snapshot import WorkerSnapshot
+from control_plane.placement.counts import PlacementCounts
+from control_plane.placement.policy import Decision, Question, asked
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 ALERTS = Path(__file__).parents[2] / "cluster_configs" / "alerts" / "rachis-index.yaml"

@@ -11,14 +11,14 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import PlacementSection
 from cluster_core.ids import RequestId
-from control_plane.disaggregation import Reason
-from control_plane.job import Job
-from control_plane.membership import Membership
-from control_plane.placer import Placement, Placer
-from control_plane.prefix_index import PrefixIndex
-from control_plane.request import RequestLifecycle
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys
+from control_plane.fleet.membership import Membership
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.disaggregation import Reason
+from control_plane.placement.placer import Placement, Placer
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
 
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 CHUNK = 16

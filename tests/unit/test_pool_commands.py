@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster_core.errors import ConfigError, NotFoundError
-from control_plane.cli import pools as commands
-from control_plane.cli.main import app
-from control_plane.cli.pools import parse_sizes
+from command_line import pools as commands
+from command_line.main import app
+from command_line.pools import parse_sizes
 from tests.fakes.cluster import until
 from tests.unit.test_pools import pools_of, quiet
 

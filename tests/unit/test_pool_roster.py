@@ -6,7 +6,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.pool_roster import PoolWorker, Roster
+from control_plane.pools.roster import PoolWorker, Roster
 
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 READY, STARTING, DRAINING = wire.WORKER_STATE_READY, wire.WORKER_STATE_STARTING, wire.WORKER_STATE_DRAINING

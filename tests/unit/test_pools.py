@@ -15,8 +15,8 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError, StartError
-from control_plane.pools import Pools
-from control_plane.worker_snapshot import Pool
+from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.life import Pools
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, failure, named, running_cluster, text_of, until
 
 HELLO = {"max_tokens": 8}
@@ -351,7 +351,7 @@ async def test_the_only_decode_worker_has_another_one_stand_in_while_it_restarts
 async def test_without_room_for_a_stand_in_the_only_decode_worker_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("control_plane.pools._STAND_IN_ROOM_S", 0.1)
+    monkeypatch.setattr("control_plane.pools.life._STAND_IN_ROOM_S", 0.1)
     async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         actors.room = 2
@@ -484,7 +484,7 @@ async def test_a_router_without_its_controller_says_so(cluster: Cluster) -> None
 
 
 async def test_a_pool_that_follows_its_load_grows_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control_plane.pool_following._EVERY_S", 0.01)
+    monkeypatch.setattr("control_plane.pools.load_following._EVERY_S", 0.01)
     flags: dict[str, Any] = {
         "pools__decode__autoscale__enabled": True,
         "pools__decode__autoscale__waiting_per_worker": 1,

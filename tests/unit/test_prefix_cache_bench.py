@@ -22,8 +22,8 @@ from benchmarks.prefix_comparison import (
 )  # fmt: skip
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
-from control_plane.cli.bench_prefix_cache import tokens
-from control_plane.cli.main import app
+from command_line.bench_prefix_cache import tokens
+from command_line.main import app
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
 # Blocks of each prompt. With room for two, lru has lost block 2 each time when it is asked for again.

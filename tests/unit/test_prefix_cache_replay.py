@@ -8,11 +8,12 @@ from benchmarks.belady import belady
 from benchmarks.prefix_cache import RECIPES, Replay, replay
 from cluster_configs.schema import TiersSection
 from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
-from kv_transfer import radix_tree
-from kv_transfer.eviction_policies import LeastRecentlyUsed
-from kv_transfer.radix_tree import RadixTree, Tier
-from kv_transfer.tier_settings import TierSettings
-from kv_transfer.tiers import Admission
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers import radix_tree
+from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
+from kv_transfer.tiers.prefix_tiers import Admission
+from kv_transfer.tiers.radix_tree import RadixTree
+from kv_transfer.tiers.settings import TierSettings
 from tests.unit.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from control_plane.holder_sets import HolderSets, Plane, slots_in
-from control_plane.prefix_index import PrefixIndex
-from control_plane.prefix_table import NOWHERE, PrefixTable
-from kv_transfer.claims import ClaimChange
-from kv_transfer.prefix_chunks import Keys, chunk_keys, next_key, root_key
+from control_plane.prefix_index.holder_sets import HolderSets, Plane, slots_in
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.table import NOWHERE, PrefixTable
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, next_key, root_key
 
 HALF_LIFE_S = 100.0
 WORKERS = ("a", "b", "c")

@@ -9,14 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kv_transfer import radix_tree, tiers
-from kv_transfer.block_references import BlockReferences
-from kv_transfer.eviction_policies import LeastRecentlyUsed
-from kv_transfer.hotness import HotnessTracker
-from kv_transfer.hotness_filter import HotnessFilter
-from kv_transfer.radix_tree import BlockHash, RadixTree, Tier
-from kv_transfer.tier_settings import POLICIES, TierSettings
-from kv_transfer.tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
+from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers import prefix_tiers as tiers
+from kv_transfer.tiers import radix_tree
+from kv_transfer.tiers.block_references import BlockReferences
+from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
+from kv_transfer.tiers.hotness import HotnessTracker
+from kv_transfer.tiers.hotness_filter import HotnessFilter
+from kv_transfer.tiers.prefix_tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
+from kv_transfer.tiers.radix_tree import RadixTree
+from kv_transfer.tiers.settings import POLICIES, TierSettings
 from tests.state_machines import expect_noticed
 from tests.unit.test_radix_tree import Prefix, hashes_of
 

@@ -17,9 +17,9 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions, installed
-from control_plane import preflight
-from control_plane.embedded_redis import EmbeddedRedis
-from control_plane.preflight import Reports, findings
+from control_plane.service import preflight
+from control_plane.service.embedded_redis import EmbeddedRedis
+from control_plane.service.preflight import Reports, findings
 from tests.fakes.redis_server import running_redis
 from worker_runtime.node_report import ModelFiles, NodeQuestion, NodeReport, report
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster_core.clock import cpu_s
-from kv_transfer import radix_tree
-from kv_transfer.radix_tree import BlockHash, Match, Node, RadixTree, Tier
+from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers import radix_tree
+from kv_transfer.tiers.radix_tree import Match, Node, RadixTree
 from tests.state_machines import expect_noticed
 
 # A block is named by the symbols up to and including its own: equal name, equal prefix.

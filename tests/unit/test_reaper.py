@@ -6,7 +6,8 @@ import threading
 
 import psutil
 
-from control_plane import reaper, service_state
+from control_plane.service import reaper
+from control_plane.service import state as service_state
 
 # A parent that starts a child, tells its number, and waits to be ended; the child waits as well.
 _PARENT = """

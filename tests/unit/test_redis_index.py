@@ -21,12 +21,20 @@ from redis.cluster import RedisCluster
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import PrefixClaimChange
-from control_plane import redis_index
-from control_plane.claim_following import GRACE_S, OVERRULED_S, Apply, Instruction, Mode, Replace, WorkerFeed
-from control_plane.membership import Membership
-from control_plane.prefix_index import PrefixIndex
-from control_plane.redis_index import IndexFollower
-from kv_transfer.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
+from control_plane.fleet.membership import Membership
+from control_plane.prefix_index import redis_index
+from control_plane.prefix_index.claim_following import (
+    GRACE_S,
+    OVERRULED_S,
+    Apply,
+    Instruction,
+    Mode,
+    Replace,
+    WorkerFeed,
+)
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.redis_index import IndexFollower
+from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from tests.fakes.claim_streams import (
     SERVICE,
     MemoryStreams,

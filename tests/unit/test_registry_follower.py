@@ -9,9 +9,9 @@ from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.versions import Versions
-from control_plane import redis_membership
-from control_plane.membership import Membership
-from control_plane.redis_membership import RegistryFollower
+from control_plane.fleet import registry_follower as redis_membership
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
 from tests.fakes.cluster import until
 
 SERVICE = "svc-test"

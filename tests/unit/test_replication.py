@@ -10,11 +10,11 @@ import pytest
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
-from control_plane.prefix_index import HotPrefix
-from control_plane.recent_prompts import RecentPrompt, RecentPrompts
-from control_plane.replication import Copy, Demand, Replication
-from control_plane.replicator import Replicator
-from kv_transfer.prefix_chunks import chunk_keys
+from control_plane.placement.recent_prompts import RecentPrompt, RecentPrompts
+from control_plane.placement.replication import Copy, Demand, Replication
+from control_plane.placement.replicator import Replicator
+from control_plane.prefix_index.index import HotPrefix
+from kv_transfer.claims.prefix_chunks import chunk_keys
 from tests.fakes.redis_server import running_redis
 from tests.unit.test_placer import CHUNK, World, prompt
 
@@ -168,7 +168,7 @@ async def test_a_hot_prefix_is_prefilled_on_another_worker(hot: World) -> None:
 
 
 async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control_plane.replicator.monotonic_s", lambda: hot.now_s)
+    monkeypatch.setattr("control_plane.placement.replicator.monotonic_s", lambda: hot.now_s)
     busy, workers = replicator(hot, 0.5)
     workers.fault = UnavailableError("no", retry_after_ms=1)
     assert await busy.step() is None and (busy.copies, busy.failed) == (0, 1)
@@ -183,8 +183,8 @@ async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypa
 async def test_one_router_makes_copies_and_another_one_takes_over(
     tmp_path: Path, hot: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control_plane.replicator._INTERVAL_S", 0.02)
-    monkeypatch.setattr("control_plane.replicator._LEASE_MS", 500)
+    monkeypatch.setattr("control_plane.placement.replicator._INTERVAL_S", 0.02)
+    monkeypatch.setattr("control_plane.placement.replicator._LEASE_MS", 500)
     steps: list[str] = []
     with running_redis(tmp_path) as url:
         routers = {}

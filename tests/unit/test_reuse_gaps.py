@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.reuse_gaps import ReuseGaps
+from kv_transfer.tiers.reuse_gaps import ReuseGaps
 
 # A quarter of an octave, on both sides.
 CLOSE = 2**0.25

@@ -9,7 +9,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
-from control_plane.request import State
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,
     PREFILL,

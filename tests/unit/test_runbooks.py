@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from cluster_configs.loading import load
-from control_plane.cli.main import app
+from command_line.main import app
 from tests.fakes.cluster import Cluster
 from tests.prometheus import alert_rules
 

@@ -14,7 +14,7 @@ from rachis import registry
 from rachis.redis_client import connect
 
 from cluster_core.errors import StartError
-from control_plane.service_lease import ServiceLease
+from control_plane.service.lease import ServiceLease
 from tests.fakes.redis_server import running_redis
 
 LEASE_S = 0.4

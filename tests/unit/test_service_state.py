@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from cluster_core.errors import ConfigError
-from control_plane.service_state import ServiceState, StateFile, state_folder
+from control_plane.service.state import ServiceState, StateFile, state_folder
 
 
 def state_of(process: psutil.Process, service_id: str = "svc-1") -> ServiceState:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.errors import ClientFault, InvalidInputError, OutOfOrderError, OutOfRangeError, StaleRevisionError
-from control_plane.backlog import Backlog
-from control_plane.session import TRANSITIONS, Append, Command, Finish, Input, InputState, Session, Update
+from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.session import TRANSITIONS, Append, Command, Finish, Input, InputState, Session, Update
 
 APPEND, UPDATE = generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE
 HEAD, TAIL = [1, 2], [8, 9]

@@ -13,7 +13,7 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
-from control_plane.request import State
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,
     PREFILL,

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from control_plane.request import State
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,
     PREFILL,

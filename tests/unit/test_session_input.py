@@ -11,7 +11,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from control_plane.request import State
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,
     PREFILL,

@@ -9,7 +9,7 @@ import random
 import grpc
 import pytest
 
-from control_plane.request import State
+from control_plane.model.lifecycle import State
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, SessionCall, running_cluster, session_text, text_of, until
 
 SESSIONS = 40

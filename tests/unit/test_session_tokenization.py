@@ -8,8 +8,8 @@ from rachis.v1 import router_pb2 as api
 
 from builtin_model import WEIGHTS, recall
 from cluster_core.errors import InvalidInputError
-from control_plane.prompts import chat_prompt
-from control_plane.tokenization import Frame, Tokenizer, document_text
+from control_plane.client import chat_prompt
+from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 
 
 @pytest.fixture(scope="module")

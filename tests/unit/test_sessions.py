@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.engine import SessionEventKind, SessionMode
-from prefill_worker.sessions import EVENTS_KEPT, SessionBooks, longest_common_prefix
+from cluster_core.token_prefix import longest_common_prefix
+from prefill_worker.sessions import EVENTS_KEPT, SessionBooks
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 # Around the stride in which prefixes are compared.

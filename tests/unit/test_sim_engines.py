@@ -14,7 +14,7 @@ from cluster_core.engine import SessionMode
 from cluster_sim.costs import StepWork
 from cluster_sim.engine import Outcome, OutcomeKind, SimEngine, SimInput, SimJob
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
-from kv_transfer.prefix_chunks import Keys
+from kv_transfer.claims.prefix_chunks import Keys
 
 BLOCK = 16
 FIRST, FINISHED, PULLS, REFUSED = (
@@ -407,8 +407,8 @@ def test_who_is_preempted_ends_all_the_same(make_vllm: Make) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["streaming", "decode"])
 def test_host_memory_gives_back_what_the_device_had_no_room_for(kind: str) -> None:
-    from kv_transfer.tier_settings import TierSettings
-    from kv_transfer.tiers import Admission, TierRules
+    from kv_transfer.tiers.prefix_tiers import Admission, TierRules
+    from kv_transfer.tiers.settings import TierSettings
 
     tiers = replace(TierSettings(), rules=TierRules(Admission.EVERYTHING, promotion=False))
     engine = _vllm(kind)(blocks=20, host_blocks=100, tiers=tiers)

@@ -14,7 +14,7 @@ from cluster_sim.events import Alarm, EventQueue
 from cluster_sim.figures import Histogram, Series
 from cluster_sim.network import Link, Network
 from cluster_sim.workloads import SimRequest, WorkloadSection, open_workload
-from kv_transfer.prefix_chunks import chunk_keys, root_key
+from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 
 
 def drained(events: EventQueue) -> None:

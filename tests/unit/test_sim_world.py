@@ -24,7 +24,7 @@ from cluster_sim.request import Attempt
 from cluster_sim.worker import PoolSettings, SimWorker
 from cluster_sim.workloads import SimRequest, WorkloadSection, block_names, open_workload
 from cluster_sim.world import POOLS, Fault, World, WorldSettings
-from control_plane.cli.main import app
+from command_line.main import app
 
 BLOCK = 10
 HOP_S = 0.0005

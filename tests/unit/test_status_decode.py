@@ -10,11 +10,11 @@ from rachis.v1 import worker_pb2 as wire
 from typer.testing import CliRunner
 
 from cluster_core.errors import NotFoundError
-from control_plane.cli.main import app
-from control_plane.cli.output import out
-from control_plane.cli.status import status
-from control_plane.cli.status_decode import BATCH_ENTRIES, decode_of, print_decode
-from control_plane.service_state import StateFile
+from command_line.main import app
+from command_line.output import out
+from command_line.status import status
+from command_line.status_decode import BATCH_ENTRIES, decode_of, print_decode
+from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
 
 LARGE = wire.DecodeReport(
@@ -190,7 +190,7 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
         asked.update(options)
         return 0
 
-    monkeypatch.setattr("control_plane.cli.status.status", told)
+    monkeypatch.setattr("command_line.status.status", told)
 
     done = CliRunner().invoke(app, ["status", "--decode", "--worker", "decode-0", "--json"])
 

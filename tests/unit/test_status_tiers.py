@@ -8,10 +8,10 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.cli.output import out
-from control_plane.cli.status import status
-from control_plane.cli.status_tiers import print_tiers, tiers_of
-from control_plane.service_state import StateFile
+from command_line.output import out
+from command_line.status import status
+from command_line.status_tiers import print_tiers, tiers_of
+from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 LARGE = wire.TierReport(

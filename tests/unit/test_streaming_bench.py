@@ -9,7 +9,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.engine import SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
 from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
-from control_plane.cli.main import app
+from command_line.main import app
 from tests.fakes.engine import FakeEngine
 
 

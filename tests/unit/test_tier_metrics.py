@@ -9,9 +9,9 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane import loop_collector
-from control_plane.tier_metrics import tier_metrics
-from control_plane.worker_metrics import WorkerCollector
+from control_plane.metrics import loop_collector
+from control_plane.metrics.tier_metrics import tier_metrics
+from control_plane.metrics.worker_metrics import WorkerCollector
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 REPORT = wire.TierReport(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import tier_report
-from kv_transfer.radix_tree import BlockHash
-from kv_transfer.tier_settings import TierSettings, make_tiers
-from kv_transfer.tiers import Admission, PrefixTiers, Refusal, TierCounters, TierRules
+from kv_transfer.blocks import BlockHash
+from kv_transfer.tiers import report as tier_report
+from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, Refusal, TierCounters, TierRules
+from kv_transfer.tiers.settings import TierSettings, make_tiers
 
 BLOCK_SIZE = 16
 # A block is used once.

@@ -23,7 +23,7 @@ from benchmarks.ttft_plot import save_plot
 from cluster_core.engine import EngineJob, TierReport
 from cluster_core.errors import ClientFault, UnavailableError
 from cluster_sim.traces import SHAPES
-from control_plane.cli.main import app
+from command_line.main import app
 from tests.fakes.engine import FakeEngine
 
 BLOCK_TOKENS = 32

@@ -13,7 +13,7 @@ from rachis import registry, wire
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from cluster_sim.traces import TraceError
-from control_plane.worker_client import _ERRORS, WorkerDrainingError, WorkerLostError
+from control_plane.fleet.worker_client import _ERRORS, WorkerDrainingError, WorkerLostError
 
 
 def all_classes(base: type[RachisError]) -> set[type[RachisError]]:

@@ -11,8 +11,8 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError, InvalidInputError, NotSupportedError
 from cluster_core.ids import WorkerId
-from control_plane.worker_client import WorkerClient, WorkerLostError
-from control_plane.worker_snapshot import WorkerSnapshot
+from control_plane.fleet.worker_client import WorkerClient, WorkerLostError
+from control_plane.model.worker_snapshot import WorkerSnapshot
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until

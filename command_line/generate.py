@@ -1,0 +1,93 @@
+"""`rachis generate`: one prompt, streamed to the terminal."""
+
+from typing import Any
+
+from rachis.v1 import generation_pb2 as generation
+from rich.markup import escape
+
+from command_line.output import err, out, print_json
+from control_plane.client import Generated, RachisClient
+
+
+async def generate(
+    address: str,
+    prompt: generation.PromptInput,
+    sampling: dict[str, Any],
+    *,
+    request_id: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Streams the completion; with `as_json` prints it whole."""
+    generated = Generated()
+    async with RachisClient(address) as client:
+        async for piece in client.stream(prompt, request_id=request_id, timeout_s=timeout_s, **sampling):
+            if isinstance(piece, generation.Completion):
+                generated.completion = piece
+                continue
+            generated.add(piece)
+            if not as_json:
+                out.print(piece.text, end="", markup=False)
+    if as_json:
+        print_json({"request_id": request_id, **as_table(generated)})
+        return
+    out.print()
+    err.print(summary(generated.completion))
+    err.print(f"[dim]request {escape(request_id)}[/dim]")
+
+
+def summary(completion: generation.Completion) -> str:
+    """One line about a completion, for people."""
+    usage, timings, route = completion.usage, completion.timings, completion.route
+    places = f"prefilled by {route.prefill_worker_id or route.decode_worker_id}"
+    if route.decode_worker_id:
+        places += f", decoded by {route.decode_worker_id}"
+    return (
+        f"[dim]{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+        f"{usage.completion_tokens} generated; "
+        f"{places}, {route.kv_bytes} KV bytes over NIXL; "
+        f"first token after {timings.ttft_ms:.0f} ms, transfer {timings.transfer_ms:.0f} ms, "
+        f"decode {timings.decode_ms:.0f} ms[/dim]"
+    )
+
+
+def as_table(generated: Generated) -> dict[str, Any]:
+    """A completion as one JSON-ready table."""
+    done = generated.completion
+    usage, timings, route = done.usage, done.timings, done.route
+    table: dict[str, Any] = {
+        "text": generated.text,
+        "token_ids": generated.token_ids,
+        "finish_reason": _name(generation.FinishReason, done.finish_reason, "FINISH_REASON_"),
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "timings_ms": {
+            name: round(getattr(timings, f"{name}_ms"), 3)
+            for name in ("queue", "prefill", "transfer", "decode", "ttft")
+        },
+        "route": {
+            "prefill_worker": route.prefill_worker_id,
+            "decode_worker": route.decode_worker_id,
+            "handoff": _name(generation.HandoffOutcome, route.handoff, "HANDOFF_OUTCOME_"),
+            "kv_bytes": route.kv_bytes,
+            "pulled_tokens": route.pulled_tokens,
+        },
+    }
+    if generated.logprobs:
+        table["logprobs"] = [
+            {
+                "token_id": row.sampled.token_id,
+                "logprob": row.sampled.logprob,
+                "rank": row.sampled.rank,
+                "top": {entry.token_id: entry.logprob for entry in row.top},
+            }
+            for row in generated.logprobs
+        ]
+    return table
+
+
+def _name(enumeration: Any, value: int, prefix: str) -> str:
+    return str(enumeration.Name(value)).removeprefix(prefix).lower()

@@ -1,0 +1,39 @@
+"""`rachis route`: one more router for a service that runs already, on this host or another."""
+
+import asyncio
+import json
+import signal
+
+from cluster_configs.loading import LoadedConfig
+from cluster_core.errors import ConfigError
+from command_line.output import out, print_json
+from control_plane.server.router_server import RouterServer
+
+
+async def route(loaded: LoadedConfig, *, as_json: bool) -> None:
+    """Routes until a signal; it is not ready before it knows a decode worker of the service.
+
+    Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
+    """
+    config = loaded.config
+    if not config.service.name:
+        raise ConfigError("must be that of the running service", field="service.name")
+    if config.redis.url is None:
+        raise ConfigError("must be that of the running service: an embedded server is its own alone", field="redis.url")
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    router = RouterServer(loaded, config.service.name, config.redis.url)
+    await router.start()
+    try:
+        if as_json:
+            listening = {"event": "listening", "address": router.address, "service_id": config.service.name}
+            print(json.dumps(listening), flush=True)
+        else:
+            out.print(f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.address}")
+            out.print("Ctrl-C stops it")
+        await stopped.wait()
+    finally:
+        await router.stop()
+    if as_json:
+        print_json({"event": "stopped"})

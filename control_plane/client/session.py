@@ -1,0 +1,212 @@
+"""A streaming session from its client's side.
+
+    async with client.session("Answer from these pages. ", mode="append", max_tokens=64) as session:
+        await session.append_all(retriever)
+        async for delta in session.finish("\\nWho was it?"):
+            print(delta.text, end="")
+    print(session.completion.session.ttft_from_finish_ms)
+
+Leaving the block early cancels the session. A message that the router refuses raises RefusedError: in the next call,
+or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as
+`grpc.aio.AioRpcError`, as by every call.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.wire import next_message
+
+from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
+
+# How far the answer may be ahead of who reads it, and how many refusals are kept.
+_EVENTS_AHEAD = 64
+_REFUSALS_KEPT = 1000
+
+
+class RefusedError(Exception):
+    """One message was refused. status: name of a gRPC status. field: of the message. message_number: `open` is 1."""
+
+    def __init__(self, refused: api.SessionRefused) -> None:
+        super().__init__(refused.message)
+        self.status = refused.status
+        self.field = refused.field
+        self.message_number = refused.message_number
+
+
+class ClientSession:
+    """Made by `RachisClient.session`; called by one task at a time.
+
+    progress: what was told last. first_token, completion: once they have come. refusals: the latest, raised or not.
+    """
+
+    def __init__(self, method: Any, opening: api.SessionOpen, timeout_s: float) -> None:
+        self._method = method
+        self._opening = opening
+        self._timeout_s = timeout_s
+        self._revision = 0
+        self._accepted = asyncio.Event()
+        self._messages = 0
+        # The message whose answer is awaited.
+        self._finish_number = 0
+        self._unraised: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
+        self._answer: asyncio.Queue[generation.CompletionDelta | Exception | None] = asyncio.Queue(_EVENTS_AHEAD)
+        self._failure: grpc.aio.AioRpcError | None = None
+        self._call: Any
+        self._reader: asyncio.Task[None]
+        self.request_id = ""
+        self.prefill_worker_id = ""
+        self.progress = generation.SessionProgress()
+        self.first_token: api.SessionFirstToken | None = None
+        self.completion = generation.Completion()
+        self.refusals: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
+
+    async def __aenter__(self) -> Self:
+        """Returns once the session is accepted."""
+        self._call = self._method(timeout=self._timeout_s)
+        self._reader = asyncio.create_task(self._read())
+        try:
+            await self._send(api.StreamGenerateRequest(open=self._opening))
+            await self._accepted.wait()
+            self._raise_failure()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def append(self, piece: Any) -> None:
+        """Adds to the end of the context: a str, token ids, a `Document`, or a retriever's document.
+
+        Waits while the router reads nothing. Raises RefusedError for a message before, and sends nothing then.
+        """
+        await self._send(api.StreamGenerateRequest(append=api.SessionAppend(piece=piece_of(piece))))
+
+    async def append_all(self, pieces: AsyncIterable[Any] | Iterable[Any]) -> int:
+        """Appends what an iterator gives as it gives it, and returns how many that were."""
+        count = 0
+        async with aclosing(each_of(pieces)) as found:  # type: ignore[type-var]
+            async for piece in found:
+                await self.append(piece)
+                count += 1
+        return count
+
+    async def update(self, context: Any) -> None:
+        """Replaces the whole context, by a piece or a list of pieces; counts the revisions. Raises as `append`."""
+        one = isinstance(context, str) or not isinstance(context, Sequence) or is_token_ids(context)
+        pieces = [piece_of(piece) for piece in ([context] if one else context)]
+        self._revision += 1
+        update = api.SessionUpdate(revision=self._revision, context=pieces)
+        await self._send(api.StreamGenerateRequest(update=update))
+
+    async def finish(self, closing: Any = None) -> AsyncIterator[generation.CompletionDelta]:
+        """Completes the prompt and yields the answer. closing: a str, token ids, chat messages or a `PromptInput`.
+
+        Raises RefusedError: for this message, and the session can be finished again; for one before it that was on its
+        way, and the answer goes on without it, in `deltas`.
+        """
+        finish = api.SessionFinish(closing=prompt_of(closing))
+        self._raise_refusal()
+        self._finish_number = self._messages + 1
+        await self._send(api.StreamGenerateRequest(finish=finish))
+        async with aclosing(self.deltas()) as deltas:  # type: ignore[type-var]
+            delta: generation.CompletionDelta
+            async for delta in deltas:
+                yield delta
+
+    @property
+    def answering(self) -> bool:
+        """Whether `finish` was sent and not refused: the answer, or what is left of it, comes in `deltas`."""
+        return bool(self._finish_number)
+
+    async def deltas(self) -> AsyncIterator[generation.CompletionDelta]:
+        """What is still to come of the answer. Raises as `finish`."""
+        while (item := await self._answer.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    async def _send(self, request: api.StreamGenerateRequest) -> None:
+        self._raise_refusal()
+        self._messages += 1
+        try:
+            await self._call.write(request)
+        except asyncio.InvalidStateError:
+            # The call has ended: the reader hears why.
+            await asyncio.wait({self._reader})
+            self._raise_failure()
+            raise
+
+    async def _read(self) -> None:
+        try:
+            while (response := await next_message(self._call)) is not None:
+                await self._take(response)
+        except grpc.aio.AioRpcError as error:
+            self._failure = error
+        self._accepted.set()
+        await self._answer.put(self._failure)
+
+    async def _take(self, response: api.StreamGenerateResponse) -> None:
+        kind = response.WhichOneof("event")
+        if kind == "progress":
+            self.progress = response.progress
+        elif kind == "first_token":
+            self.first_token = response.first_token
+            await self._answer.put(response.first_token.delta)
+        elif kind == "delta":
+            await self._answer.put(response.delta)
+        elif kind == "completion":
+            self.completion = response.completion
+        elif kind == "refused":
+            await self._take_refusal(RefusedError(response.refused))
+        elif kind == "accepted":
+            self.request_id = response.request_id
+            self.prefill_worker_id = response.accepted.prefill_worker_id
+            self._accepted.set()
+
+    async def _take_refusal(self, refused: RefusedError) -> None:
+        self.refusals.append(refused)
+        if not self._finish_number:
+            self._unraised.append(refused)
+            return
+        if refused.message_number == self._finish_number:
+            self._finish_number = 0
+        await self._answer.put(refused)
+
+    def _raise_refusal(self) -> None:
+        if self._unraised:
+            raise self._unraised.popleft()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _end(self) -> None:
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.wait({self._reader})
+
+
+async def stream_documents(
+    session: ClientSession, documents: AsyncIterable[Any] | Iterable[Any], closing: Any = None
+) -> AsyncIterator[generation.CompletionDelta]:
+    """Opens the session, appends documents as they are found, finishes it, and yields the answer.
+
+    Closing the iterator early cancels the session. Raises as `ClientSession.finish`.
+    """
+    async with session:
+        await session.append_all(documents)
+        async with aclosing(session.finish(closing)) as deltas:  # type: ignore[type-var]
+            delta: generation.CompletionDelta
+            async for delta in deltas:
+                yield delta

@@ -1,0 +1,1 @@
+"""The way of one request through the pools, from its placement to its last token."""

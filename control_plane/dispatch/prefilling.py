@@ -1,0 +1,51 @@
+"""How a prompt gets to a prefill worker: whole, in one call, or in pieces while it arrives (`session_prefill`).
+
+The dispatcher chooses workers and tries the next one when one is lost; this is one try.
+"""
+
+from typing import Protocol
+
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.fleet.worker_client import WorkerClient
+from control_plane.model.job import Job
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+
+class Prefilling(Protocol):
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more comes to the prompt: its first token is a matter of computing."""
+        ...
+
+    async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
+        """One try on one worker. Raises WorkerLostError when another one may be tried."""
+        ...
+
+    async def without_worker(self) -> None:
+        """No prefill worker is left: returns once the prompt is whole, for the decode worker to compute."""
+        ...
+
+
+class WholePrompt:
+    """The prompt of one job, known from the beginning."""
+
+    is_whole = True
+
+    def __init__(self, client: WorkerClient, job: Job) -> None:
+        self._client = client
+        self._job = job
+
+    async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
+        request = wire.PrefillRequest(
+            request_id=request_id,
+            generation=worker.generation,
+            token_ids=self._job.token_ids,
+            sampling=self._job.sampling,
+            hand_off=hand_off,
+            cache_salt=self._job.cache_salt,
+        )
+        return await self._client.prefill(worker, request, self._job.remaining_s())
+
+    async def without_worker(self) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""Which workers there are, what each of them has to do, and how they are called."""

@@ -1,0 +1,137 @@
+"""The workers that placement chooses from, frozen: one pool at one moment, in columns with a row for each worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.fleet.loads import Floats, Load
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+# Until any worker has measured what work costs, by field of `WorkerCosts`: the order of magnitude of an 8B model on a
+# current GPU.
+_ROUGH_COSTS = {
+    "prefill_s": 0.0,
+    "prefill_s_per_token": 1e-4,
+    "prefill_s_per_pair": 0.0,
+    "load_s_per_token": 5e-6,
+    "decode_step_s": 0.02,
+    "pull_s": 0.01,
+    "pull_s_per_token": 2e-6,
+}
+
+
+# What is measured together: of one figure among them that is 0, the others say what it costs.
+_COST_GROUPS = (
+    ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair"),
+    ("load_s_per_token",),
+    ("decode_step_s",),
+    ("pull_s", "pull_s_per_token"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """What registrations say of a pool's workers; changes with them alone.
+
+    Tokens of KV: in all and not in use. Seconds: of any prefill, for each prompt token computed and for each pair of a
+    computed token and one that it attends to; for each token loaded from host memory; of a decode step; of a pull and
+    for each token pulled.
+    """
+
+    workers: tuple[WorkerSnapshot, ...]
+    total_tokens: Floats
+    free_tokens: Floats
+    max_running_requests: Floats
+    prefill_s: Floats
+    prefill_s_per_token: Floats
+    prefill_s_per_pair: Floats
+    load_s_per_token: Floats
+    decode_step_s: Floats
+    pull_s: Floats
+    pull_s_per_token: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """in_flight_requests, in_flight_tokens (prompt and completion), uncomputed_tokens: what the router has there.
+    queue_s: seconds until the prefills in flight are expected to be over. turn: the router's last placement there."""
+
+    fixed: Fixed
+    in_flight_requests: Floats
+    in_flight_tokens: Floats
+    uncomputed_tokens: Floats
+    queue_s: Floats
+    turn: Floats
+
+    @property
+    def workers(self) -> tuple[WorkerSnapshot, ...]:
+        return self.fixed.workers
+
+    def __len__(self) -> int:
+        return len(self.fixed.workers)
+
+
+def fixed_columns(
+    workers: Sequence[WorkerSnapshot],
+    registrations: Sequence[wire.WorkerRegistration],
+    everybody: Sequence[wire.WorkerRegistration],
+) -> Fixed:
+    """What a worker has not measured is taken from those of its pool, else of the service, else from a rough figure.
+
+    registrations: of these workers; everybody: of all workers of the service.
+    """
+
+    costs: dict[str, Floats] = {}
+    for group in _COST_GROUPS:
+        own, others = _costs(registrations, group), _costs(everybody, group)
+        otherwise = _column([_ROUGH_COSTS[name] for name in group])
+        for known in (others, own):
+            measured = known.sum(axis=1) > 0
+            if measured.any():
+                otherwise = known[measured].mean(axis=0)
+        filled = np.where(own.sum(axis=1)[:, None] > 0, own, otherwise)
+        costs.update(zip(group, filled.T, strict=True))
+    return Fixed(
+        workers=tuple(workers),
+        total_tokens=_column([record.load.total_blocks * record.block_size_tokens for record in registrations]),
+        free_tokens=_column([record.load.free_blocks * record.block_size_tokens for record in registrations]),
+        max_running_requests=_column([record.max_running_requests for record in registrations]),
+        **costs,
+    )
+
+
+def candidates(fixed: Fixed, loads: Floats, now_s: float) -> Candidates:
+    """loads: see `Loads.of`."""
+    return Candidates(
+        fixed=fixed,
+        in_flight_requests=loads[Load.REQUESTS],
+        in_flight_tokens=loads[Load.TOKENS],
+        uncomputed_tokens=loads[Load.UNCOMPUTED],
+        queue_s=_queue_s(loads, now_s),
+        turn=loads[Load.TURN],
+    )
+
+
+def _column(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
+def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str]) -> Floats:
+    """(registrations, group)"""
+    values = [[getattr(record.costs, name) for name in group] for record in registrations]
+    return np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
+
+
+def _queue_s(loads: Floats, now_s: float) -> Floats:
+    """What is pending, less what can have been done of one prefill since the last one ended.
+
+    A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
+    """
+    pending_s, longest_s = loads[Load.PENDING_S], loads[Load.LONGEST_S]
+    since_s = now_s - loads[Load.PROGRESS_S]
+    late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s, 0.0), 0.0)
+    left_s = np.maximum(pending_s - np.minimum(since_s, longest_s), 0.0)
+    queue_s: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    return queue_s

@@ -1,0 +1,189 @@
+"""Which workers there are, as one router sees them, and what it has on each. Pure: events in, snapshots out.
+
+A worker is usable when its registration says READY, its versions fit and it is not suspect. It becomes suspect when a
+call to it fails, and is trusted again when it registers under a new generation, or when its registration has been
+renewed for `trust_after_s` since.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import UnavailableError
+from cluster_core.ids import WorkerId
+from cluster_core.versions import Versions, differences
+from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns
+from control_plane.fleet.loads import Load, Loads, Work
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker. The registration is the registry's, the rest is this router's own. row: in `Membership.loads`.
+
+    version_skew: in which versions the worker differs from this router, in words; empty where they fit.
+    """
+
+    registration: wire.WorkerRegistration
+    loads: Loads
+    row: int
+    version_skew: str = ""
+    suspect_since_s: float | None = None
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return WorkerId(self.registration.worker_id)
+
+    @property
+    def in_flight_requests(self) -> int:
+        return round(self.loads.value(self.row, Load.REQUESTS))
+
+    @property
+    def in_flight_tokens(self) -> int:
+        return round(self.loads.value(self.row, Load.TOKENS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UsablePool:
+    """What does not change between two readings of the registry."""
+
+    workers: list[WorkerSnapshot]
+    rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    fixed: Fixed
+
+
+@dataclass(slots=True)
+class Membership:
+    """The workers of one service. `now_s` is monotonic. versions: the router's; those of the workers have to fit."""
+
+    trust_after_s: float = 5.0
+    versions: Versions = field(default_factory=Versions)
+    loads: Loads = field(default_factory=Loads)
+    _members: dict[WorkerId, Member] = field(default_factory=dict)
+    _pools: dict[Pool, _UsablePool] = field(default_factory=dict)
+
+    def replace(self, registrations: Iterable[wire.WorkerRegistration], now_s: float) -> bool:
+        """Takes over what the registry holds now; True when anything that placement sees changed."""
+        fresh = {WorkerId(record.worker_id): record for record in registrations}
+        changed = fresh.keys() != self._members.keys()
+        self._pools.clear()
+        for gone in self._members.keys() - fresh.keys():
+            self._leave(self._members.pop(gone))
+        for worker_id, record in fresh.items():
+            member = self._members.get(worker_id)
+            if member is None or member.registration.generation != record.generation:
+                if member is not None:
+                    self._leave(member)
+                self._members[worker_id] = Member(record, self.loads, self.loads.take_row(), self._skew(record))
+                changed = True
+                continue
+            changed |= member.registration.state != record.state
+            member.registration = record
+            if member.suspect_since_s is not None and now_s - member.suspect_since_s >= self.trust_after_s:
+                member.suspect_since_s = None
+                changed = True
+        return changed
+
+    def usable(self, pool: Pool) -> list[WorkerSnapshot]:
+        """Workers of a pool that may get requests, by name."""
+        return self._pool(pool).workers
+
+    def candidates(self, pool: Pool, now_s: float) -> Candidates:
+        """The same with all that placement weighs."""
+        usable = self._pool(pool)
+        return candidates(usable.fixed, self.loads.of(usable.rows), now_s)
+
+    def served_model(self) -> wire.ModelInfo:
+        """Raises UnavailableError before the first worker has registered with its model."""
+        for member in self.members():
+            if member.registration.HasField("model"):
+                return member.registration.model
+        raise UnavailableError("no worker has registered yet", retry_after_ms=1000)
+
+    def members(self) -> list[Member]:
+        return sorted(self._members.values(), key=lambda member: member.worker_id)
+
+    def skewed(self) -> list[Member]:
+        """Workers that get no requests because their versions do not fit, by name."""
+        return [member for member in self.members() if member.version_skew]
+
+    def get(self, worker_id: str) -> Member | None:
+        return self._members.get(WorkerId(worker_id))
+
+    def acquire(self, worker: WorkerSnapshot, work: Work, now_s: float) -> Member | None:
+        """A request is sent to the worker; None where the worker itself is gone."""
+        member = self._same_generation(worker)
+        if member is not None:
+            self.loads.begin(member.row, work, now_s)
+        return member
+
+    def release(self, member: Member | None, work: Work, now_s: float) -> None:
+        """The request that `acquire` counted on this member has left it.
+
+        A worker that left the registry meanwhile and came back is another member, which never had the request.
+        """
+        if member is not None and self._members.get(member.worker_id) is member:
+            self.loads.end(member.row, work, now_s)
+
+    def prefilled(self, member: Member | None, work: Work, now_s: float) -> None:
+        """The prefill of a request that `acquire` counted is over, and it goes on there."""
+        if member is not None and self._members.get(member.worker_id) is member:
+            self.loads.prefilled(member.row, work, now_s)
+
+    def suspect(self, worker: WorkerSnapshot, now_s: float) -> None:
+        member = self._same_generation(worker)
+        if member is not None:
+            member.suspect_since_s = now_s
+            self._pools.clear()
+
+    def drains(self, worker: WorkerSnapshot) -> None:
+        """The worker said so itself: it gets nothing more, unless the registry says otherwise."""
+        member = self._same_generation(worker)
+        if member is not None:
+            member.registration.state = wire.WORKER_STATE_DRAINING
+            self._pools.clear()
+
+    def check_invariants(self) -> None:
+        for member in self._members.values():
+            assert member.in_flight_requests >= 0, f"{member.worker_id}: {member.in_flight_requests} requests"
+            assert member.in_flight_tokens >= 0, f"{member.worker_id}: {member.in_flight_tokens} tokens"
+            assert member.in_flight_requests > 0 or member.in_flight_tokens == 0, member.worker_id
+
+    def _same_generation(self, worker: WorkerSnapshot) -> Member | None:
+        member = self._members.get(worker.worker_id)
+        return member if member is not None and member.registration.generation == worker.generation else None
+
+    def _skew(self, record: wire.WorkerRegistration) -> str:
+        there = Versions(record.versions.rachis, record.versions.vllm, record.versions.nixl)
+        return ", ".join(differences(there, f"node {record.node}", self.versions, "the router's node"))
+
+    def _leave(self, member: Member) -> None:
+        self.loads.give_back(member.row)
+
+    def _pool(self, pool: Pool) -> _UsablePool:
+        known = self._pools.get(pool)
+        if known is None:
+            known = self._pools[pool] = self._usable(pool)
+        return known
+
+    def _usable(self, pool: Pool) -> _UsablePool:
+        usable = [
+            member
+            for member in self.members()
+            if member.registration.pool == pool
+            and member.registration.state == wire.WORKER_STATE_READY
+            and member.suspect_since_s is None
+            and not member.version_skew
+        ]
+        workers = [_snapshot(member) for member in usable]
+        rows = np.array([member.row for member in usable], dtype=np.int64)
+        registrations = [member.registration for member in usable]
+        everybody = [member.registration for member in self.members()]
+        return _UsablePool(workers, rows, fixed_columns(workers, registrations, everybody))
+
+
+def _snapshot(member: Member) -> WorkerSnapshot:
+    record = member.registration
+    return WorkerSnapshot(member.worker_id, record.generation, record.pool, record.address)

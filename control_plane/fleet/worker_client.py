@@ -1,0 +1,178 @@
+"""How the router calls workers: one channel for each address, and gRPC's errors as ours.
+
+`WorkerLostError` means that the call may be tried on another worker; everything else is the request's own end.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from rachis import wire as conventions
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+
+from cluster_core.errors import (
+    DeadlineError,
+    InvalidInputError,
+    NotSupportedError,
+    OperatingFault,
+    OutOfRangeError,
+    OverloadedError,
+    RachisError,
+    UnavailableError,
+)
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+# How long the calls on a channel may still run when its worker has left the registry.
+CLOSE_GRACE_S = 600.0
+
+# What gRPC says when a message could not be written because the call had just ended.
+_WRITE_FAILED = "Internal error from Core"
+
+
+class WorkerLostError(OperatingFault):
+    """The worker did not answer, or is not the one the call was meant for."""
+
+    status = "UNAVAILABLE"
+
+
+class WorkerDrainingError(WorkerLostError):
+    """The worker takes nothing new, or gave the session back: nothing of it was lost there."""
+
+
+_ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
+    grpc.StatusCode.UNAVAILABLE: WorkerLostError,
+    grpc.StatusCode.FAILED_PRECONDITION: WorkerLostError,
+    grpc.StatusCode.CANCELLED: WorkerLostError,
+    grpc.StatusCode.ABORTED: WorkerDrainingError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
+    grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+}
+
+
+class WorkerClient:
+    """The workers' calls. One per router; `close` at its end."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._options = conventions.channel_options(max_message_bytes)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def prefill(
+        self, worker: WorkerSnapshot, request: wire.PrefillRequest, timeout_s: float
+    ) -> wire.PrefillResponse:
+        with _translated(worker):
+            response: wire.PrefillResponse = await self._stub(worker.address).Prefill(request, timeout=timeout_s)
+            return response
+
+    @contextlib.asynccontextmanager
+    async def prefill_session(self, worker: WorkerSnapshot, timeout_s: float) -> AsyncIterator["SessionCall"]:
+        """A session at the worker; leaving the block cancels the call, and with it the worker's session."""
+        call = self._stub(worker.address).PrefillSession(timeout=timeout_s)  # type: ignore[call-arg]  # it is written to
+        try:
+            yield SessionCall(worker, call)
+        finally:
+            call.cancel()
+
+    async def decode(
+        self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float
+    ) -> AsyncIterator[wire.DecodeResponse]:
+        """Closing the iterator early cancels the call, and with it the worker's job."""
+        call = self._stub(worker.address).Decode(request, timeout=timeout_s)
+        try:
+            with _translated(worker):
+                async for response in call:
+                    yield response
+        finally:
+            call.cancel()
+
+    async def release(self, worker: WorkerSnapshot, lease_id: str, timeout_s: float) -> bool:
+        request = wire.ReleaseHandoffRequest(lease_id=lease_id, generation=worker.generation)
+        with _translated(worker):
+            response = await self._stub(worker.address).ReleaseHandoff(request, timeout=timeout_s)
+            return bool(response.released)
+
+    async def status(
+        self, address: str, request: wire.GetWorkerStatusRequest, timeout_s: float
+    ) -> wire.GetWorkerStatusResponse:
+        with _translated(None):
+            response: wire.GetWorkerStatusResponse = await self._stub(address).GetWorkerStatus(
+                request, timeout=timeout_s
+            )
+            return response
+
+    async def set_draining(
+        self, address: str, draining: bool, timeout_s: float, *, move_sessions_after_s: float | None = None
+    ) -> wire.WorkerState.ValueType:
+        """move_sessions_after_s: as in `SetDrainingRequest`."""
+        with _translated(None):
+            request = wire.SetDrainingRequest(draining=draining)
+            if move_sessions_after_s is not None:
+                request.move_sessions_after_ms = round(move_sessions_after_s * 1000)
+            response = await self._stub(address).SetDraining(request, timeout=timeout_s)
+            return response.state
+
+    async def prefix_claims(self, address: str, timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        with _translated(None):
+            request = wire.GetPrefixClaimsRequest()
+            response: wire.GetPrefixClaimsResponse = await self._stub(address).GetPrefixClaims(
+                request, timeout=timeout_s
+            )
+            return response
+
+    def keep_only(self, addresses: set[str]) -> None:
+        """Closes the channels to workers that are no longer registered, once the calls on them have ended."""
+        for address in self._channels.keys() - addresses:
+            closing = asyncio.create_task(self._channels.pop(address).close(CLOSE_GRACE_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        for task in self._closing:
+            task.cancel()
+        for channel in self._channels.values():
+            await channel.close(None)
+
+    def _stub(self, address: str) -> "worker_pb2_grpc.WorkerServiceAsyncStub":
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return worker_pb2_grpc.WorkerServiceStub(channel)
+
+
+class SessionCall:
+    """One PrefillSession call: one task writes, another one reads."""
+
+    def __init__(self, worker: WorkerSnapshot, call: Any) -> None:
+        self._worker = worker
+        self._call = call
+
+    async def write(self, request: wire.PrefillSessionRequest) -> None:
+        """Waits while the worker takes nothing in. After the call's end it does nothing: `read` says why it ended."""
+        with contextlib.suppress(asyncio.InvalidStateError), _translated(self._worker):
+            await self._call.write(request)
+
+    async def read(self) -> wire.PrefillSessionResponse:
+        """Raises WorkerLostError when the worker ended the stream, and what the call ended with."""
+        with _translated(self._worker):
+            response: wire.PrefillSessionResponse | None = await conventions.next_message(self._call)
+        if response is None:
+            raise WorkerLostError(f"worker {self._worker.worker_id} ended the stream early")
+        return response
+
+
+@contextlib.contextmanager
+def _translated(worker: WorkerSnapshot | None):  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        name = f"worker {worker.worker_id}: " if worker else ""
+        # Also where the worker had ended the call for a reason of its own, which gRPC then does not tell any more.
+        broke = (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, _WRITE_FAILED)
+        kind = WorkerLostError if broke else _ERRORS.get(error.code(), UnavailableError)
+        raise kind(f"{name}{error.details() or error.code().name}") from None

@@ -1,0 +1,179 @@
+"""What a client may ask for: every field of a request against its limit, before any worker hears of it. Pure."""
+
+from collections.abc import Sequence
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import InvalidInputError, OutOfRangeError
+from control_plane.model.limits import max_tokens_of
+
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_CACHE_SALT_CHARACTERS = 128
+# Either side of 0.
+MAX_PRIORITY = 1000
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+CHAT_ROLES = ("system", "user", "assistant")
+
+# Field -> (lowest, lowest is allowed, highest).
+_RANGES: dict[str, tuple[float, bool, float]] = {
+    "temperature": (0, True, 100),
+    "top_p": (0, False, 1),
+    "min_p": (0, True, 1),
+    "presence_penalty": (-2, True, 2),
+    "frequency_penalty": (-2, True, 2),
+    "repetition_penalty": (0, False, 2),
+    "max_tokens": (1, True, 2**31 - 1),
+    "top_k": (0, True, 2**31 - 1),
+    "logprobs": (0, True, MAX_LOGPROBS),
+    "seed": (0, True, 2**63 - 1),
+    "min_tokens": (0, True, 2**31 - 1),
+}
+
+
+def check_request_id(request_id: str, within: str = "") -> None:
+    if len(request_id) > MAX_REQUEST_ID_CHARACTERS or not request_id.isprintable():
+        raise InvalidInputError(
+            f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field=f"{within}request_id"
+        )
+
+
+def check_cache_salt(salt: str, within: str = "") -> None:
+    if len(salt) > MAX_CACHE_SALT_CHARACTERS or not salt.isprintable():
+        raise InvalidInputError(
+            f"must be at most {MAX_CACHE_SALT_CHARACTERS} printable characters", field=f"{within}cache_salt"
+        )
+
+
+def check_priority(priority: int, within: str = "") -> None:
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidInputError(
+            f"must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {priority}", field=f"{within}priority"
+        )
+
+
+def check_model(asked: str, served: str, within: str = "") -> None:
+    if asked and asked != served:
+        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field=f"{within}model")
+
+
+def check_prompt_form(prompt: generation.PromptInput) -> None:
+    """The prompt is there, in a form that can be turned into tokens."""
+    form = prompt.WhichOneof("input")
+    if form is None:
+        raise InvalidInputError("one of text, token_ids or chat must be set", field="prompt")
+    if form == "text" and not prompt.text:
+        raise InvalidInputError("must not be empty", field="prompt.text")
+    if form == "token_ids" and not prompt.token_ids.ids:
+        raise InvalidInputError("must not be empty", field="prompt.token_ids")
+    if form == "chat":
+        check_chat(prompt.chat.messages, "prompt.chat.messages")
+
+
+def check_chat(messages: Sequence[generation.ChatMessage], field: str) -> None:
+    """There are messages, with known roles."""
+    if not messages:
+        raise InvalidInputError("must not be empty", field=field)
+    for index, message in enumerate(messages):
+        if message.role not in CHAT_ROLES:
+            raise InvalidInputError(
+                f"must be one of {', '.join(CHAT_ROLES)}, got `{message.role}`", field=f"{field}[{index}].role"
+            )
+
+
+def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str = "") -> None:
+    """`within` comes before the names of the fields in the errors."""
+    for name, (lowest, allowed, highest) in _RANGES.items():
+        value = getattr(sampling, name)
+        # Written so that NaN fails it.
+        inside = lowest <= value <= highest if allowed else lowest < value <= highest
+        if sampling.HasField(name) and not inside:  # type: ignore[arg-type]
+            bracket = "[" if allowed else "("
+            raise InvalidInputError(f"must be in {bracket}{lowest}, {highest}], got {value}", field=_of(name, within))
+    if sampling.min_tokens > max_tokens_of(sampling):
+        raise InvalidInputError(
+            f"must be at most max_tokens ({max_tokens_of(sampling)}), got {sampling.min_tokens}",
+            field=_of("min_tokens", within),
+        )
+    _check_stops(sampling, model, within)
+
+
+def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
+    """The tokens are the model's, and prompt and completion fit its length."""
+    if not token_ids:
+        raise InvalidInputError("has no tokens", field="prompt")
+    check_vocabulary(token_ids, model, "prompt.token_ids")
+    wanted = len(token_ids) + max_tokens_of(sampling)
+    if wanted > model.max_model_len:
+        raise OutOfRangeError(
+            f"{len(token_ids)} prompt tokens and {max_tokens_of(sampling)} max_tokens are {wanted} together, "
+            f"the model's length is {model.max_model_len}",
+            field="prompt" if len(token_ids) >= model.max_model_len else _of("max_tokens"),
+        )
+
+
+def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
+    """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
+    check_request_id(opened.request_id, "open.")
+    check_cache_salt(opened.cache_salt, "open.")
+    check_priority(opened.priority, "open.")
+    check_model(opened.model, model.name, "open.")
+    if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
+        raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
+    check_sampling(opened.sampling, model, "open.")
+    if max_tokens_of(opened.sampling) >= model.max_model_len:
+        raise OutOfRangeError(
+            f"{max_tokens_of(opened.sampling)} leaves no room for a prompt in the model's length of "
+            f"{model.max_model_len}",
+            field="open.sampling.max_tokens",
+        )
+    check_vocabulary(opened.prefix.token_ids.ids, model, "open.prefix.token_ids")
+    if opened.prefix.HasField("chat"):
+        check_chat(opened.prefix.chat.messages, "open.prefix.chat.messages")
+
+
+def check_piece(piece: api.SessionPiece, model: wire.ModelInfo, field: str) -> None:
+    if piece.WhichOneof("piece") is None:
+        raise InvalidInputError("one of text, token_ids or document must be set", field=field)
+    check_vocabulary(piece.token_ids.ids, model, f"{field}.token_ids")
+
+
+def check_closing(closing: generation.PromptInput, prefix: generation.PromptInput, model: wire.ModelInfo) -> None:
+    """May be absent or empty; chat messages go with chat messages only."""
+    check_vocabulary(closing.token_ids.ids, model, "finish.closing.token_ids")
+    if closing.HasField("chat"):
+        if not prefix.HasField("chat"):
+            raise InvalidInputError(
+                "chat messages are taken only where the prefix is chat messages", field="finish.closing.chat"
+            )
+        check_chat(closing.chat.messages, "finish.closing.chat.messages")
+
+
+def check_vocabulary(token_ids: Sequence[int], model: wire.ModelInfo, field: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= model.vocabulary_size:
+        raise OutOfRangeError(
+            f"token {largest} is outside the vocabulary of {model.vocabulary_size} tokens", field=field
+        )
+
+
+def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str) -> None:
+    for name in ("stop", "stop_token_ids"):
+        if len(getattr(sampling, name)) > MAX_STOP_STRINGS:
+            raise InvalidInputError(f"at most {MAX_STOP_STRINGS} are taken", field=_of(name, within))
+    for stop in sampling.stop:
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidInputError(f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("stop", within))
+    for token in sampling.stop_token_ids:
+        if token >= model.vocabulary_size:
+            raise OutOfRangeError(
+                f"token {token} is outside the vocabulary of {model.vocabulary_size} tokens",
+                field=_of("stop_token_ids", within),
+            )
+
+
+def _of(name: str, within: str = "") -> str:
+    return f"{within}sampling.{name}"

@@ -1,0 +1,1 @@
+"""What Prometheus and the probes of the router are told."""

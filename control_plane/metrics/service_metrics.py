@@ -1,0 +1,95 @@
+"""The router and the pools for Prometheus, read off on the router's loop whenever Prometheus asks.
+
+Alerts on these figures: `cluster_configs/alerts/rachis-service.yaml`.
+"""
+
+import asyncio
+import importlib.metadata
+from collections.abc import Callable, Sequence
+
+from prometheus_client.core import Metric
+from rachis.v1 import admin_pb2 as admin
+
+from cluster_configs.schema import RachisConfig
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.intake.admission import Admission
+from control_plane.metrics.families import counters, gauge, gauges, pool_label
+from control_plane.metrics.loop_collector import LoopCollector
+
+
+class ServiceCollector(LoopCollector):
+    """pools: as `GetPools` tells them."""
+
+    what = "the service"
+
+    def __init__(
+        self,
+        config: RachisConfig,
+        admission: Admission,
+        follower: RegistryFollower,
+        pools: Callable[[], Sequence[admin.PoolStatus]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(loop)
+        self._config = config
+        self._admission = admission
+        self._follower = follower
+        self._pools = pools
+        self._version = importlib.metadata.version("rachis")
+
+    async def read(self) -> list[Metric]:
+        return [*self._router_metrics(), *pool_metrics(self._pools())]
+
+    def _router_metrics(self) -> list[Metric]:
+        router = self._config.router
+        return [
+            gauges("rachis_build_info", "1 for the version of the router", ("version",), {(self._version,): 1.0}),
+            gauge("rachis_router_in_flight_requests", "Requests that have a slot", self._admission.in_flight),
+            gauge("rachis_router_max_in_flight_requests", "Slots that there are", router.max_in_flight_requests),
+            gauge("rachis_router_queued_requests", "Requests that wait for a slot", self._admission.queued),
+            gauge(
+                "rachis_router_max_queued_requests",
+                "Requests that may wait for a slot; above this they are refused",
+                router.max_queued_requests,
+            ),
+            gauge("rachis_registry_connected", "1 while the registry in Redis answers", self._follower.connected),
+            gauge(
+                "rachis_objective_ttft_seconds",
+                "Time to first token that 90% of all requests are meant to keep",
+                self._config.objectives.ttft_s,
+            ),
+        ]
+
+
+def pool_metrics(pools: Sequence[admin.PoolStatus]) -> list[Metric]:
+    names = [pool_label(status.pool) for status in pools]
+
+    def of_each(values: Sequence[int]) -> dict[tuple[str, ...], float]:
+        return {(name,): float(value) for name, value in zip(names, values, strict=True)}
+
+    return [
+        gauges(
+            "rachis_pool_desired_workers",
+            "Workers that a pool is meant to have",
+            ("pool",),
+            of_each([status.desired_workers for status in pools]),
+        ),
+        gauges(
+            "rachis_pool_minimum_workers",
+            "Workers below which a pool is short",
+            ("pool",),
+            of_each([status.minimum_workers for status in pools]),
+        ),
+        gauges(
+            "rachis_pool_ready_workers",
+            "Workers of a pool that are ready",
+            ("pool",),
+            of_each([status.ready_workers for status in pools]),
+        ),
+        counters(
+            "rachis_workers_lost_total",
+            "Workers whose process or node went away without being asked to",
+            ("pool",),
+            of_each([status.lost_workers for status in pools]),
+        ),
+    ]

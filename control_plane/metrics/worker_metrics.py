@@ -1,0 +1,122 @@
+"""The workers' figures for Prometheus, asked of the workers whenever Prometheus asks the router.
+
+A worker that does not answer in time has no samples in that scrape but those of its registration.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.fleet.worker_views import WorkerViews
+from control_plane.metrics.decode_metrics import decode_metrics
+from control_plane.metrics.families import by_worker, gauges, pool_label
+from control_plane.metrics.loop_collector import LoopCollector
+from control_plane.metrics.tier_metrics import tier_metrics
+from control_plane.metrics.worker_figures import Figure, metrics_of
+
+WORKER_TIMEOUT_S = 1.0
+
+_FIGURES: tuple[Figure[admin.WorkerView], ...] = (
+    Figure(
+        GaugeMetricFamily,
+        "rachis_worker_requests",
+        "Requests in the engine: those that run, those that wait",
+        "state",
+        lambda view: {"running": view.load.running_requests, "waiting": view.load.waiting_requests},
+    ),
+    Figure(
+        GaugeMetricFamily,
+        "rachis_worker_leased_handoffs",
+        "Finished prefills whose blocks are leased until they are pulled or released",
+        None,
+        lambda view: view.load.leased_handoffs,
+    ),
+    Figure(
+        GaugeMetricFamily,
+        "rachis_worker_resident_bytes",
+        "Memory of the worker's process",
+        None,
+        lambda view: view.counters.resident_bytes,
+    ),
+    Figure(
+        CounterMetricFamily,
+        "rachis_handoffs_expired_total",
+        "Hand-offs whose deadline passed before the decode worker could pull their blocks",
+        None,
+        lambda view: view.counters.handoffs_expired,
+    ),
+)
+
+
+class WorkerCollector(LoopCollector):
+    what = "the workers"
+
+    def __init__(self, views: WorkerViews, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._views = views
+
+    async def read(self) -> list[Metric]:
+        views = await self._views.gather(WORKER_TIMEOUT_S)
+        return [
+            *worker_metrics(views),
+            *registration_metrics(views),
+            *node_metrics(views),
+            *tier_metrics(views),
+            *decode_metrics(views),
+        ]
+
+
+def worker_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
+    """Of all workers that have answered."""
+    return metrics_of(_FIGURES, {view.registration.worker_id: view for view in views if view.HasField("load")})
+
+
+def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
+    """Of all workers in the registry, whether they answer or not."""
+    records = {view.registration.worker_id: view.registration for view in views}
+    usable: dict[tuple[str, ...], float] = {
+        (view.registration.worker_id, pool_label(view.registration.pool), view.registration.node): float(
+            view.registration.state == wire.WORKER_STATE_READY and not view.suspect and not view.version_skew
+        )
+        for view in views
+    }
+    versions: dict[tuple[str, ...], float] = {
+        (worker, record.versions.rachis, record.versions.vllm, record.versions.nixl): 1.0
+        for worker, record in records.items()
+    }
+    return [
+        gauges("rachis_worker_usable", "1 for a worker that may get requests", ("worker", "pool", "node"), usable),
+        gauges("rachis_worker_versions_info", "1", ("worker", "rachis", "vllm", "nixl"), versions),
+        by_worker(
+            "rachis_worker_version_skew",
+            "1 for a worker whose versions do not fit the router's: it gets no requests",
+            {view.registration.worker_id: bool(view.version_skew) for view in views},
+        ),
+        by_worker(
+            "rachis_worker_clock_ahead_seconds",
+            "How far the clock of the worker's host is ahead of Redis's",
+            {worker: record.clock_ahead_ms / 1000 for worker, record in records.items()},
+        ),
+    ]
+
+
+def node_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
+    """Of all nodes with a worker that tells; of several workers of one node the last one is taken."""
+    told = {(view.registration.node,): view.counters for view in views if view.counters.node_memory_bytes}
+    return [
+        gauges(
+            "rachis_node_memory_bytes",
+            "Memory of a node that runs workers",
+            ("node",),
+            {node: counters.node_memory_bytes for node, counters in told.items()},
+        ),
+        gauges(
+            "rachis_node_available_bytes",
+            "What of it could be had without swapping",
+            ("node",),
+            {node: counters.node_available_bytes for node, counters in told.items()},
+        ),
+    ]

@@ -1,0 +1,9 @@
+"""What holds where a client leaves a field of its request empty."""
+
+from rachis.v1 import generation_pb2 as generation
+
+DEFAULT_MAX_TOKENS = 128
+
+
+def max_tokens_of(sampling: generation.SamplingParams) -> int:
+    return sampling.max_tokens if sampling.HasField("max_tokens") else DEFAULT_MAX_TOKENS

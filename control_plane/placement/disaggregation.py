@@ -1,0 +1,59 @@
+"""Whether a prompt is prefilled on a prefill worker, or by the decode worker itself. Pure.
+
+Both ways are priced in seconds until the request decodes, by what the workers measured. A decode worker that prefills
+keeps everybody waiting who runs there: their seconds count like the request's own.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from control_plane.placement.policy import Decision, Question
+from control_plane.placement.terms import expected_ttft_s, prefill_s
+
+# A longer remainder than is allowed is prefilled locally where the other way takes so many times as long.
+_SLOW = 2.0
+
+
+class Reason(StrEnum):
+    """Why a request was, or was not, disaggregated."""
+
+    ALWAYS = "always"
+    REMOTE_SOONER = "remote_sooner"
+    LONG_REMAINDER = "long_remainder"
+    SHORT_REMAINDER = "short_remainder"
+    PREFILL_SLOW = "prefill_slow"
+    PREFILL_DOWN = "prefill_down"
+    DECODE_DOWN = "decode_down"
+    SESSION = "session"
+
+
+LOCAL = frozenset({Reason.SHORT_REMAINDER, Reason.PREFILL_SLOW, Reason.PREFILL_DOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds until the request decodes, by way, and prompt tokens that the decode worker would compute."""
+
+    local_s: float
+    remote_s: float
+    remainder_tokens: int
+
+
+def prices(prefill: Decision, prefill_question: Question, decode: Decision, decode_question: Question) -> Prices:
+    """Of the two winners, which have to be there."""
+    row, workers = decode.winner, decode.candidates
+    compute_s = float(prefill_s(decode_question, workers)[row])
+    local_s = float(workers.queue_s[row]) + compute_s * (1.0 + float(workers.in_flight_requests[row]))
+    pulled = max(decode_question.prompt_tokens - float(decode_question.device[row]), 0.0)
+    pull_s = float(workers.fixed.pull_s[row] + pulled * workers.fixed.pull_s_per_token[row])
+    # The first token is sampled on the prefill worker, and takes a step on the decode worker once more.
+    replay_s = float(workers.fixed.decode_step_s[row])
+    remote_s = float(expected_ttft_s(prefill_question, prefill.candidates)[prefill.winner]) + pull_s + replay_s
+    return Prices(local_s, remote_s, round(float(decode_question.uncached[row])))
+
+
+def decide(price: Prices, most_local_tokens: int) -> Reason:
+    """most_local_tokens: see `placement.local_prefill_tokens`."""
+    if price.remainder_tokens <= most_local_tokens:
+        return Reason.SHORT_REMAINDER if price.local_s < price.remote_s else Reason.REMOTE_SOONER
+    return Reason.PREFILL_SLOW if price.local_s * _SLOW < price.remote_s else Reason.LONG_REMAINDER

@@ -1,0 +1,91 @@
+"""A decision of placement as it is told: every candidate with every term, the winner, and what was known."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rachis.v1 import admin_pb2 as admin
+
+from control_plane.placement.placer import Choice, Explanation
+from control_plane.placement.policy import Decision, Question
+
+# As in `placement`: scores that differ by less are equal.
+_EQUAL = 1e-9
+_MOST_NAMED = 5
+# Ids are the clients' own, and the sentence has to fit the metadata of a call.
+_MOST_CHARACTERS = 48
+
+
+def explained(explanation: Explanation, configured_policy: str) -> admin.ExplainPlacementResponse:
+    """configured_policy: by name; another one was in force only while the index was stale."""
+    prices = explanation.prices
+    return admin.ExplainPlacementResponse(
+        request_id=explanation.request_id,
+        decisions=[decision_of(choice, configured_policy) for choice in explanation.choices],
+        disaggregation=explanation.reason.value if explanation.reason is not None else "",
+        prices=admin.DisaggregationPrices(
+            local_s=prices.local_s, remote_s=prices.remote_s, remainder_tokens=prices.remainder_tokens
+        )
+        if prices is not None
+        else None,
+    )
+
+
+def decision_of(choice: Choice, configured_policy: str) -> admin.PlacementDecision:
+    decision, question = choice.decision, choice.question
+    weights = choice.policy.weights
+    return admin.PlacementDecision(
+        pool=choice.pool,
+        policy=choice.policy.name,
+        load_only=choice.policy.name != configured_policy,
+        prompt_tokens=question.prompt_tokens,
+        max_tokens=question.max_tokens,
+        terms=[admin.PlacementTerm(name=name, weight=weights[name]) for name in decision.terms],
+        candidates=[_candidate(decision, question, row) for row in _best_first(decision)],
+        worker_id=decision.worker.worker_id if decision.worker is not None else "",
+        equals=equals(decision),
+    )
+
+
+def equals(decision: Decision) -> int:
+    """How many had the winner's score; 0 without a winner."""
+    if decision.winner < 0:
+        return 0
+    best = decision.scores[decision.passed].max()
+    return int(np.count_nonzero(decision.scores[decision.passed] >= best - _EQUAL))
+
+
+def not_known(request_id: str, remembered: Sequence[str]) -> str:
+    """The sentence for a request that is not among those that are remembered, the last one last."""
+    if not remembered:
+        return f"no request `{request_id}`; this router has not placed any yet"
+    last = ", ".join(map(_shortened, reversed(remembered[-_MOST_NAMED:])))
+    return f"no request `{request_id}` among the last {len(remembered)} that this router placed; the latest are: {last}"
+
+
+def _shortened(request_id: str) -> str:
+    return request_id if len(request_id) <= _MOST_CHARACTERS else f"{request_id[: _MOST_CHARACTERS - 3]}..."
+
+
+def _best_first(decision: Decision) -> list[int]:
+    """The winner, then by score; who was left out comes last."""
+    rows = range(len(decision.candidates))
+    return sorted(rows, key=lambda row: (row != decision.winner, not decision.passed[row], -decision.scores[row]))
+
+
+def _candidate(decision: Decision, question: Question, row: int) -> admin.PlacementCandidate:
+    candidates = decision.candidates
+    worker = candidates.workers[row]
+    return admin.PlacementCandidate(
+        worker_id=worker.worker_id,
+        generation=worker.generation,
+        passed=bool(decision.passed[row]),
+        terms={name: float(values[row]) for name, values in decision.terms.items()},
+        score=float(decision.scores[row]),
+        device_tokens=round(question.device[row]),
+        host_tokens=round(question.host[row]),
+        shared_tokens=round(question.shared[row]),
+        sharers=round(question.sharers[row]),
+        in_flight_requests=round(candidates.in_flight_requests[row]),
+        in_flight_tokens=round(candidates.in_flight_tokens[row]),
+        queue_s=float(candidates.queue_s[row]),
+    )

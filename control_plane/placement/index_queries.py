@@ -1,0 +1,174 @@
+"""What operators ask of the index and of placement, answered from this router's memory. Only `check` asks the workers.
+
+No question changes anything: it counts as no access and no request, and leaves the seeded choice of placement alone.
+"""
+
+from collections.abc import Callable
+
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import InvalidInputError, NotFoundError
+from control_plane.fleet.membership import Membership
+from control_plane.intake import validation
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.model.limits import DEFAULT_MAX_TOKENS
+from control_plane.placement.explanation import equals, explained, not_known
+from control_plane.placement.placer import Placer
+from control_plane.placement.rehearsal import Rehearsal
+from control_plane.prefix_index.index import HotPrefix, Matches, PrefixIndex
+from control_plane.prefix_index.index_check import IndexCheck
+from control_plane.prefix_index.redis_index import IndexHealth
+from kv_transfer.claims.prefix_chunks import Keys, short_name
+
+MOST_HOTTEST = 1000
+# The shortest completion: whoever looks a prompt up wants none.
+_SHORTEST = 1
+
+
+class IndexQueries:
+    """health: how far the index is followed. now_s: Redis's time, as accesses have it. policy: the configured one."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        index: PrefixIndex,
+        placer: Placer,
+        tokenizer: Tokenizer,
+        check: IndexCheck,
+        *,
+        health: Callable[[], IndexHealth],
+        now_s: Callable[[], float],
+        policy: str,
+    ) -> None:
+        self._membership = membership
+        self._index = index
+        self._placer = placer
+        self._tokenizer = tokenizer
+        self._check = check
+        self._health = health
+        self._now_s = now_s
+        self._policy = policy
+
+    def hottest(self, request: admin.GetHottestPrefixesRequest) -> admin.GetHottestPrefixesResponse:
+        found = self._index.hottest(min(request.at_most, MOST_HOTTEST), self._now_s())
+        return admin.GetHottestPrefixesResponse(prefixes=[self._prefix(each) for each in found])
+
+    async def lookup(self, request: admin.LookupPrefixRequest) -> admin.LookupPrefixResponse:
+        """Raises ClientFault, or UnavailableError while no worker is known."""
+        token_ids = await self._checked_tokens(request.prompt, request.cache_salt, _SHORTEST)
+        keys = self._placer.packed(token_ids, request.cache_salt).keys
+        # First, as it lets go of predictions that have ended.
+        explanation = Rehearsal(self._placer).explain(token_ids, _SHORTEST, request.cache_salt)
+        matches = self._index.lookup(keys)
+        first, whole = self._rates(keys)
+        return admin.LookupPrefixResponse(
+            prompt_tokens=len(token_ids),
+            chunks=len(keys),
+            chunk_tokens=self._placer.chunk_tokens,
+            first_requests_per_s=first,
+            whole_requests_per_s=whole,
+            workers=[self._holder(member.registration, matches) for member in self._membership.members()],
+            choices=[
+                admin.PoolChoice(
+                    pool=choice.pool,
+                    worker_id=choice.decision.worker.worker_id if choice.decision.worker is not None else "",
+                    policy=choice.policy.name,
+                    equals=equals(choice.decision),
+                )
+                for choice in explanation.choices
+            ],
+        )
+
+    async def explain(self, request: admin.ExplainPlacementRequest) -> admin.ExplainPlacementResponse:
+        """Raises NotFoundError for a request that is not remembered, ClientFault for a prompt that is none."""
+        if request.WhichOneof("asked") == "request_id":
+            validation.check_request_id(request.request_id)
+            explanation = self._placer.explanation(request.request_id)
+            if explanation is None:
+                raise NotFoundError(not_known(request.request_id, self._placer.explained), field="request_id")
+            return explained(explanation, self._policy)
+        if not request.HasField("supposed"):
+            raise InvalidInputError("one of request_id or supposed must be set", field="asked")
+        supposed = request.supposed
+        max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
+        token_ids = await self._checked_tokens(supposed.prompt, supposed.cache_salt, max_tokens)
+        return explained(Rehearsal(self._placer).explain(token_ids, max_tokens, supposed.cache_salt), self._policy)
+
+    async def check(self) -> admin.CheckIndexResponse:
+        return await self._check.run()
+
+    def status(self) -> admin.GetIndexStatusResponse:
+        health, index = self._health(), self._index
+        return admin.GetIndexStatusResponse(
+            entries=index.entries,
+            capacity_entries=index.capacity,
+            bytes=index.bytes,
+            dropped=index.dropped,
+            chunk_tokens=self._placer.chunk_tokens,
+            connected=health.connected,
+            staleness_s=health.staleness_s,
+            stale=health.stale,
+            workers=[
+                admin.WorkerFeedStatus(
+                    worker_id=worker.worker_id,
+                    generation=worker.generation,
+                    sequence=worker.sequence,
+                    lag_batches=worker.lag_batches,
+                    in_sync=worker.in_sync,
+                    silent=worker.silent,
+                )
+                for worker in health.workers
+            ],
+            batches=health.counts.batches,
+            keys=health.counts.keys,
+            duplicates=health.counts.duplicates,
+            gaps=health.counts.gaps,
+            resyncs=health.counts.resyncs,
+            damaged=health.counts.damaged,
+            load_only_decisions=self._placer.counts.load_only,
+            disaggregation={reason.value: count for reason, count in self._placer.counts.reasons.items()},
+        )
+
+    async def _checked_tokens(self, prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -> list[int]:
+        """The prompt's tokens after the checks of `Generate`."""
+        model = self._membership.served_model()
+        sampling = generation.SamplingParams(max_tokens=max_tokens)
+        validation.check_cache_salt(cache_salt)
+        validation.check_prompt_form(prompt)
+        validation.check_sampling(sampling, model)
+        token_ids = await self._tokenizer.token_ids(prompt)
+        validation.check_tokens(token_ids, sampling, model)
+        return token_ids
+
+    def _prefix(self, prefix: HotPrefix) -> admin.IndexedPrefix:
+        return admin.IndexedPrefix(
+            name=short_name(prefix.key),
+            tokens=prefix.chunks * self._placer.chunk_tokens,
+            requests_per_s=prefix.rate,
+            device_workers=prefix.device,
+            host_workers=prefix.host,
+        )
+
+    def _rates(self, keys: Keys) -> tuple[float, float]:
+        """Of the first chunk, and of the last."""
+        if not len(keys):
+            return 0.0, 0.0
+        first, whole = self._index.hotness(keys[[0, -1]], self._now_s())
+        return float(first), float(whole)
+
+    def _holder(self, record: wire.WorkerRegistration, matches: Matches) -> admin.PrefixHolder:
+        slot = self._index.slot(record.worker_id, record.generation)
+        device, warm, held = (
+            (int(matches.device[slot]), int(matches.warm[slot]), int(matches.held[slot])) if slot >= 0 else (0, 0, 0)
+        )
+        return admin.PrefixHolder(
+            worker_id=record.worker_id,
+            pool=record.pool,
+            generation=record.generation,
+            device_tokens=device * self._placer.chunk_tokens,
+            predicted_tokens=(warm - device) * self._placer.chunk_tokens,
+            host_tokens=(held - warm) * self._placer.chunk_tokens,
+            in_index=slot >= 0,
+        )

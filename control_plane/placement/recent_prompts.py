@@ -1,0 +1,50 @@
+"""Prompts that this router has sent out of late, so that a hot prefix can be computed once more elsewhere. Pure.
+
+The index knows prefixes by keys alone; tokens are kept here, the newest ones within a bound on memory.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.claims.prefix_chunks import Keys
+
+_MOST_PROMPTS = 1024
+_MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecentPrompt:
+    """expected_s: engine time that its prefill was expected to take where it was sent."""
+
+    token_ids: NDArray[np.uint32]
+    keys: Keys
+    cache_salt: str
+    expected_s: float
+
+    def begins_with(self, key: int, chunks: int) -> bool:
+        """Whether the first so many chunks of it are those of this key."""
+        return len(self.keys) >= chunks and int(self.keys[chunks - 1]) == key
+
+
+class RecentPrompts:
+    def __init__(self, most_prompts: int = _MOST_PROMPTS, most_tokens: int = _MOST_TOKENS) -> None:
+        self._prompts: deque[RecentPrompt] = deque()
+        self._tokens = 0
+        self._most_prompts = most_prompts
+        self._most_tokens = most_tokens
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, prompt: RecentPrompt) -> None:
+        self._prompts.append(prompt)
+        self._tokens += len(prompt.token_ids)
+        while len(self._prompts) > self._most_prompts or self._tokens > self._most_tokens:
+            self._tokens -= len(self._prompts.popleft().token_ids)
+
+    def with_prefix(self, key: int, chunks: int) -> list[RecentPrompt]:
+        """Those that begin with the first so many chunks of this key, newest first."""
+        return [prompt for prompt in reversed(self._prompts) if prompt.begins_with(key, chunks)]

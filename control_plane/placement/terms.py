@@ -1,0 +1,162 @@
+"""The terms that placement weighs, and the policies made of them: literal tables, for each pool.
+
+`hotness` is this project's. The others are what it is compared with:
+    random, round_robin, least_loaded     know nothing of prefixes
+    prefix_only                           the longest cached prefix, whatever the load
+    cost_formula                          as published by Dynamo: prefill tokens active and new ones less what is cached
+                                          (1.0 of it on the device, 0.75 in host memory), plus blocks that decode
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import InvalidInputError
+from control_plane.fleet.candidates import Candidates
+from control_plane.fleet.loads import Floats
+from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.policy import PlacementPolicy, Question, Term
+
+# A request weighs as so many tokens, in `load`.
+_REQUEST_TOKENS = 16
+# The published formula counts decodes in blocks of so many tokens.
+_FORMULA_BLOCK_TOKENS = 16
+_FORMULA_HOST_CREDIT = 0.75
+# What a request costs besides its tokens: differences below it decide nothing.
+_OVERHEAD_S = 1e-3
+# A second of a request's own work costs so many more seconds of others.
+_WORK_PRICE = 2.0
+# What a long prompt pays in the other half at most, in times of what makes it long.
+_MOST_LONG_PRICE = 1.5
+
+
+def prefill_s(question: Question, candidates: Candidates) -> Floats:
+    """Seconds of engine time of the request's own prefill: loading what host memory holds, computing the rest."""
+    fixed = candidates.fixed
+    prompt = max(question.prompt_tokens, 1)
+    uncached = question.uncached
+    kept = prompt - uncached
+    seconds: Floats = (
+        fixed.prefill_s
+        + uncached * fixed.prefill_s_per_token
+        + (prompt * prompt - kept * kept) / 2 * fixed.prefill_s_per_pair
+        + question.host * fixed.load_s_per_token
+    )
+    return seconds
+
+
+def expected_ttft_s(question: Question, candidates: Candidates) -> Floats:
+    """Seconds to the first token: the queue, and the request's own prefill."""
+    expected: Floats = candidates.queue_s + prefill_s(question, candidates) + _OVERHEAD_S
+    return expected
+
+
+def ttft(question: Question, candidates: Candidates) -> Floats:
+    """The lowest price over each one's: seconds to the first token, where own work counts more than waiting.
+
+    What a hit saves is saved for everybody who comes after: without that price, requests are spread over workers that
+    have to compute again what others hold. And a long prompt pays for the half of the pool that short ones are quick
+    in. `rachis bench placement` found both flat in their constants.
+    """
+    own_s = prefill_s(question, candidates)
+    price = candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
+    shortest_s = float(own_s.min(initial=math.inf))
+    if shortest_s > question.long_s:
+        rows = len(candidates)
+        price[rows - rows // 2 :] += min(shortest_s, _MOST_LONG_PRICE * question.long_s)
+    return _lowest_over(price)
+
+
+def cached(question: Question, _candidates: Candidates) -> Floats:
+    """Share of the prompt that lies in either tier."""
+    return np.minimum((question.device + question.host) / max(question.prompt_tokens, 1), 1.0)
+
+
+def pull(question: Question, _candidates: Candidates) -> Floats:
+    """Share of the prompt's KV that does not have to be pulled."""
+    return np.minimum(question.device / max(question.prompt_tokens, 1), 1.0)
+
+
+def affinity(question: Question, _candidates: Candidates) -> Floats:
+    """Share of the prompt that is shared with what runs and waits there, more with more of them."""
+    shared = np.minimum(question.shared / max(question.prompt_tokens, 1), 1.0)
+    closeness: Floats = shared * (1.0 - np.exp2(-question.sharers))
+    return closeness
+
+
+def load(_question: Question, candidates: Candidates) -> Floats:
+    """The fewest tokens in flight over each one's; requests count as some tokens each."""
+    return _lowest_over(1.0 + candidates.in_flight_tokens + _REQUEST_TOKENS * candidates.in_flight_requests)
+
+
+def room(_question: Question, candidates: Candidates) -> Floats:
+    """Share of the places in the batch that are free."""
+    places = np.maximum(candidates.fixed.max_running_requests, 1.0)
+    free: Floats = np.clip(1.0 - candidates.in_flight_requests / places, 0.0, 1.0)
+    return free
+
+
+def memory(question: Question, candidates: Candidates) -> Floats:
+    """Share of the KV memory that is left with this request; 0 where it does not fit. 1 where nothing is known."""
+    total = candidates.fixed.total_tokens
+    free = np.minimum(candidates.fixed.free_tokens, total - candidates.in_flight_tokens)
+    left = free - question.prompt_tokens - question.max_tokens + question.device
+    return np.where(total > 0, np.clip(left / np.maximum(total, 1.0), 0.0, 1.0), 1.0)
+
+
+def turn(_question: Question, candidates: Candidates) -> Floats:
+    """1 for the one that was placed on longest ago."""
+    return _lowest_over(1.0 + candidates.turn - candidates.turn.min(initial=np.inf))
+
+
+def published_prefill(question: Question, candidates: Candidates) -> Floats:
+    """The lowest cost of the published formula over each one's; nothing decodes on a prefill worker."""
+    credit = question.device + _FORMULA_HOST_CREDIT * question.host
+    return _lowest_over(1.0 + np.maximum(candidates.uncomputed_tokens + question.prompt_tokens - credit, 0.0))
+
+
+def published_decode(_question: Question, candidates: Candidates) -> Floats:
+    """The same for a decode worker: the published formula gives no credit for overlap there."""
+    return _lowest_over(1.0 + np.ceil(candidates.in_flight_tokens / _FORMULA_BLOCK_TOKENS))
+
+
+def _lowest_over(cost: Floats) -> Floats:
+    """Costs above 0: the lowest over each one's."""
+    score: Floats = cost.min(initial=np.inf) / cost
+    return score
+
+
+Terms = tuple[tuple[str, Term, float], ...]
+
+_PREFILL: Terms = (("ttft", ttft, 1.0),)
+_DECODE: Terms = (("affinity", affinity, 2.0), ("pull", pull, 0.5), ("room", room, 2.0), ("memory", memory, 1.0))
+
+_POLICIES: Mapping[str, tuple[Terms, Terms]] = {
+    "hotness": (_PREFILL, _DECODE),
+    "random": ((), ()),
+    "round_robin": ((("turn", turn, 1.0),), (("turn", turn, 1.0),)),
+    "least_loaded": ((("load", load, 1.0),), (("load", load, 1.0),)),
+    "prefix_only": ((("cached", cached, 1.0),), (("cached", cached, 1.0),)),
+    "cost_formula": ((("cost", published_prefill, 1.0),), (("cost", published_decode, 1.0),)),
+}
+POLICIES = tuple(_POLICIES)
+
+
+def make_policy(name: str, pool: Pool, weights: Mapping[str, float] | None = None) -> PlacementPolicy:
+    """A policy of `POLICIES` for a pool. weights: by term, instead of the table's; 0 leaves a term out.
+
+    Raises InvalidInputError for a term that the policy does not have.
+    """
+    prefill, decode = _POLICIES[name]
+    terms = prefill if pool == wire.POOL_PREFILL else decode
+    given = weights or {}
+    known = [term for term, _, _ in terms]
+    for term in given:
+        if term not in known:
+            raise InvalidInputError(
+                f"policy `{name}` has no term `{term}`; it has: {', '.join(known) or 'none'}", field="placement"
+            )
+    weighed = [(term, function, given.get(term, weight)) for term, function, weight in terms]
+    return PlacementPolicy(tuple(each for each in weighed if each[2] > 0), name=name)

@@ -1,0 +1,1 @@
+"""The life of the pools: workers started, scaled, drained, restarted, taken down."""

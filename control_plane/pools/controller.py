@@ -1,0 +1,317 @@
+"""The processes of workers on Ray: one actor for each, restarted by Ray, elsewhere if need be, when it dies.
+
+Only starting, watching and stopping go through Ray; requests, tokens and KV never do.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from rachis.v1 import worker_pb2 as wire
+from ray._private import state as ray_state
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster_configs.schema import PoolSection, RachisConfig
+from cluster_core import versions
+from cluster_core.errors import StartError
+from cluster_core.ids import SERVICE_VARIABLE
+from cluster_core.ports import PortRange
+from control_plane.model.worker_snapshot import Pool
+from decode_worker.actor import DecodeWorker
+from prefill_worker.actor import PrefillWorker
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.host import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.POOL_DECODE: EngineRole.DECODE}
+_ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
+# Calls of Ray at once: a worker that stops takes one for as long as it may take.
+_MOST_CALLS = 64
+# What Ray calls an actor that has no process: it waits for room, or for its node's successor.
+_WITHOUT_PROCESS = frozenset({"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"})
+_ENDED = (
+    "its process has ended as often as max_restarts allows; `rachis restart --rolling` with its name starts it anew"
+)
+# A Ray that this service starts has room for twice its workers: to scale, and to restart one by one.
+_LOCAL_ROOM = 2
+
+
+@dataclass(slots=True)
+class _Started:
+    """One actor. actor_id: as Ray tells its state by. came_up: its answer to `wait_ready`."""
+
+    pool: Pool
+    actor: Any
+    actor_id: str
+    came_up: "asyncio.Future[bytes]"
+
+
+class Controller:
+    """The actors of one service; see `control_plane.pools.life.Actors`. Ray's calls that block run on threads.
+
+    mark: what every process of this start carries in its environment.
+    """
+
+    def __init__(self, config: RachisConfig, service_id: str, mark: str) -> None:
+        self._config = config
+        self._service_id = service_id
+        self._mark = mark
+        self._redis_url = ""
+        self._started: dict[str, _Started] = {}
+        # Ray's calls block, some for long: not on the threads that tokenize prompts.
+        self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="ray")
+        self._starts = 0
+
+    def connect(self) -> None:
+        """Starts or joins Ray. Raises StartError. To be called on the main thread and before any gRPC server starts:
+        Ray forks its own servers, and the kernel ends them when the thread that forked them ends."""
+        # Ray reads these when it starts: no phoning home, no killing of workers by a guess about memory.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        # Engines would otherwise run at nice 15, behind everything else on the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        try:
+            with _own_signal_handlers():
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **self._cluster())
+        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise StartError(f"Ray did not start: {error}", field="ray.address") from None
+
+    def registry_is_at(self, redis_url: str) -> None:
+        """Where workers register; to be told before the first is started."""
+        self._redis_url = redis_url
+
+    def node_address(self) -> str:
+        """Under which other nodes of the Ray cluster reach this one."""
+        address: str = ray.util.get_node_ip_address()
+        return address
+
+    async def ask_nodes(
+        self, question: Callable[..., _Answer], *args: Any, timeout_s: float
+    ) -> dict[str, _Answer | str]:
+        """What each living node that may run a worker answers, by its name; of one that does not in time, why."""
+        return await self._on_thread(self._ask_nodes, question, args, timeout_s)
+
+    async def start(self, pool: Pool, worker_id: str) -> None:
+        try:
+            await self._on_thread(self._start, pool, worker_id, asyncio.get_running_loop())
+        except RayError as error:
+            raise StartError(f"Ray does not take {worker_id}: {error}") from None
+
+    async def failure(self, worker_id: str) -> str:
+        started = self._started.get(worker_id)
+        if started is not None:
+            await asyncio.wait({started.came_up})
+            # Who was stopped meanwhile has not failed.
+            error = None if started.came_up.cancelled() else started.came_up.exception()
+            if isinstance(error, RayActorError) and started.actor_id not in await self._on_thread(self._ended):
+                # Ray starts it again; whether that comes up is told by the registry.
+                logger.warning("%s died while it started: %s", worker_id, error)
+            elif error is not None:
+                return str(getattr(error, "cause", None) or error)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def stop(self, worker_id: str) -> None:
+        started = self._started.pop(worker_id, None)
+        if started is not None:
+            started.came_up.cancel()
+            await self._on_thread(self._stop, worker_id, started)
+
+    async def without_node(self) -> Mapping[str, str]:
+        return await self._on_thread(self._without_node)
+
+    async def close(self) -> None:
+        """Leaves Ray, and ends it where this service started it."""
+        await self._on_thread(ray.shutdown)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _cluster(self) -> dict[str, Any]:
+        """The cluster to join, or what a local one is started with."""
+        settings = self._config.ray
+        if settings.address is not None:
+            return {"address": settings.address}
+        pools = [self._config.pools.prefill, self._config.pools.decode]
+        cpus = sum(pool.cpus_per_worker * max(pool.workers, 1) for pool in pools)
+        named = {pool.node_resource: 1024 for pool in pools if pool.node_resource is not None}
+        return {
+            "num_cpus": max(1, math.ceil(_LOCAL_ROOM * cpus)),
+            "resources": named,
+            "include_dashboard": False,
+            "object_store_memory": settings.object_store_mib << 20,
+            "_node_ip_address": "127.0.0.1",
+        }
+
+    def _ask_nodes(
+        self, question: Callable[..., _Answer], args: tuple[Any, ...], timeout_s: float
+    ) -> dict[str, _Answer | str]:
+        task = ray.remote(num_cpus=0, max_retries=0)(question)
+        demands = [_resources(pool) for pool in (self._config.pools.prefill, self._config.pools.decode)]
+        asked = {}
+        for node in ray.nodes():
+            if node["Alive"] and any(_fits(demand, node["Resources"]) for demand in demands):
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                asked[_name(node)] = task.options(scheduling_strategy=there).remote(*args)
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+        return {name: self._answer(reference) for name, reference in asked.items()}
+
+    def _answer(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference, timeout=0)
+        except GetTimeoutError:
+            return "it did not answer in time"
+        except RayError as error:
+            words = str(getattr(error, "cause", None) or error).strip() or type(error).__name__
+            return words.splitlines()[-1]
+
+    def _start(self, pool: Pool, worker_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        section, role = self._section(pool), _ROLES[pool]
+        # A name of its own for each start: Ray frees a name some time after its actor has ended.
+        self._starts += 1
+        options = {
+            "name": f"{self._service_id}-{worker_id}-{self._starts}",
+            **_demand(section),
+            "max_restarts": section.max_restarts,
+            "max_concurrency": 4,
+            "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
+            "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
+        }
+        limits = self._config.limits
+        settings = WorkerSettings(
+            worker_id=worker_id,
+            service_id=self._service_id,
+            engine=self._engine_settings(role),
+            redis_url=self._redis_url,
+            redis_lease_s=self._config.redis.worker_lease_s,
+            max_message_bytes=self._config.router.max_message_mib << 22,
+            start_timeout_s=limits.start_timeout_s,
+            versions=versions.installed(),
+            drain_timeout_s=limits.drain_timeout_s,
+            session_grace_s=limits.session_grace_s,
+        )
+        actor = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
+        came_up = actor.wait_ready.remote(limits.start_timeout_s).future()
+        self._started[worker_id] = _Started(pool, actor, actor._actor_id.hex(), asyncio.wrap_future(came_up, loop=loop))
+
+    def _engine_settings(self, role: EngineRole) -> EngineSettings:
+        config = self._config
+        return EngineSettings(
+            config.model,
+            config.engine,
+            config.handoff,
+            role,
+            config.streaming,
+            self._host(),
+            config.tiers,
+            config.decode,
+            config.index,
+            network=config.pools.network,
+            ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
+        )
+
+    def _host(self) -> str:
+        """Empty lets each worker find its own node's address."""
+        is_local = self._config.ray.address is None and self._config.pools.network is None
+        return "127.0.0.1" if is_local else ""
+
+    def _section(self, pool: Pool) -> PoolSection:
+        pools = self._config.pools
+        return pools.prefill if pool == wire.POOL_PREFILL else pools.decode
+
+    def _stop(self, worker_id: str, started: _Started) -> None:
+        timeout_s = self._config.limits.stop_timeout_s
+        try:
+            if started.actor_id not in self._without_process():
+                ray.get(started.actor.stop.remote(timeout_s), timeout=timeout_s)
+        except (RayError, RuntimeError, OSError) as error:
+            logger.warning("worker %s did not stop cleanly and is ended: %s", worker_id, error)
+        try:
+            ray.kill(started.actor, no_restart=True)
+        except (RayError, RuntimeError, OSError) as error:
+            logger.warning("worker %s could not be ended: %s", worker_id, error)
+
+    async def _on_thread(self, call: Callable[..., _Answer], *args: Any) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+    def _ended(self) -> set[str]:
+        """Actors that Ray does not start again."""
+        return {actor_id for actor_id, actor in ray_state.actors().items() if actor["State"] == "DEAD"}
+
+    def _without_process(self) -> set[str]:
+        known = ray_state.actors()
+        return {
+            actor_id
+            for actor_id, actor in known.items()
+            if actor["State"] in _WITHOUT_PROCESS and not actor["Address"]["Port"]
+        }
+
+    def _without_node(self) -> Mapping[str, str]:
+        started, ended, waiting = dict(self._started), self._ended(), self._without_process()
+        rooms = {
+            pool: self._room(pool) for pool in {each.pool for each in started.values() if each.actor_id in waiting}
+        }
+        found = {name: rooms[each.pool] for name, each in started.items() if each.actor_id in waiting}
+        return found | {name: _ENDED for name, each in started.items() if each.actor_id in ended}
+
+    def _room(self, pool: Pool) -> str:
+        """Why no node takes a worker of this pool; empty where one does."""
+        demand = _resources(self._section(pool))
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        free = ray_state.available_resources_per_node()
+        if any(_fits(demand, free.get(node_id, {})) for node_id in nodes):
+            return ""
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in demand.items())
+        there = "; ".join(
+            f"{_name(node)} has "
+            + ", ".join(
+                f"{free.get(node_id, {}).get(name, 0):g} of {node['Resources'].get(name, 0):g} {name}"
+                for name in demand
+            )
+            for node_id, node in sorted(nodes.items(), key=lambda item: _name(item[1]))
+        )
+        return f"no node has {wanted} free: {there}"
+
+
+def _resources(section: PoolSection) -> dict[str, float]:
+    """What a worker of the pool takes of its node, by Ray's names."""
+    wanted = {"CPU": section.cpus_per_worker, "GPU": section.gpus_per_worker}
+    if section.node_resource is not None:
+        wanted[section.node_resource] = 1.0
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def _demand(section: PoolSection) -> dict[str, Any]:
+    """The same as options of an actor."""
+    named = {section.node_resource: 1.0} if section.node_resource is not None else {}
+    return {"num_cpus": section.cpus_per_worker, "num_gpus": section.gpus_per_worker, "resources": named}
+
+
+def _fits(demand: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    return all(free.get(name, 0.0) >= amount for name, amount in demand.items())
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keeps the handlers of this process: Ray replaces them with some that abort it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,387 @@
+"""The life of the pools: brought up, scaled, drained, restarted one by one, taken down.
+
+Every change of one worker is one task, which goes on when whoever asked for it has left. A worker's end:
+
+    draining    no router sends it anything new; what runs there ends, sessions that wait for input move
+    idle        no call, and no lease that a decode worker might still pull
+    stopped     its engine, its registration, its actor
+
+A worker that has not become idle in `limits.drain_timeout_s` leaves all the same; what it still ran then is told.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rachis.redis_client import not_cancelled
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
+from control_plane.fleet.fencing import Fence
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.worker_client import WorkerClient
+from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.draining import Draining
+from control_plane.pools.roster import POOL_NAMES, PoolWorker, Roster
+
+logger = logging.getLogger(__name__)
+
+MOST_WORKERS = 1024
+_LOOK_EVERY_S = 0.2
+_ASK_RAY_EVERY_S = 2.0
+# What Ray said longer ago than this is not believed any more.
+_RAYS_WORD_S = 10.0
+# How long a node may take to have room for the worker that stands in for the only one of its pool.
+_STAND_IN_ROOM_S = 10.0
+
+_READY = admin.POOL_PHASE_READY
+
+
+class Actors(Protocol):
+    """The processes of workers, wherever they run."""
+
+    async def start(self, pool: Pool, worker_id: str) -> None:
+        """Asks for a process; it may wait for room."""
+        ...
+
+    async def failure(self, worker_id: str) -> str:
+        """Returns why the worker's first start failed, once it has; never returns where it serves or is stopped."""
+        ...
+
+    async def stop(self, worker_id: str) -> None:
+        """Ends the engine in order, then the process; a process that does not answer is ended."""
+        ...
+
+    async def without_node(self) -> Mapping[str, str]:
+        """Those that have no process, by worker id, and why no node takes them; empty where one does."""
+        ...
+
+
+class Pools:
+    """Of one service; owned by the process that runs its controller. `start`, then `stop`.
+
+    membership, client: the router's own.
+    """
+
+    def __init__(
+        self, config: RachisConfig, actors: Actors, membership: Membership, client: WorkerClient, fence: Fence
+    ) -> None:
+        self._limits = config.limits
+        self._actors = actors
+        self._membership = membership
+        self._draining = Draining(config.limits, membership, client)
+        self._fence = fence
+        sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
+        self._sizes = {pool: section.workers for pool, section in sections.items()}
+        self._autoscale = {pool: each.autoscale for pool, each in sections.items() if each.autoscale.enabled}
+        self._roster = Roster(
+            {pool: section.minimum for pool, section in sections.items()},
+            {pool: settings.min_workers for pool, settings in self._autoscale.items()},
+        )
+        self._is_started = False
+        # Rolling restarts that somebody follows.
+        self._rounds = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: list[asyncio.Task[None]] = []
+        # The start of each worker, until it is over.
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._without_node: Mapping[str, str] = {}
+        self._rays_word_s = 0.0
+
+    def status(self) -> list[admin.PoolStatus]:
+        return self._roster.status()
+
+    async def start(self, on_phase: Callable[[str, str], None]) -> None:
+        """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
+        self._watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen_to_ray())]
+        starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
+        until_s = monotonic_s() + self._limits.start_timeout_s
+        while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
+            for worker, task in list(starts):
+                on_phase(worker.worker_id, worker.detail or worker.in_words())
+                if task.done():
+                    starts.remove((worker, task))
+                    self._check_possible(worker.pool, task.exception(), [other for other, _ in starts])
+            if is_up:
+                break
+            if not starts and monotonic_s() > until_s:
+                raise StartError(f"workers were ready and are lost before the others came: {self._roster.missing()}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        self._is_started = True
+
+    async def stop(self) -> None:
+        """All workers, without draining: the router has seen to that."""
+        tasks = [*self._watching, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stops = (self._actors.stop(worker.worker_id) for worker in self._roster.workers())
+        for outcome in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.error("a worker did not stop: %s", outcome)
+        await self._fence.close()
+
+    async def scale(self, sizes: Mapping[Pool, int]) -> AsyncGenerator[admin.PoolEvent, None]:
+        """Yields how it goes until what was added is ready and what was too much has left.
+
+        Raises InvalidInputError for a size that makes no service or that the pool would not keep, OutOfOrderError while
+        the service starts or workers are restarted, StartError when a worker does not come up.
+        """
+        self._check_sizes(sizes)
+        self._check_quiet()
+        workers, work = self._resized(sizes)
+        async for event in _followed(workers, work):
+            yield event
+
+    def resize(self, pool: Pool, size: int) -> None:
+        """The same without anybody who follows it."""
+        self._check_sizes({pool: size})
+        self._check_quiet()
+        self._resized({pool: size})
+
+    async def remove(self, worker_id: str, *, force: bool) -> AsyncGenerator[admin.PoolEvent, None]:
+        """Drains it, and has it leave. Raises NotFoundError; OutOfOrderError when it is the last, unless forced."""
+        worker = self._named(worker_id)
+        if not force and self._is_last(worker):
+            raise OutOfOrderError(
+                f"without {worker_id} no decode worker is ready, and nothing is served; "
+                "add one first (`rachis scale decode=2`), or say --force",
+                field="worker_id",
+            )
+        async for event in _followed([worker], [self._leaves(worker)]):
+            yield event
+
+    async def restart(self, worker_ids: Sequence[str]) -> AsyncGenerator[admin.PoolEvent, None]:
+        """One after the other; closing this ends it after the one whose turn it is.
+
+        Where none is named: all that have a process. Raises NotFoundError, OutOfOrderError while the service starts or
+        workers are being restarted, and StartError when one does not come back: those after it are left as they are.
+        """
+        self._check_quiet()
+        having = [worker for worker in self._roster.workers() if worker.phase != admin.POOL_PHASE_PENDING]
+        workers = [self._named(name) for name in worker_ids] or having
+        self._rounds += 1
+        try:
+            for index, worker in enumerate(workers):
+                if worker.leaves or self._roster.get(worker.worker_id) is not worker:
+                    continue
+                worker.restarts = True
+                work = [self._in_background(self._start_again(worker))]
+                async for event in _followed([worker], work, done=index, of=len(workers)):
+                    yield event
+        finally:
+            self._rounds -= 1
+
+    def restarting(self) -> bool:
+        """Workers are being restarted one by one: pools keep their sizes meanwhile."""
+        return self._rounds > 0 or any(worker.restarts for worker in self._roster.workers())
+
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise OutOfOrderError("the service is still starting; wait until it serves", field="pools")
+
+    def _check_quiet(self) -> None:
+        self._check_started()
+        if self.restarting():
+            raise OutOfOrderError("workers are being restarted one by one; wait for that to end", field="pools")
+
+    def _check_sizes(self, sizes: Mapping[Pool, int]) -> None:
+        for pool, size in sizes.items():
+            if not 0 <= size <= MOST_WORKERS:
+                raise InvalidInputError(f"must be from 0 to {MOST_WORKERS}, got {size}", field=POOL_NAMES[pool])
+            follows = self._autoscale.get(pool)
+            if follows is not None and not follows.min_workers <= size <= follows.max_workers:
+                between = f"{follows.min_workers} to {follows.max_workers}"
+                raise InvalidInputError(
+                    f"follows its load with {between} workers, and would not keep {size}", field=POOL_NAMES[pool]
+                )
+        if sizes.get(wire.POOL_DECODE, 1) < 1:
+            raise InvalidInputError("must be at least 1: without a decode worker nothing is served", field="decode")
+
+    def _named(self, worker_id: str) -> PoolWorker:
+        self._check_started()
+        worker = self._roster.get(worker_id)
+        if worker is None:
+            known = ", ".join(worker.worker_id for worker in self._roster.workers()) or "none"
+            raise NotFoundError(f"no worker `{worker_id}`; there are: {known}", field="worker_id")
+        if worker.leaves or worker.restarts:
+            doing = "on its way out" if worker.leaves else "being restarted"
+            raise OutOfOrderError(f"{worker_id} is {doing} already", field="worker_id")
+        return worker
+
+    def _is_last(self, worker: PoolWorker) -> bool:
+        others = [other for other in self._roster.workers(wire.POOL_DECODE) if other is not worker and not other.leaves]
+        return worker.pool == wire.POOL_DECODE and not any(other.phase == _READY for other in others)
+
+    def _is_up(self) -> bool:
+        return all(self._roster.ready(pool) >= minimum for pool, minimum in self._roster.minimum.items())
+
+    def _check_possible(self, pool: Pool, failure: BaseException | None, coming: Iterable[PoolWorker]) -> None:
+        """Raises StartError when with those that still come the pool has too few."""
+        hoped_for = self._roster.ready(pool) + sum(worker.pool == pool for worker in coming)
+        minimum = self._roster.minimum[pool]
+        if failure is not None and hoped_for < minimum:
+            raise StartError(f"{failure} (at least {minimum} have to be ready)", field=f"pools.{POOL_NAMES[pool]}")
+
+    def _added(self, numbers: Mapping[Pool, int]) -> list[PoolWorker]:
+        return [self._roster.add(pool) for pool, number in numbers.items() for _ in range(number)]
+
+    def _resized(self, sizes: Mapping[Pool, int]) -> tuple[list[PoolWorker], list["asyncio.Task[None]"]]:
+        """Who comes or goes for pools to have these sizes, and what is done about each."""
+        added = self._added({pool: size - len(self._roster.staying(pool)) for pool, size in sizes.items()})
+        surplus = [worker for pool, size in sizes.items() for worker in self._roster.surplus(pool, size)]
+        return [*added, *surplus], [*map(self._comes, added), *map(self._leaves, surplus)]
+
+    def _comes(self, worker: PoolWorker) -> "asyncio.Task[None]":
+        coming = self._coming[worker.worker_id] = self._in_background(self._bring_up(worker))
+        return coming
+
+    def _leaves(self, worker: PoolWorker) -> "asyncio.Task[None]":
+        worker.leaves = True
+        return self._in_background(self._take_down(worker))
+
+    async def _bring_up(self, worker: PoolWorker) -> None:
+        """Returns once it is ready, or is to end. Raises StartError; Ray goes on trying then."""
+        await self._actors.start(worker.pool, worker.worker_id)
+        failing = asyncio.create_task(self._actors.failure(worker.worker_id))
+        try:
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                while worker.phase != _READY and not (worker.leaves or worker.is_down):
+                    await asyncio.wait({failing}, timeout=_LOOK_EVERY_S)
+                    if failing.done() and not (worker.leaves or worker.is_down):
+                        worker.trouble = failing.result()
+                        raise StartError(worker.trouble)
+        except TimeoutError:
+            timeout_s = self._limits.start_timeout_s
+            raise StartError(
+                f"{worker.worker_id} is not ready after {timeout_s:g} s: {worker.in_words()}; it is used once it is"
+            ) from None
+        finally:
+            failing.cancel()
+
+    async def _take_down(self, worker: PoolWorker) -> None:
+        await self._end(worker)
+        self._roster.remove(worker)
+
+    async def _end(self, worker: PoolWorker) -> None:
+        """Of its present start nothing is left, and nothing comes back, also of one whose host cannot be reached."""
+        coming = self._coming.pop(worker.worker_id, None)
+        if coming is not None:
+            # It may be just asking Ray for a process.
+            await asyncio.wait({coming})
+        await self._draining.until_idle(worker)
+        await self._actors.stop(worker.worker_id)
+        worker.past_generation = worker.seen_generation
+        if worker.past_generation:
+            await self._fence.close_out(worker.worker_id, worker.past_generation)
+
+    async def _start_again(self, worker: PoolWorker) -> None:
+        """The only decode worker has another one stand in for it meanwhile."""
+        stand_in = None
+        try:
+            stand_in = await self._stand_in(worker) if self._is_last(worker) else None
+            worker.is_down = True
+            await self._end(worker)
+            worker.generation = 0
+            worker.is_at(admin.POOL_PHASE_STARTING)
+            worker.is_down = False
+            await self._bring_up(worker)
+        except RachisError:
+            if stand_in is not None:
+                # It is needed now.
+                stand_in.stands_in = False
+            raise
+        finally:
+            worker.restarts = worker.is_down = False
+        if stand_in is not None:
+            await self._leaves(stand_in)
+
+    async def _stand_in(self, worker: PoolWorker) -> PoolWorker:
+        stand_in = self._roster.add(worker.pool)
+        stand_in.stands_in = True
+        coming = self._comes(stand_in)
+        room_until_s = monotonic_s() + _STAND_IN_ROOM_S
+        while not coming.done():
+            worker.is_at(worker.phase, f"waits for {stand_in.worker_id}, which stands in for it")
+            if stand_in.phase == admin.POOL_PHASE_PENDING and monotonic_s() > room_until_s:
+                break
+            await asyncio.wait({coming}, timeout=_LOOK_EVERY_S)
+        if coming.done() and coming.exception() is None:
+            return stand_in
+        why = str(coming.exception()) if coming.done() else stand_in.detail
+        await self._leaves(stand_in)
+        raise OutOfOrderError(
+            f"{worker.worker_id} is the only decode worker, and another one cannot stand in for it: {why}",
+            field="worker_ids",
+        )
+
+    async def _watch(self) -> None:
+        """Holds the roster against the registry and against what Ray says, until cancelled."""
+        while not_cancelled():
+            try:
+                await self._look()
+            except Exception:
+                logger.exception("the pools could not be looked at")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        fresh = monotonic_s() - self._rays_word_s < _RAYS_WORD_S
+        registrations = [member.registration for member in self._membership.members()]
+        self._roster.observe(registrations, self._without_node if fresh else {})
+        for worker in self._roster.workers():
+            if not worker.to_fence:
+                continue
+            if not await self._fence.close_out(worker.worker_id, worker.to_fence):
+                # Not the others either; the registry is looked at meanwhile.
+                return
+            logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
+            worker.to_fence = 0
+
+    async def _listen_to_ray(self) -> None:
+        """In a task of its own: a Ray that hangs holds up nobody."""
+        while True:
+            asked_s = monotonic_s()
+            try:
+                self._without_node = await self._actors.without_node()
+                self._rays_word_s = asked_s
+            except Exception:
+                logger.exception("Ray does not say which workers have a process")
+            await asyncio.sleep(_ASK_RAY_EVERY_S)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s", task.exception())
+
+
+async def _followed(
+    workers: Sequence[PoolWorker], work: Iterable["asyncio.Task[None]"], *, done: int = 0, of: int = 0
+) -> AsyncGenerator[admin.PoolEvent, None]:
+    """What changes in the workers while the work is done on them, and at its end. Raises what the work raised."""
+    under_way, ended = set(work), done
+    of = of or len(workers)
+    told: dict[str, admin.PoolWorker] = {}
+    while True:
+        finished = {task for task in under_way if task.done()}
+        ended += len(finished)
+        under_way -= finished
+        for worker in workers:
+            now = worker.to_wire()
+            if told.get(worker.worker_id) != now or (finished and not under_way):
+                told[worker.worker_id] = now
+                yield admin.PoolEvent(worker=now, done=ended, of=of)
+        for task in finished:
+            task.result()
+        if not under_way:
+            return
+        await asyncio.wait(under_way, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)

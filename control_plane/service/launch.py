@@ -1,0 +1,163 @@
+"""The composition root: one service from one configuration, brought up and taken down in order.
+
+up:    Ray -> embedded Redis -> lease of the name -> preflight of the nodes
+       -> router (NOT_SERVING while workers start) -> workers -> SERVING
+down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.service.reaper, also when this is killed)
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.loading import LoadedConfig
+from cluster_configs.schema import RachisConfig
+from cluster_core import ids
+from cluster_core.errors import StartError
+from cluster_core.ids import SERVICE_VARIABLE
+from control_plane.pools.controller import Controller
+from control_plane.pools.life import Pools
+from control_plane.server.router_server import RouterServer
+from control_plane.service import preflight, reaper
+from control_plane.service.embedded_redis import EmbeddedRedis
+from control_plane.service.lease import ServiceLease
+from control_plane.service.state import ServiceState, StateFile
+from worker_runtime.node_report import NodeQuestion, NodeReport
+
+_LOOPBACK = "127.0.0.1"
+# A node that has just joined makes a process for the question first.
+_NODE_ANSWER_S = 60.0
+
+OnPhase = Callable[[str, str], None]
+
+
+class Service:
+    """A running service: where its router listens, and what serves it."""
+
+    def __init__(self, service_id: str, router: RouterServer, pools: Pools) -> None:
+        self.service_id = service_id
+        self._router = router
+        self._pools = pools
+
+    @property
+    def address(self) -> str:
+        return self._router.address
+
+    @property
+    def workers(self) -> list[wire.WorkerRegistration]:
+        return [member.registration for member in self._router.membership.members()]
+
+    def missing(self) -> list[admin.PoolWorker]:
+        """Workers that are wanted and not ready."""
+        workers = [worker for pool in self._pools.status() for worker in pool.workers]
+        return [worker for worker in workers if worker.phase != admin.POOL_PHASE_READY]
+
+
+@asynccontextmanager
+async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase: OnPhase) -> AsyncIterator[Service]:
+    """The service of a configuration, up inside the block and gone after it, whatever ends the block.
+
+    `on_phase(part, phase)` hears what each part is doing. Raises StartError, with everything taken down again.
+    """
+    config = loaded.config
+    service_id = config.service.name or ids.new_service_id()
+    mark = ids.new_start_mark(service_id) if config.service.name else service_id
+    # Inherited by every process that this one starts.
+    os.environ[SERVICE_VARIABLE] = mark
+    async with AsyncExitStack() as stack:
+        stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
+        stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
+        process = psutil.Process()
+        state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
+        stack.callback(state_file.clear, process.pid)
+        _check_port_free(config)
+        controller = await _connected_controller(config, service_id, mark, stack, on_phase)
+        redis_url = config.redis.url or await _embedded_redis(config, controller, stack, on_phase)
+        await _take_lease(redis_url, service_id, stack)
+        await _preflight(config, redis_url, controller, on_phase)
+        on_phase("router", "starting")
+        router = RouterServer(loaded, service_id, redis_url)
+        pools = router.pools(controller)
+        await router.start()
+        stack.push_async_callback(pools.stop)
+        stack.push_async_callback(router.stop)
+        state_file.claim(ServiceState(service_id, _reachable(router.address), process.pid, process.create_time()))
+        on_phase("router", f"listening on {router.address}")
+        controller.registry_is_at(redis_url)
+        await pools.start(on_phase)
+        following = asyncio.create_task(router.follow_load())
+        stack.callback(following.cancel)
+        yield Service(service_id, router, pools)
+        on_phase("service", "stopping")
+
+
+def _check_port_free(config: RachisConfig) -> None:
+    """Before anything slow is started. Raises StartError."""
+    host, port = config.router.host, config.router.port
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", field="router.port") from None
+
+
+def _reachable(address: str) -> str:
+    """Where commands on this host find a router that listens on all of its addresses."""
+    parts = urlsplit(f"//{address}")
+    return f"{_LOOPBACK}:{parts.port}" if parts.hostname == "0.0.0.0" else address
+
+
+async def _embedded_redis(
+    config: RachisConfig, controller: Controller, stack: AsyncExitStack, on_phase: OnPhase
+) -> str:
+    on_phase("redis", "starting")
+    folder = Path(tempfile.mkdtemp(prefix="rachis-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    host = config.redis.host or (_LOOPBACK if config.ray.address is None else controller.node_address())
+    server = EmbeddedRedis(folder, host, config.redis.port)
+    stack.push_async_callback(server.stop)
+    await server.start()
+    keeper = asyncio.create_task(server.keep())
+    stack.callback(keeper.cancel)
+    on_phase("redis", "serving")
+    return server.url
+
+
+async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> None:
+    """One `rachis serve` for each name on a Redis."""
+    lease = ServiceLease(redis_url, service_id)
+    stack.push_async_callback(lease.give_back)
+    await lease.take()
+    keeping = asyncio.create_task(lease.keep())
+    stack.callback(keeping.cancel)
+
+
+async def _preflight(config: RachisConfig, redis_url: str, controller: Controller, on_phase: OnPhase) -> None:
+    """What would keep workers from starting is said at once, for all nodes together."""
+
+    async def ask_nodes(question: Callable[[NodeQuestion], NodeReport], about: NodeQuestion) -> preflight.Reports:
+        return await controller.ask_nodes(question, about, timeout_s=_NODE_ANSWER_S)
+
+    on_phase("nodes", "asked what they have")
+    await preflight.check(config, redis_url, preflight.ask_here if config.ray.address is None else ask_nodes)
+    on_phase("nodes", "have what is needed")
+
+
+async def _connected_controller(
+    config: RachisConfig, service_id: str, mark: str, stack: AsyncExitStack, on_phase: OnPhase
+) -> Controller:
+    on_phase("ray", "starting")
+    controller = Controller(config, service_id, mark)
+    stack.push_async_callback(controller.close)
+    controller.connect()
+    on_phase("ray", "running")
+    return controller

@@ -1,0 +1,1 @@
+"""Streaming sessions: prompts that arrive, and change, while they are prefilled."""

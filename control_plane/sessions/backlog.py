@@ -1,0 +1,89 @@
+"""How far a session's input is ahead of the engine that computes it, and when its client has to wait for that. Pure.
+
+The client's next message is read only while `has_room`. A worker counts the inputs it takes in from when the session
+was opened there; what workers that were lost had computed stays in the sums that clients are told.
+"""
+
+from dataclasses import dataclass, field
+
+from rachis.v1 import generation_pb2 as generation
+
+from control_plane.sessions.session import Session
+
+_SUMS = ("computed_tokens", "reused_tokens", "invalidated_tokens")
+
+
+@dataclass(slots=True)
+class Backlog:
+    """max_backlog_tokens None: the prompt may be replaced, so what waits is no measure of what will be computed."""
+
+    max_unapplied_inputs: int
+    max_backlog_tokens: int | None
+    attached: bool = False
+    _sent_inputs: int = 0
+    _sent_tokens: int = 0
+    _reached_tokens: int = 0
+    _worker: generation.SessionProgress = field(default_factory=generation.SessionProgress)
+    _before: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
+
+    @property
+    def has_room(self) -> bool:
+        """Without a worker there is nobody to wait for; the model's length is the bound then."""
+        if not self.attached:
+            return True
+        if self.unapplied_inputs >= self.max_unapplied_inputs:
+            return False
+        return self.max_backlog_tokens is None or self.waiting_tokens <= self.max_backlog_tokens
+
+    @property
+    def unapplied_inputs(self) -> int:
+        return self._sent_inputs - self._worker.inputs if self.attached else 0
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._sent_tokens - self._reached_tokens if self.attached else 0
+
+    def attach(self, prompt_tokens: int) -> None:
+        """A worker is given the session, with so many tokens."""
+        self.detach()
+        self.attached = True
+        self._sent_inputs, self._sent_tokens, self._reached_tokens = 0, prompt_tokens, 0
+        self._worker = generation.SessionProgress(prompt_tokens=prompt_tokens)
+
+    def detach(self) -> None:
+        """The worker is lost, or has done its part."""
+        if self.attached:
+            self._before = self._summed()
+        self.attached = False
+
+    def sent(self, prompt_tokens: int) -> None:
+        """One more input is on its way to the worker; the prompt has so many tokens with it."""
+        self._sent_inputs += 1
+        self._sent_tokens = prompt_tokens
+
+    def progressed(self, progress: generation.SessionProgress) -> None:
+        self._worker = progress
+        # A session whose blocks were taken from it has been computed all the same: its client is not stopped for that.
+        self._reached_tokens = max(self._reached_tokens, progress.ready_tokens)
+
+    def progress(self, session: Session) -> generation.SessionProgress:
+        """Where the session stands, for its client."""
+        return generation.SessionProgress(
+            received_tokens=session.received_tokens,
+            prompt_tokens=self._worker.prompt_tokens if self.attached else len(session.tokens),
+            ready_tokens=self._worker.ready_tokens if self.attached else 0,
+            inputs=session.inputs - self.unapplied_inputs,
+            **self._summed(),
+        )
+
+    def completed(self, record: generation.SessionRecord, session: Session) -> None:
+        """Puts what lost workers had computed into the record of the last one."""
+        for name in _SUMS:
+            setattr(record.tokens, name, getattr(record.tokens, name) + self._before[name])
+        record.tokens.received_tokens = session.received_tokens
+        record.tokens.inputs = session.inputs
+
+    def _summed(self) -> dict[str, int]:
+        if not self.attached:
+            return self._before
+        return {name: self._before[name] + int(getattr(self._worker, name)) for name in _SUMS}

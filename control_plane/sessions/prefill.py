@@ -1,0 +1,134 @@
+"""A session's prompt on its way to a prefill worker, in pieces.
+
+Each attempt opens the session at its worker with the prompt as it stands, so a worker that is lost loses nothing: the
+commands that waited for it are dropped, what they said is in the prompt. Commands are bounded by the backlog's limits.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import RachisError
+from control_plane.fleet.worker_client import SessionCall, WorkerClient
+from control_plane.model.job import Job
+from control_plane.model.worker_snapshot import WorkerSnapshot
+from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.session import Append, Command, Finish, Session, Update
+
+
+class PromptInPieces:
+    """See `control_plane.dispatch.prefilling.Prefilling`.
+
+    on_change: called whenever the session or its backlog has changed.
+    placed: a worker has the session, or none will. worker_id: the one that had it first. record: the worker's, once it
+    has prefilled. finished_s: when the prompt was complete.
+    """
+
+    def __init__(self, client: WorkerClient, job: Job, session: Session, backlog: Backlog) -> None:
+        self._client = client
+        self._job = job
+        self._session = session
+        self._backlog = backlog
+        self.on_change: Callable[[], None] = lambda: None
+        self._commands: deque[Command] = deque()
+        self._to_send = asyncio.Event()
+        self._whole = asyncio.Event()
+        self.placed = asyncio.Event()
+        self.worker_id = ""
+        self.finished_s = 0.0
+        self.record: generation.SessionRecord | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._session.finished
+
+    def send(self, command: Command | None) -> None:
+        """The session took in what this command says. Never waits."""
+        if isinstance(command, Finish):
+            self.finished_s = monotonic_s()
+            self._whole.set()
+        if command is not None and self._backlog.attached:
+            self._commands.append(command)
+            self._to_send.set()
+            if not isinstance(command, Finish):
+                self._backlog.sent(len(self._session.tokens))
+        self.on_change()
+
+    async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
+        opening = wire.PrefillSessionOpen(
+            request_id=request_id,
+            generation=worker.generation,
+            mode=self._session.mode,
+            token_ids=self._session.tokens,
+            sampling=self._job.sampling,
+            hand_off=hand_off,
+            cache_salt=self._job.cache_salt,
+        )
+        self._attach()
+        try:
+            async with self._client.prefill_session(worker, self._job.remaining_s()) as call:
+                response = await self._converse(call, wire.PrefillSessionRequest(open=opening), worker)
+            self._backlog.completed(response.session, self._session)
+            self.record = response.session
+            return response
+        finally:
+            self._backlog.detach()
+            self.on_change()
+
+    async def without_worker(self) -> None:
+        self.placed.set()
+        await self._whole.wait()
+
+    def _attach(self) -> None:
+        self._commands.clear()
+        if self._session.finished:
+            self._commands.append(Finish(()))
+        self._backlog.attach(len(self._session.tokens))
+        self.on_change()
+
+    async def _converse(
+        self, call: SessionCall, opening: wire.PrefillSessionRequest, worker: WorkerSnapshot
+    ) -> wire.PrefillResponse:
+        """One task writes while this one reads. No TaskGroup: see `ungrouped`."""
+        sender = asyncio.create_task(self._send_all(call, opening))
+        try:
+            return await self._first_token(call, worker)
+        finally:
+            sender.cancel()
+            await asyncio.wait({sender})
+
+    async def _send_all(self, call: SessionCall, opening: wire.PrefillSessionRequest) -> None:
+        """Until it is cancelled, or a write fails: then the call has ended, and who reads hears why."""
+        with contextlib.suppress(RachisError):
+            await call.write(opening)
+            while True:
+                while self._commands:
+                    await call.write(_to_wire(self._commands.popleft()))
+                self._to_send.clear()
+                await self._to_send.wait()
+
+    async def _first_token(self, call: SessionCall, worker: WorkerSnapshot) -> wire.PrefillResponse:
+        while (response := await call.read()).HasField("progress"):
+            if not self.placed.is_set():
+                # A worker tells at once where the session stands: so it has taken it.
+                self.worker_id = worker.worker_id
+                self.placed.set()
+            self._backlog.progressed(response.progress)
+            self.on_change()
+        return response.prefilled
+
+
+def _to_wire(command: Command) -> wire.PrefillSessionRequest:
+    match command:
+        case Append(token_ids):
+            return wire.PrefillSessionRequest(append=wire.PrefillSessionAppend(token_ids=token_ids))
+        case Update(keep_tokens, token_ids):
+            update = wire.PrefillSessionUpdate(keep_tokens=keep_tokens, token_ids=token_ids)
+            return wire.PrefillSessionRequest(update=update)
+        case Finish(token_ids):
+            return wire.PrefillSessionRequest(finish=wire.PrefillSessionFinish(token_ids=token_ids))

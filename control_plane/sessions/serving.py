@@ -1,0 +1,128 @@
+"""Serves streaming sessions: reads and checks `open`, admits the session, and lets it run (`session_run`).
+
+The admission slot is held for the whole session, and one deadline ends it wherever it is.
+"""
+
+import asyncio
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
+from rachis.wire import Context
+
+from cluster_configs.schema import StreamingSection
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import DeadlineError, InvalidInputError
+from cluster_core.ids import RequestId
+from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.worker_client import WorkerClient
+from control_plane.intake import validation
+from control_plane.intake.admission import Admission
+from control_plane.intake.malformed_input import Malformed
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import Event, RequestLifecycle
+from control_plane.model.limits import max_tokens_of
+from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.events import SessionEvents
+from control_plane.sessions.prefill import PromptInPieces
+from control_plane.sessions.reader import SessionReader, next_message
+from control_plane.sessions.run import SessionRun
+from control_plane.sessions.session import Session
+
+
+class StreamingSessions:
+    """All sessions of one router."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        client: WorkerClient,
+        admission: Admission,
+        tokenizer: Tokenizer,
+        settings: StreamingSection,
+        metrics: RouterMetrics,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._membership = membership
+        self._dispatcher = dispatcher
+        self._client = client
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
+
+    async def serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
+        """One session, from its first message to its completion.
+
+        Raises what refuses it, WithdrawnError when its client takes it back, DeadlineError, UnavailableError.
+        """
+        remaining_s = context.time_remaining()
+        timeout_s = min(self._request_timeout_s, remaining_s or self._request_timeout_s)
+        called_s = monotonic_s()
+        opened = await self._open_message(context, min(timeout_s, self._settings.idle_timeout_s))
+        # `open` is what arrives; a client may call long before.
+        arrived_s = monotonic_s()
+        lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
+        model = self._membership.served_model()
+        session = await self._session(opened, model)
+        job = Job(
+            request_id=lifecycle.request_id,
+            token_ids=session.tokens,
+            sampling=opened.sampling,
+            cache_salt=opened.cache_salt,
+            priority=opened.priority,
+            lifecycle=lifecycle,
+            arrived_s=arrived_s,
+            deadline_s=called_s + timeout_s,
+            prompt_changes=True,
+        )
+        job.own_s = monotonic_s() - arrived_s
+        async with self._admission.slot():
+            lifecycle.at(Event.ADMITTED)
+            try:
+                async with asyncio.timeout(job.remaining_s()):
+                    await self._run(context, opened, model, session, job).serve(self._dispatcher)
+            except TimeoutError:
+                raise DeadlineError("the session's deadline passed") from None
+
+    async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
+        message = await next_message(context, timeout_s)
+        if isinstance(message, Malformed):
+            raise message.error
+        if message is None or not message.HasField("open"):
+            raise InvalidInputError("the first message must be `open`", field="open")
+        return message.open
+
+    async def _session(self, opened: api.SessionOpen, model: wire.ModelInfo) -> Session:
+        validation.check_session_open(opened, model)
+        frame = await self._tokenizer.frame(opened.prefix)
+        room = model.max_model_len - max_tokens_of(opened.sampling)
+        return Session(opened.mode, frame.head, frame.tail, max_prompt_tokens=room)
+
+    def _run(
+        self, context: Context, opened: api.SessionOpen, model: wire.ModelInfo, session: Session, job: Job
+    ) -> SessionRun:
+        settings = self._settings
+        appends_only = opened.mode == generation.SESSION_MODE_APPEND
+        backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens if appends_only else None)
+        pieces = PromptInPieces(self._client, job, session, backlog)
+        events = SessionEvents(context, job, pieces, self._metrics)
+        reader = SessionReader(
+            context,
+            session,
+            opened.prefix,
+            pieces,
+            backlog,
+            self._tokenizer,
+            model,
+            events.refused,
+            idle_timeout_s=settings.idle_timeout_s,
+        )
+        interval_s = settings.progress_interval_ms / 1000
+        return SessionRun(job, session, backlog, pieces, events, reader, progress_interval_s=interval_s)

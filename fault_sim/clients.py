@@ -1,0 +1,167 @@
+"""The clients of one run: each sends one request as planned and notes what it is told."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import router_pb2_grpc
+from rachis.wire import next_message
+
+from cluster_core.engine import SamplingSpec
+from fault_sim.plan import Request
+
+Trace = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """code: of the call; empty while it runs. prompt: as it was at the end. sampling: what the client asked for.
+
+    completions: how often it was told that the answer is complete, and completion_tokens how long it was said to be.
+    """
+
+    request: Request
+    prompt: list[int]
+    sampling: SamplingSpec
+    code: str = ""
+    details: str = ""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    completions: int = 0
+    completion_tokens: int = 0
+    handoff: str = ""
+    refusals: list[str] = field(default_factory=list)
+    late_events: int = 0
+    is_finished: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"request-{self.request.number}"
+
+
+class Client:
+    """`run` once; `answer` is filled in meanwhile."""
+
+    def __init__(self, request: Request, api_stub: "router_pb2_grpc.RouterServiceAsyncStub", trace: Trace) -> None:
+        sampling = SamplingSpec(
+            max_tokens=request.max_tokens, temperature=0.0 if request.seed is None else 1.0, seed=request.seed
+        )
+        self.answer = Answer(request, list(request.prompt), sampling)
+        self._head = len(request.prompt)
+        self._request = request
+        self._api = api_stub
+        self._trace = trace
+
+    async def run(self) -> None:
+        request, answer = self._request, self.answer
+        self._trace(f"{answer.name} calls")
+        call = self._session() if request.moves else self._generate()
+        leaving = None
+        if request.cancel_s is not None:
+            leaving = asyncio.get_running_loop().call_later(request.cancel_s, call.cancel)
+        sending = asyncio.create_task(self._send(call)) if request.moves else None
+        try:
+            while (event := await next_message(call)) is not None:
+                self._note(event)
+            answer.code = "OK"
+        except grpc.aio.AioRpcError as error:
+            answer.code, answer.details = error.code().name, error.details() or ""
+        except asyncio.CancelledError:
+            if not call.cancelled() or leaving is None:
+                call.cancel()
+                raise
+            answer.code = "CANCELLED"
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+            if sending is not None:
+                sending.cancel()
+                await asyncio.wait({sending})
+        self._trace(f"{answer.name} ends {answer.code} {answer.details}")
+
+    def _generate(self) -> Any:
+        request = api.GenerateRequest(
+            prompt=_tokens(self.answer.prompt),
+            sampling=self._sampling(),
+            request_id=self.answer.name,
+            cache_salt=self._request.salt,
+        )
+        return self._api.Generate(request, timeout=self._request.timeout_s)
+
+    def _session(self) -> Any:
+        return self._api.StreamGenerate(timeout=self._request.timeout_s)  # type: ignore[call-arg]  # it is written to
+
+    async def _send(self, call: Any) -> None:
+        """Until the call has ended, which who reads it hears."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, asyncio.CancelledError):
+            opened = api.SessionOpen(
+                mode=generation.SessionMode.Value(f"SESSION_MODE_{self._request.mode}"),
+                prefix=_tokens(self.answer.prompt),
+                sampling=self._sampling(),
+                request_id=self.answer.name,
+                cache_salt=self._request.salt,
+            )
+            await call.write(api.StreamGenerateRequest(open=opened))
+            for number, move in enumerate(self._request.moves):
+                await asyncio.sleep(move.after_s)
+                if move.kind == "close":
+                    await call.done_writing()
+                    return
+                await call.write(self._message(number))
+
+    def _message(self, number: int) -> api.StreamGenerateRequest:
+        """The next message; the prompt is changed as it says."""
+        move, piece, answer = self._request.moves[number], self._request.piece(number), self.answer
+        match move.kind:
+            case "append":
+                answer.prompt += piece
+                return api.StreamGenerateRequest(append=api.SessionAppend(piece=_piece(piece)))
+            case "update":
+                context = answer.prompt[self._head :][: move.keep]
+                answer.prompt[self._head :] = context + piece
+                pieces = [_piece(part) for part in (context, piece) if part]
+                return api.StreamGenerateRequest(update=api.SessionUpdate(revision=number, context=pieces))
+            case "finish":
+                answer.is_finished = True
+                return api.StreamGenerateRequest(finish=api.SessionFinish())
+            case _:
+                return api.StreamGenerateRequest(cancel=api.SessionCancel())
+
+    def _note(self, event: api.GenerateResponse | api.StreamGenerateResponse) -> None:
+        kind, answer = event.WhichOneof("event"), self.answer
+        if kind != "progress":
+            self._trace(f"{answer.name} hears {kind}")
+        if answer.completions:
+            answer.late_events += 1
+        if kind == "completion":
+            answer.completions += 1
+            answer.completion_tokens = event.completion.usage.completion_tokens
+            answer.handoff = generation.HandoffOutcome.Name(event.completion.route.handoff)
+        elif kind == "delta":
+            self._take(event.delta)
+        elif isinstance(event, api.StreamGenerateResponse):
+            if kind == "first_token":
+                self._take(event.first_token.delta)
+            elif kind == "refused":
+                answer.refusals.append(event.refused.message)
+
+    def _take(self, delta: generation.CompletionDelta) -> None:
+        self.answer.tokens += delta.token_ids
+        self.answer.text += delta.text
+
+    def _sampling(self) -> generation.SamplingParams:
+        spec = self.answer.sampling
+        return generation.SamplingParams(max_tokens=spec.max_tokens, temperature=spec.temperature, seed=spec.seed)
+
+
+def _tokens(ids: list[int]) -> generation.PromptInput:
+    return generation.PromptInput(token_ids=generation.TokenIds(ids=ids))
+
+
+def _piece(ids: list[int]) -> api.SessionPiece:
+    return api.SessionPiece(token_ids=generation.TokenIds(ids=ids))

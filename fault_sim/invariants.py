@@ -1,0 +1,151 @@
+"""What has to be so after every run, whatever went wrong in it. Each check yields sentences about what is not so."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from control_plane.model.lifecycle import OUTCOMES, RequestLifecycle, State
+from fault_sim.block_pool import expected_tokens
+from fault_sim.clients import Answer
+from fault_sim.world import World
+
+# What a client heard -> how the router may have counted the request. A client that leaves may cross its answer.
+_COUNTED = {
+    "OK": {State.FINISHED},
+    "CANCELLED": {State.CANCELLED, State.FINISHED, State.FAILED, State.EXPIRED, State.REFUSED},
+    "DEADLINE_EXCEEDED": {State.EXPIRED, State.FINISHED, State.FAILED, State.CANCELLED},
+    "UNAVAILABLE": {State.FAILED},
+    "RESOURCE_EXHAUSTED": {State.REFUSED},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """invariant: its name, by which a shrunk plan is compared with the first."""
+
+    invariant: str
+    what: str
+
+
+def of_answers(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
+    """Every request has one outcome, and whoever got tokens got the right ones."""
+    by_name: dict[str, list[RequestLifecycle]] = {}
+    for lifecycle in world.lifecycles:
+        by_name.setdefault(lifecycle.request_id, []).append(lifecycle)
+    for answer in answers:
+        yield from _of_tokens(answer)
+        yield from _of_outcome(answer, by_name.get(answer.name, []))
+    counted = Counter(lifecycle.state for lifecycle in world.lifecycles)
+    if counted != world.router._router.outcomes:
+        yield Violation("outcomes", f"counted are {world.router._router.outcomes}, requests ended as {counted}")
+    if len(world.lifecycles) != len(answers):
+        yield Violation("outcomes", f"{len(answers)} requests were made, {len(world.lifecycles)} arrived")
+
+
+def _of_tokens(answer: Answer) -> Iterator[Violation]:
+    if not answer.tokens and not answer.completions:
+        return
+    expected = expected_tokens(answer.prompt, answer.sampling, answer.request.salt)
+    told = f"{answer.name} ({answer.code}, {answer.handoff}) got {answer.tokens} of {expected}"
+    if answer.tokens != expected[: len(answer.tokens)]:
+        yield Violation("tokens", told)
+    elif answer.code == "OK" and len(answer.tokens) != len(expected):
+        yield Violation("tokens", f"incomplete: {told}")
+    elif not "".join(map(chr, answer.tokens)).startswith(answer.text):
+        yield Violation("tokens", f"{answer.name} got the text {answer.text!r} for {answer.tokens}")
+    if answer.completions and answer.completion_tokens != len(answer.tokens):
+        yield Violation("tokens", f"{answer.completion_tokens} tokens were counted: {told}")
+
+
+def _of_outcome(answer: Answer, lifecycles: Sequence[RequestLifecycle]) -> Iterator[Violation]:
+    path = [f"{state.value} -{event.value}->" for each in lifecycles for state, event in each.history]
+    told = f"{answer.name} heard {answer.code} {answer.details!r}: {' '.join(path)}"
+    if not answer.code:
+        yield Violation("hangs", f"{answer.name} has not ended: {' '.join(path)}")
+        return
+    if answer.code == "OK" and (answer.completions, answer.late_events) != (1, 0):
+        yield Violation("outcomes", f"{answer.completions} completions, {answer.late_events} events after: {told}")
+    if answer.refusals:
+        yield Violation("outcomes", f"{told}; refused: {answer.refusals}")
+    allowed = _COUNTED.get(answer.code)
+    if allowed is None:
+        yield Violation("outcomes", f"nobody expects this: {told}")
+        return
+    if answer.code == "CANCELLED" and not answer.request.is_withdrawn:
+        yield Violation("outcomes", f"nobody cancelled it: {told}")
+    # A session is named by its `open`: one that ended before that was read keeps the name that the router gave it.
+    if len(lifecycles) > 1 or not all(each.state in OUTCOMES and each.state in allowed for each in lifecycles):
+        states = [each.state.value for each in lifecycles]
+        yield Violation("outcomes", f"counted as {states}: {told}")
+    elif not lifecycles and answer.code not in ("CANCELLED", "DEADLINE_EXCEEDED"):
+        yield Violation("outcomes", f"it never arrived: {told}")
+
+
+def of_calm(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
+    """Without faults nothing fails, and every lease is pulled or given back."""
+    for answer in answers:
+        request = answer.request
+        ends_early = request.is_withdrawn or request.timeout_s is not None
+        if not ends_early and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
+            yield Violation("calm", f"{answer.name} heard {answer.code} {answer.details!r}")
+    for name, worker in world.workers.items():
+        expired = worker.engine.status().counters.handoffs_expired if worker.engine else 0
+        if expired:
+            yield Violation("calm", f"{expired} leases of {name} were left to expire")
+
+
+def of_cancelling(world: World) -> Iterator[Violation]:
+    """Where every message arrives, no worker works for a request that has ended."""
+    for what in world.unheeded if world.plan.has_prompt_links else ():
+        yield Violation("cancelling", f"{what} still runs although it has ended")
+
+
+def of_quiet(world: World) -> Iterator[Violation]:
+    """Nothing is left of any request: no block, lease, slot or count."""
+    for name, worker in world.workers.items():
+        if worker.engine is None or not worker.is_ready:
+            yield Violation("recovers", f"{name} does not serve")
+            continue
+        load = worker.engine.status().load
+        if load.leased_handoffs:
+            yield Violation("leases", f"{name} has {load.leased_handoffs} leases")
+        if load.running_requests or load.waiting_requests or load.open_sessions:
+            yield Violation("jobs", f"{name} still has jobs: {load}")
+        if load.free_blocks != load.total_blocks:
+            yield Violation("blocks", f"{name} has {load.free_blocks} free blocks of {load.total_blocks}")
+        yield from _broken(f"blocks of {name}", worker.engine.check_invariants, "blocks")
+    yield from _of_router(world)
+
+
+def _of_router(world: World) -> Iterator[Violation]:
+    router = world.router
+    for member in router.membership.members():
+        if member.in_flight_requests or member.in_flight_tokens:
+            counts = f"{member.in_flight_requests} requests and {member.in_flight_tokens} tokens"
+            yield Violation("in flight", f"{counts} on {member.worker_id} for nobody")
+    yield from _broken("membership", router.membership.check_invariants, "in flight")
+    admission = router._admin._admission
+    if admission.in_flight or admission.queued:
+        yield Violation("in flight", f"{admission.in_flight} slots are held, {admission.queued} requests wait")
+    if router._dispatcher._background:
+        yield Violation("in flight", f"{len(router._dispatcher._background)} leases are still to be released")
+    yield from _broken("index", router._prefixes.claims.check_invariants, "index")
+
+
+def _broken(name: str, check: "object", invariant: str) -> Iterator[Violation]:
+    try:
+        check()  # type: ignore[operator]
+    except AssertionError as error:
+        yield Violation(invariant, f"{name}: {error}")
+
+
+def of_caches(world: World) -> Iterator[Violation]:
+    """No engine has cached what is not so; also of those that are gone."""
+    for worker in world.started:
+        for job in worker.engine.content.poisoned if worker.engine is not None else ():
+            yield Violation("caches", f"{job} left blocks at {worker.name} that hold something else than they should")
+
+
+def of_defects(world: World) -> Iterator[Violation]:
+    for defect in world.defects:
+        yield Violation("defects", defect)

@@ -1,0 +1,155 @@
+"""One start of one worker: what `worker_runtime.host` does in a process, with a block engine, in the simulation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rachis.redis_client import REDIS_DOWN
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import ClusterClock
+from cluster_core.engine import Engine
+from decode_worker.service import DecodeService
+from fault_sim.block_engine import BlockEngine
+from fault_sim.block_fabric import BlockEngineSettings, Fabric
+from fault_sim.local_grpc import LocalTransport
+from fault_sim.local_server import LocalServer
+from prefill_worker.service import PrefillService
+from worker_runtime import wire_conversion
+from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.registration import Registration
+from worker_runtime.service import WorkerServiceBase
+
+_RETRY_S = 0.25
+
+
+class LocalWorker:
+    """`run` until it is killed or stopped. engine: once it has a generation; is_ready: it serves.
+
+    clock: of its host, which may be wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: RachisConfig,
+        service_id: str,
+        transport: LocalTransport,
+        fabric: Fabric,
+        settings: BlockEngineSettings,
+        clock: ClusterClock,
+    ) -> None:
+        self.name = name
+        self.engine: BlockEngine | None = None
+        self.is_ready = False
+        self._config = config
+        self._service_id = service_id
+        self._transport = transport
+        self._fabric = fabric
+        self._settings = settings
+        self._clock = clock
+        is_prefill = name.startswith("prefill")
+        self.record = wire.WorkerRegistration(
+            worker_id=name,
+            pool=wire.POOL_PREFILL if is_prefill else wire.POOL_DECODE,
+            state=wire.WORKER_STATE_STARTING,
+            phase="starting",
+        )
+        self._make_service = self._prefill_service if is_prefill else DecodeService
+        self._server: LocalServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._main = asyncio.create_task(self._start())
+
+    async def kill(self) -> None:
+        """Without a word: what it still does reaches nobody. Returns once all of it has ended."""
+        if self._server is not None:
+            self._server.kill()
+        if self.engine is not None:
+            self.engine.die("killed")
+        await self._end()
+        if self._server is not None:
+            await self._server.ended()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.5)
+        await self._end()
+        if self.engine is not None:
+            await self.engine.stop()
+
+    def set_draining(self, *, draining: bool) -> None:
+        """As its service does when it is told so."""
+        if self.is_ready:
+            self.record.state = wire.WORKER_STATE_DRAINING if draining else wire.WORKER_STATE_READY
+            self._registration.changed()
+
+    async def _end(self) -> None:
+        self.is_ready = False
+        tasks = [self._main, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(self) -> None:
+        """In the order of `worker_runtime.host`. Redis that is away is waited for."""
+        url, lease_s = f"redis://{self.name}", self._config.redis.worker_lease_s
+        registration = Registration(url, self._service_id, self.record, lease_s, self._bring_up_to_date, self._clock)
+        self._registration = registration
+        await _retried(registration.open)
+        engine_id = f"{self.name}@{self.record.generation}"
+        engine = BlockEngine(self.name, engine_id, self._fabric, self._settings, self._clock)
+        self.engine = engine
+        self._feed = ClaimFeed(
+            url,
+            self._service_id,
+            self.name,
+            self.record.generation,
+            self._config.index,
+            timeout_s=lease_s,
+            on_superseded=registration.superseded,
+            count_stored_blocks=lambda: engine.status().counters.stored_blocks,
+        )
+        self._tasks.append(asyncio.create_task(registration.keep()))
+        engine.follow_claims(self._feed.changed)
+        info = await engine.start(lambda phase: None, lambda why: None)
+        self.record.model.CopyFrom(wire_conversion.model_to_wire(info))
+        self.record.block_size_tokens = info.block_size_tokens
+        self.record.max_running_requests = info.max_running_requests
+        server = self._server = self._transport.server(self.name)
+        servicer = self._make_service(engine, self.record, registration.changed)
+        servicer.claim_feed = self._feed
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]
+        self.record.address = f"{self.name}:{server.add_insecure_port(f'{self.name}:0')}"
+        await server.start()
+        await _retried(self._feed.open)
+        self._tasks.append(asyncio.create_task(self._feed.keep()))
+        self.record.phase = "serving"
+        self.record.state = wire.WORKER_STATE_READY
+        await _retried(registration.publish)
+        self.is_ready = True
+
+    def _bring_up_to_date(self) -> None:
+        if self.engine is None:
+            return
+        status = self.engine.status()
+        self.record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
+        self.record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
+        self.record.cacheable_requests = status.counters.cacheable_requests
+        self.record.stored_blocks = self._feed.stored_blocks
+        self.record.claims_sequence = self._feed.claims_sequence
+
+    def _prefill_service(
+        self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None]
+    ) -> WorkerServiceBase:
+        interval_ms = self._config.streaming.progress_interval_ms
+        return PrefillService(engine, record, on_state, progress_interval_ms=interval_ms)
+
+
+async def _retried(write: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await write()
+            return
+        except REDIS_DOWN:
+            await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,287 @@
+"""The cluster of one run: the real router and the real workers' services, on local transport, Redis, time and engines.
+
+What is replaced of the production code is named in `replaced`, and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any
+from unittest import mock
+
+import grpc
+import redis.asyncio as redis
+from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.loading import LoadedConfig, load
+from cluster_core.clock import ClusterClock, UnixMs, unix_ms
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import Event, RequestLifecycle, State
+from control_plane.server import router_service as router_module
+from control_plane.server.router_server import RouterServer
+from control_plane.sessions import serving as streaming
+from fault_sim.block_fabric import BlockEngineSettings, Fabric
+from fault_sim.local_grpc import LocalTransport
+from fault_sim.local_redis import LocalRedis, Store
+from fault_sim.local_worker import LocalWorker
+from fault_sim.network import Link, Network
+from fault_sim.plan import ROUTER, Fault, Plan
+from fault_sim.redis_scripts import SCRIPTS
+
+SERVICE = "svc-simulated"
+LEASE_S = 6
+REQUEST_TIMEOUT_S = 20.0
+_MODEL_TOKENS = 250
+_MOST_SKEW_MS = 600_000
+# A job whose request has ended is aborted by then.
+_HEEDED_S = 0.05
+_SETTINGS: dict[str, Any] = {
+    "router.port": 0,
+    "router.request_timeout_s": REQUEST_TIMEOUT_S,
+    "router.queue_timeout_s": 5,
+    "router.drain_timeout_s": 2,
+    "handoff.lease_s": LEASE_S,
+    "handoff.deadline_s": LEASE_S / 2,
+    "redis.worker_lease_s": 2,
+    "redis.refresh_s": 0.5,
+    "index.chunk_tokens": 32,
+    "index.max_entries": 1024,
+    "index.refresh_s": 0.5,
+    "index.write_interval_s": 0.25,
+}
+
+
+class World:
+    """`start`, then `stop`. trace: one line for each thing that happened, with its time."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.trace: list[str] = []
+        self.defects: list[str] = []
+        self.lifecycles: list[RequestLifecycle] = []
+        # Names of jobs that ran on long after their requests had ended.
+        self.unheeded: list[str] = []
+        self._nonces: dict[int, str] = {}
+        self.network = Network(Random(f"network {plan.seed}"))
+        self.transport = LocalTransport(self.network, self.note)
+        self.fabric = Fabric(self.network)
+        self.store = Store()
+        self.workers: dict[str, LocalWorker] = {}
+        self.started: list[LocalWorker] = []
+        self.config = _loaded(plan)
+        self.router: RouterServer
+
+    def note(self, line: str) -> None:
+        self.trace.append(f"{asyncio.get_running_loop().time():.6f} {line}")
+
+    async def start(self) -> None:
+        """Returns once every worker may get requests."""
+        self.router = RouterServer(self.config, SERVICE, f"redis://{ROUTER}")
+        await self.router.start()
+        channel: Any = self.transport.channel("client", self.router.address)
+        self.api = router_pb2_grpc.RouterServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        for name in self.plan.workers:
+            self._start_worker(name)
+        async with asyncio.timeout(60), self.router.workers_changed:
+            await self.router.workers_changed.wait_for(lambda: all(map(self._is_usable, self.workers)))
+
+    def _is_usable(self, name: str) -> bool:
+        member = self.router.membership.get(name)
+        return member is not None and member.registration.state == wire.WORKER_STATE_READY
+
+    async def stop(self) -> None:
+        await self.router.stop()
+        for worker in self.workers.values():
+            await worker.stop()
+
+    async def inflict(self, fault: Fault) -> None:
+        """From its beginning to its end."""
+        await asyncio.sleep(fault.at_s)
+        self.note(f"{fault.kind} {fault.target} {fault.value:g}")
+        await getattr(self, f"_begin_{fault.kind}")(fault)
+        await asyncio.sleep(fault.for_s)
+        self.note(f"{fault.kind} {fault.target} is over")
+        await getattr(self, f"_end_{fault.kind}")(fault)
+
+    def job(self, **values: Any) -> Job:
+        """In place of `Job`: its name in the engines is remembered."""
+        made = Job(**values)
+        self._nonces[id(made.lifecycle)] = made.nonce
+        return made
+
+    def ended(self, lifecycle: RequestLifecycle) -> None:
+        asyncio.get_running_loop().call_later(_HEEDED_S, self._look_for_jobs, lifecycle)
+
+    def _look_for_jobs(self, lifecycle: RequestLifecycle) -> None:
+        nonce = self._nonces.get(id(lifecycle))
+        for name, worker in self.workers.items():
+            jobs = worker.engine.live_jobs() if worker.engine is not None and nonce else ()
+            self.unheeded += [f"{lifecycle.request_id} at {name}" for job in jobs if job.startswith(f"r{nonce}.")]
+
+    def _start_worker(self, name: str) -> None:
+        plan = self.plan
+        settings = BlockEngineSettings(
+            blocks=plan.prefill_blocks if name.startswith("prefill") else plan.decode_blocks,
+            max_model_len=_MODEL_TOKENS,
+            deadline_s=LEASE_S / 2,
+            lease_s=LEASE_S,
+            pull_token_s=plan.pull_token_s,
+            chunk_tokens=self.config.config.index.chunk_tokens,
+            service_id=SERVICE,
+        )
+        config = self.config.config
+        worker = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings, self._clock(name))
+        self.workers[name] = worker
+        self.started.append(worker)
+
+    def _clock(self, host: str) -> ClusterClock:
+        """Every worker's host has a clock of its own, and no two of them agree."""
+        ahead_ms = Random(f"clock {self.plan.seed} {host}").randint(-_MOST_SKEW_MS, _MOST_SKEW_MS)
+        return ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms))
+
+    def _link(self, fault: Fault) -> Link:
+        one, _, other = fault.target.partition("|")
+        return self.network.link(one, other)
+
+    # Faults.
+
+    async def _begin_kill(self, fault: Fault) -> None:
+        await self.workers[fault.target].kill()
+
+    async def _end_kill(self, fault: Fault) -> None:
+        await self.workers[fault.target].kill()
+        self._start_worker(fault.target)
+
+    async def _begin_drain(self, fault: Fault) -> None:
+        self._set_draining(fault, draining=True)
+
+    async def _end_drain(self, fault: Fault) -> None:
+        self._set_draining(fault, draining=False)
+
+    def _set_draining(self, fault: Fault, *, draining: bool) -> None:
+        self.workers[fault.target].set_draining(draining=draining)
+
+    async def _begin_slow_engine(self, fault: Fault) -> None:
+        self._slow_down(fault.target, fault.value)
+
+    async def _end_slow_engine(self, fault: Fault) -> None:
+        self._slow_down(fault.target, 1.0)
+
+    def _slow_down(self, name: str, factor: float) -> None:
+        engine = self.workers[name].engine
+        if engine is not None:
+            engine.slow = factor
+
+    async def _begin_slow_link(self, fault: Fault) -> None:
+        self._link(fault).slow = fault.value
+
+    async def _end_slow_link(self, fault: Fault) -> None:
+        self._link(fault).slow = 1.0
+
+    _begin_slow_pulls, _end_slow_pulls = _begin_slow_link, _end_slow_link
+
+    async def _begin_cut(self, fault: Fault) -> None:
+        self._link(fault).cut()
+
+    async def _end_cut(self, fault: Fault) -> None:
+        self._link(fault).heal()
+
+    _begin_cut_registry, _end_cut_registry = _begin_cut, _end_cut
+
+    async def _begin_reset(self, fault: Fault) -> None:
+        self._link(fault).reset(fault.value)
+
+    async def _end_reset(self, fault: Fault) -> None:
+        """It was over at once."""
+
+    _begin_half_open, _end_half_open = _begin_reset, _end_reset
+
+    async def _begin_loss(self, fault: Fault) -> None:
+        self._link(fault).loss = fault.value
+
+    async def _end_loss(self, fault: Fault) -> None:
+        self._link(fault).loss = 0.0
+
+    async def _begin_repeat(self, fault: Fault) -> None:
+        self._link(fault).repeats = fault.value
+
+    async def _end_repeat(self, fault: Fault) -> None:
+        self._link(fault).repeats = 0.0
+
+    async def _begin_redis_down(self, fault: Fault) -> None:
+        self.store.is_down = True
+
+    async def _end_redis_down(self, fault: Fault) -> None:
+        self.store.is_down = False
+
+    _begin_redis_empty = _begin_redis_down
+
+    async def _end_redis_empty(self, fault: Fault) -> None:
+        self.store.empty()
+        self.store.is_down = False
+
+
+@contextmanager
+def replaced(world: World) -> Iterator[None]:
+    """Transport, Redis, the tokenizer's files and the metrics' endpoint; requests are remembered, defects noted."""
+
+    def server(interceptors: Any = (), options: Any = None) -> Any:
+        return world.transport.server(ROUTER, interceptors)
+
+    def channel(address: str, options: Any = None) -> Any:
+        return world.transport.channel(ROUTER, address)
+
+    def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
+        return LocalRedis(world.store, world.network, url.partition("://")[2], socket_timeout, SCRIPTS)
+
+    async def loads(_tokenizer: Tokenizer) -> None:
+        """Prompts are tokens already."""
+
+    class Lifecycle(RequestLifecycle):
+        def __init__(self, request_id: Any) -> None:
+            super().__init__(request_id)
+            world.lifecycles.append(self)
+
+        def at(self, event: Event) -> State:
+            state = super().at(event)
+            if self.ended:
+                world.ended(self)
+            return state
+
+    with ExitStack() as stack:
+        for target, name, replacement in (
+            (grpc.aio, "server", server),
+            (grpc.aio, "insecure_channel", channel),
+            (redis.Redis, "from_url", client),
+            (Tokenizer, "load", loads),
+            (RouterMetrics, "serve", lambda metrics, host, port, probes: None),
+            (RouterMetrics, "close", lambda metrics: None),
+            (router_module, "RequestLifecycle", Lifecycle),
+            (router_module, "Job", world.job),
+            (streaming, "Job", world.job),
+            (logging.root, "handlers", [_Defects(world.defects)]),
+        ):
+            stack.enter_context(mock.patch.object(target, name, replacement))
+        yield
+
+
+class _Defects(logging.Handler):
+    """What the production code logs with a traceback is something that it did not expect."""
+
+    def __init__(self, defects: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._defects = defects
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._defects.append(f"{record.getMessage()}: {logging.Formatter().formatException(record.exc_info)}")
+
+
+def _loaded(plan: Plan) -> LoadedConfig:
+    return load(flags={**_SETTINGS, **dict(plan.settings)})

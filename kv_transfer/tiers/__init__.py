@@ -1,0 +1,1 @@
+"""Cached prefixes over device and host memory: who leaves, who is copied, who comes back."""

@@ -1,0 +1,75 @@
+"""What a worker's tiers are made of: the policies by name, and the parts put together."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from kv_transfer.tiers.eviction_policies import (
+    DecayedFrequency,
+    EvictionPolicy,
+    FirstInFirstOut,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    PublishedFormula,
+    TwoQueues,
+)
+from kv_transfer.tiers.hotness import Formula, HotnessTracker
+from kv_transfer.tiers.hotness_filter import HotnessFilter
+from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, TierRules
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """eviction: a name of `POLICIES`. formula: of `hotprefix`. filter_entries: blocks whose hotness is remembered.
+
+    copy_blocks: on their way to host memory, at most. lifetime_requests, novelty_weight: of `rachis`; the first is a
+    guess until it has measured. half_life_requests: in which a remembered frequency halves; None: never.
+    max_age_epochs, requests_per_epoch: how clocks age. Defaults are those of the configuration's section.
+    """
+
+    eviction: str = "rachis"
+    formula: str = "frequency + clock / length"
+    lifetime_requests: int = 500
+    novelty_weight: float = 0.33
+    filter_entries: int = 2**20
+    half_life_requests: int | None = 2000
+    max_age_epochs: int = 1024
+    requests_per_epoch: int = 4
+    copy_blocks: int = 64
+    rules: TierRules = field(default_factory=TierRules)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "TierSettings":
+        """From the configuration's section, whose `admission` to `promotion_blocks` are the rules."""
+        rules = {each.name: given[each.name] for each in fields(TierRules) if each.name in given}
+        if "admission" in rules:
+            rules["admission"] = Admission(rules["admission"])
+        return cls(**{name: value for name, value in given.items() if name not in rules}, rules=TierRules(**rules))
+
+
+# capacity_blocks: of all tiers together.
+POLICIES: Mapping[str, Callable[[TierSettings, HotnessTracker, int], EvictionPolicy]] = {
+    "lru": lambda settings, tracker, capacity_blocks: LeastRecentlyUsed(),
+    "lfu": lambda settings, tracker, capacity_blocks: LeastFrequentlyUsed(),
+    "fifo": lambda settings, tracker, capacity_blocks: FirstInFirstOut(),
+    "2q": lambda settings, tracker, capacity_blocks: TwoQueues(capacity_blocks),
+    "hotprefix": lambda settings, tracker, capacity_blocks: PublishedFormula(tracker, Formula(settings.formula)),
+    "rachis": lambda settings, tracker, capacity_blocks: DecayedFrequency(
+        tracker, settings.lifetime_requests, settings.novelty_weight
+    ),
+}
+
+
+def make_tiers(
+    settings: TierSettings, device_blocks: int, host_slots: int, is_referenced: Callable[[int], bool]
+) -> PrefixTiers:
+    """Raises KeyError for an unknown policy, ValueError for a formula or a filter that cannot be."""
+    half_life = settings.half_life_requests
+    hotness = HotnessFilter(
+        settings.filter_entries,
+        max_age_epochs=settings.max_age_epochs,
+        frequency_half_life_epochs=half_life and max(1, half_life // settings.requests_per_epoch),
+    )
+    tracker = HotnessTracker(hotness, settings.requests_per_epoch)
+    policy = POLICIES[settings.eviction](settings, tracker, device_blocks + host_slots)
+    return PrefixTiers(policy, tracker, settings.rules, host_slots, is_referenced)

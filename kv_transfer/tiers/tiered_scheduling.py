@@ -1,0 +1,107 @@
+"""Gives a vLLM scheduler the order of eviction of `prefix_tiers`, and tells the tiers which request asks for what.
+
+A mixin over `Scheduler` and `AsyncScheduler`, after others in the bases. A request counts once for each block: for its
+prompt with the first step after it was added, or, where that step computes it, with the next one, so that no first
+token waits for the counting; for what was generated when it ends; a prompt that may still change, when it ends. A model
+whose KV is not one list of blocks for each request keeps vLLM's own order.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from kv_transfer import vllm_private
+from kv_transfer.claims.block_events import tell_exactly
+from kv_transfer.tiers.device_pool import take_over
+from kv_transfer.tiers.host_tier import HostTier, HostTiering
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.settings import TierSettings, make_tiers
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+KEY = "rachis_tiers"
+
+
+class TieredScheduling(_Scheduler):
+    """See the module. `tiers` is None where vLLM's own order is kept. `stepped`: the step that has ended last."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tiers: PrefixTiers | None = None
+        self.stepped: SchedulerOutput | None = None
+        self._host_tier: HostTier | None = None
+        self._counted_blocks: dict[str, int] = {}
+        # Requests whose prompts are still to be counted.
+        self._uncounted: dict[str, Request] = {}
+        # Prompt tokens counted of requests that have been scheduled at least once.
+        self._begun: dict[str, int] = {}
+        given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
+        caches = self.cache_config.enable_prefix_caching
+        pool = vllm_private.pool_of(self)
+        if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+            tell_exactly(pool)
+            return
+        settings = TierSettings.of(given)
+        connector = self.connector if isinstance(self.connector, HostTiering) else None
+        slots = connector.swaps.slots if connector is not None and connector.swaps is not None else 0
+        self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
+        take_over(pool, self.tiers)
+        if connector is not None and slots:
+            self._host_tier = connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if self.tiers is not None and request.request_id not in self._counted_blocks:
+            may_change = getattr(request, "input_open", False)
+            self._counted_blocks[request.request_id] = 0 if may_change else len(request.block_hashes)
+            if not may_change:
+                self._uncounted[request.request_id] = request
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        for name in [name for name in self._uncounted if name in self._begun]:
+            self._count(name)
+        return super().schedule(throttle_prefills)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        self.stepped = scheduler_output
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self.tiers is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                if new.req_id not in self._begun:
+                    request = self.requests[new.req_id]
+                    self._begun[new.req_id] = request.num_prompt_tokens
+                    self.tiers.counters.prompt_tokens += request.num_prompt_tokens
+                    stats = request.prefill_stats
+                    loaded = stats.num_external_cached_tokens if stats is not None else 0
+                    self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
+                    if self._host_tier is not None:
+                        self.tiers.counters.host_hit_tokens += self._host_tier.loaded_tokens(new.req_id)
+            for name in [name for name in self._uncounted if name not in self._begun]:
+                self._count(name)
+        super()._update_after_schedule(scheduler_output)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._count(request.request_id)
+        counted = self._counted_blocks.pop(request.request_id, None)
+        if self.tiers is not None and request.request_id in self._begun:
+            # A session's prompt has grown since.
+            grown = request.num_prompt_tokens - self._begun.pop(request.request_id)
+            self.tiers.counters.prompt_tokens += max(0, grown)
+        if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
+            self.tiers.accessed(request.block_hashes[counted:], counted)
+        return super()._free_request(request, delay_free_blocks)
+
+    def _count(self, request_id: str) -> None:
+        """The request's prompt has been asked for, unless that is known already."""
+        request = self._uncounted.pop(request_id, None)
+        hashes = request.block_hashes[: self._counted_blocks[request_id]] if request is not None else []
+        # A prompt without a full block counts with its answer, if that fills one.
+        if self.tiers is not None and hashes:
+            self.tiers.accessed(hashes)
