@@ -18,7 +18,7 @@ endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test unit integration test-hosts fuzz faults check protos bench bench-papers bench-system \
+.PHONY: help setup demo serve test unit integration test-hosts fuzz faults check protos map bench bench-papers bench-system \
 	bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,16 +64,20 @@ fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time
 	$(BIN)/python -m fault_sim --runs 5000
 
-check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh
+check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh, shape of the tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BUF) lint protos
 	$(BIN)/python tools/generate_protos.py --check
+	$(BIN)/python tools/structure.py --check
 
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
+
+map: setup ## Write docs/modules.md, the map of all modules, from their first docstring lines
+	$(BIN)/python tools/structure.py
 
 bench: setup ## Latency and CPU that router and hand-off add
 	$(BIN)/rachis bench overhead

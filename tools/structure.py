@@ -1,0 +1,158 @@
+"""Checks the shape of the tree, and writes the map of its modules: `docs/modules.md`.
+
+`python tools/structure.py` writes the map; `--check` prints every place that breaks a rule, and exits with 1:
+    no module over 400 lines         generated code and the one literal table aside
+    no function over 60 lines
+    no constructor over 8 parameters (`__init__`; the fields of a frozen record are data)
+    no cycle between modules         imports inside functions and for types alone count, too
+    every module says in its first line what it owns, and the map repeats it
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "command_line", "control_plane", "prefill_worker", "decode_worker", "worker_runtime", "kv_transfer", "protos",
+    "cluster_core", "cluster_configs", "builtin_model", "cluster_sim", "fault_sim", "benchmarks", "tools", "tests",
+)  # fmt: skip
+MAP = Path("docs/modules.md")
+MOST_MODULE_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_CONSTRUCTOR_PARAMETERS = 8
+# Every configuration key, its bounds and its description: one table, read from top to bottom.
+LITERAL_TABLE = Path("cluster_configs/schema.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """name: dotted. statement: the first line of its docstring."""
+
+    path: Path
+    name: str
+    lines: int
+    tree: ast.Module
+    statement: str
+
+    @property
+    def package(self) -> str:
+        is_package = self.path.name == "__init__.py"
+        return self.name if is_package else self.name.rpartition(".")[0]
+
+
+def modules() -> dict[str, Module]:
+    """Every module of the project that a person wrote, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.stem.endswith(("_pb2", "_pb2_grpc")):
+                continue
+            text = path.read_text()
+            tree = ast.parse(text)
+            within = path.relative_to(ROOT)
+            parts = [part for part in within.with_suffix("").parts if part != "protos"]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            statement = (ast.get_docstring(tree) or "").partition("\n")[0]
+            found[name] = Module(within, name, len(text.splitlines()), tree, statement)
+    return found
+
+
+def findings(known: Mapping[str, Module]) -> Iterator[str]:
+    for module in known.values():
+        yield from _too_large(module)
+        if not module.statement and module.lines:
+            yield f"{module.path}: has no docstring that says what it owns"
+    cycle = _cycle(known)
+    if cycle:
+        yield f"modules import each other in a circle: {' -> '.join(cycle)}"
+
+
+def module_map(known: Mapping[str, Module]) -> str:
+    """One table for each package, tests aside."""
+    lines = ["# Modules", "", "Written by `make map` from the first line of each module; `make check` compares.", ""]
+    packages = sorted({module.package for module in known.values()}, key=_order)
+    for package in packages:
+        members = [each for each in known.values() if each.package == package and each.path.name != "__init__.py"]
+        if package.startswith(("tests", "tools")) or not members:
+            continue
+        head = known.get(package)
+        folder = members[0].path.parent
+        lines += [f"## {folder}", ""]
+        if head is not None and head.statement:
+            lines += [head.statement, ""]
+        lines += ["| module | what it owns |", "|---|---|"]
+        lines += [f"| [{each.path.name}](../{each.path}) | {each.statement} |" for each in members]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _order(package: str) -> tuple[int, str]:
+    first = package.split(".")[0]
+    return (PACKAGES.index(first) if first in PACKAGES else len(PACKAGES), package)
+
+
+def _too_large(module: Module) -> Iterator[str]:
+    if module.lines > MOST_MODULE_LINES and module.path != LITERAL_TABLE:
+        yield f"{module.path}: {module.lines} lines, {MOST_MODULE_LINES} are the most"
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if length > MOST_FUNCTION_LINES:
+            yield f"{module.path}:{node.lineno}: `{node.name}` has {length} lines, {MOST_FUNCTION_LINES} are the most"
+        if node.name == "__init__":
+            count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs) - 1
+            if count > MOST_CONSTRUCTOR_PARAMETERS:
+                yield (
+                    f"{module.path}:{node.lineno}: a constructor of {count} parameters, "
+                    f"{MOST_CONSTRUCTOR_PARAMETERS} are the most"
+                )
+
+
+def _cycle(known: Mapping[str, Module]) -> list[str]:
+    """The modules of one circle of imports, or none."""
+    sorter = TopologicalSorter({name: _imports(module, known) for name, module in known.items()})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def _imports(module: Module, known: Mapping[str, Module]) -> set[str]:
+    named: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named |= {
+                f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in known else node.module
+                for alias in node.names
+            }
+    return {name for name in named if name in known and name != module.name}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a rule is broken")
+    options = parser.parse_args(arguments)
+    known = modules()
+    text = module_map(known)
+    if not options.check:
+        (ROOT / MAP).write_text(text)
+        return 0
+    found = list(findings(known))
+    if not (ROOT / MAP).exists() or (ROOT / MAP).read_text() != text:
+        found.append(f"{MAP} is not up to date: run `make map`")
+    print("\n".join(found) or "structure: no module, function or constructor too large, no circle, map up to date")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
