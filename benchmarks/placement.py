@@ -29,7 +29,7 @@ from rachis.v1 import worker_pb2 as wire
 from benchmarks.placement_costs import PrefillCosts
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from cluster_configs.schema import PlacementSection
-from cluster_sim.request import Traveller
+from cluster_sim.request import job_of
 from cluster_sim.traces import Trace
 from cluster_sim.workloads import SimRequest, block_names
 from control_plane.fleet.membership import Membership
@@ -238,7 +238,7 @@ class SimulatedRouter:
         """The worker's number, and what `ended` has to be given."""
         self._now_s = now_s
         request = SimRequest(now_s, prompt.tokens, prompt.output_tokens, prompt.keys)
-        job = Traveller.of(prompt.number, request, math.inf).job
+        job = job_of(prompt.number, request, math.inf)
         self._placer.keep(job)
         placement = self._placer.place(job, wire.POOL_PREFILL)
         assert placement is not None

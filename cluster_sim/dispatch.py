@@ -1,11 +1,11 @@
-"""The way of a request through the simulated pools, in the order of `control_plane.dispatch.dispatcher`.
+"""Carries out journeys in simulated time: the driver of `control_plane.dispatch.journey` over simulated workers.
 
-Placement, lifecycle and in-flight counts are the router's own classes; calls to workers are events that take `hop_s`.
-Who holds what:
+Placement, membership and the journey are the router's own; calls to workers are events that take `hop_s`. What is
+modelled here is the workers' and the network's side of a call:
     worker's in-flight count    from the call to a worker until that call has ended (`Attempt`)
-    prompt's blocks             the prefill engine, from its first step until the pull has landed or the request is over
-A request that loses its worker tries another one: its prefill as often as the router may, its decode once more and only
-before it has answered; the prompt is then computed where it decodes.
+    prompt's blocks             the prefill engine, from its first step until the pull has landed, the lease is
+                                released, or the hand-off's deadline has passed
+    a pull that breaks off      the decode worker computes the prompt, in the call that it has
 """
 
 from collections.abc import Callable, Iterator
@@ -13,41 +13,53 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.events import EventQueue
 from cluster_sim.figures import Figures
 from cluster_sim.network import Network
-from cluster_sim.request import Attempt, Traveller
+from cluster_sim.request import Attempt, RequestRun
+from cluster_sim.request_figures import RequestFigures
 from cluster_sim.worker import SimWorker
 from cluster_sim.workloads import SimRequest
+from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.membership import Membership
-from control_plane.model.lifecycle import Event, State
-from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
-from control_plane.placement.disaggregation import LOCAL
+from control_plane.model.job import Lease
+from control_plane.model.lifecycle import Event
+from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.placer import Placer
 
-_DECODE_ATTEMPTS = 2
-_ASK_AGAIN_S = 0.05
+_PLACE_AGAIN_S = 0.05
+_STOP = generation.FINISH_REASON_LENGTH
+_LOST = steps.WorkerLost("the worker does not answer")
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """hop_s: of one message between router and worker. worker_wait_s: how long a request waits for a decode worker.
-    timeout_s: how long it may take in all. handoff_deadline_s: from the end of its prefill on, until when its KV has to
-    be pulled; later it is computed again. warm_up_s: who arrives before is served, and not measured."""
+    """The router of the simulated cluster."""
 
+    # Of one message between router and worker.
     hop_s: float = 0.0005
     prefill_attempts: int = 2
+    # How long a request waits for a decode worker.
     worker_wait_s: float = 30.0
+    # How long a request may take in all.
     timeout_s: float = 600.0
+    # From the end of its prefill on, until when its KV has to be pulled; later it is computed again.
     handoff_deadline_s: float = 15.0
+    # Requests that arrive before are served, and not measured.
     warm_up_s: float = 0.0
+
+    @property
+    def limits(self) -> JourneyLimits:
+        return JourneyLimits(self.prefill_attempts, self.worker_wait_s, self.handoff_deadline_s)
 
 
 class SimDispatcher:
-    """Runs requests; `figures` tells what came of them."""
+    """Runs requests; `figures` holds what came of them."""
 
     def __init__(
         self,
@@ -66,340 +78,322 @@ class SimDispatcher:
         self._network = network
         self._settings = settings
         self._figures = figures
+        self._requests = RequestFigures(figures, settings.warm_up_s)
         self._kv_bytes_per_token = kv_bytes_per_token
         self._worker_of = worker_of
+        self._limits = settings.limits
         self._numbers = count(1)
-        # By the engine's name for it: who runs there, and as what.
-        self._running: dict[int, tuple[Traveller, Pool]] = {}
-        self._open: dict[int, Traveller] = {}
+        # By the engine's name for it: which request runs there, and as what.
+        self._running: dict[int, tuple[RequestRun, Pool]] = {}
+        self._open: dict[int, RequestRun] = {}
+        # Prefilled prompts of requests that are over, whose leases are not safe to release yet.
+        self._leased: set[Attempt] = set()
 
     @property
     def open_requests(self) -> int:
         return len(self._open)
 
+    @property
+    def held_leases(self) -> int:
+        """Of requests that are over."""
+        return len(self._leased)
+
+    def unfinished(self) -> Iterator[RequestRun]:
+        """Requests that have no outcome yet."""
+        return iter(self._open.values())
+
     def arrive(self, number: int, request: SimRequest) -> None:
-        now_s = self._events.now_s
-        self._figures.arrivals.add(now_s, 1)
-        self._figures.prompt_tokens += request.prompt_tokens
-        traveller = self._open[number] = Traveller.of(number, request, self._settings.timeout_s)
-        traveller.job.lifecycle.at(Event.ADMITTED)
-        self._events.at(traveller.job.deadline_s, lambda: self._expire(number))
+        self._requests.arrived(self._events.now_s, request)
+        run = self._open[number] = RequestRun.of(number, request, self._settings.timeout_s, self._limits)
+        run.job.lifecycle.at(Event.ADMITTED)
+        self._events.at(run.job.deadline_s, lambda: self._expire(number))
         for after_s, following in request.inputs[1:]:
-            self._events.after(after_s, partial(self._input, traveller, following))
-        if self._placer.weigh(traveller.job, is_whole=traveller.is_whole) in LOCAL:
-            self._decode_alone(traveller)
-        else:
-            self._prefill(traveller)
+            self._events.after(after_s, partial(self._input, run, following))
+        self._handle(run, steps.Begun())
 
     def outcome(self, worker: SimWorker, outcome: Outcome) -> None:
-        """What an engine tells."""
+        """What an engine reports."""
         found = self._running.get(outcome.job.number)
         if found is None:
             return
-        traveller, pool = found
+        run, pool = found
+        number, hop_s = outcome.job.number, self._settings.hop_s
         if outcome.kind is OutcomeKind.REFUSED:
-            self._end(traveller, Event.REFUSED)
+            self._end(run, Event.REFUSED)
         elif outcome.kind is OutcomeKind.PULLS:
-            self._pull(traveller, worker, outcome)
+            self._pull(run, worker, outcome)
         elif pool == wire.POOL_PREFILL:
             if outcome.kind is OutcomeKind.FINISHED:
-                self._events.after(self._settings.hop_s, lambda: self._prefilled(traveller, outcome.job.number))
+                self._events.after(hop_s, lambda: self._prefilled(run, number))
         elif outcome.kind is OutcomeKind.FIRST_TOKEN:
-            self._events.after(self._settings.hop_s, lambda: self._started(traveller, outcome.job.number))
+            self._events.after(hop_s, lambda: self._decode_started(run, number))
         else:
-            self._events.after(self._settings.hop_s, lambda: self._finished(traveller, outcome.job.number))
+            self._events.after(hop_s, lambda: self._decode_ended(run, number))
 
     def lost(self, worker: SimWorker) -> None:
-        """The worker is gone; whoever it ran for hears of it."""
-        for number, (traveller, pool) in list(self._running.items()):
-            attempt = traveller.prefill if pool == wire.POOL_PREFILL else traveller.decode
+        """The worker is gone; every request that it ran learns of it."""
+        for number, (run, pool) in list(self._running.items()):
+            attempt = run.prefill if pool == wire.POOL_PREFILL else run.decode
             if attempt is not None and attempt.number == number and attempt.worker is worker:
-                self._lost(traveller, pool)
+                self._lost(run, pool)
 
-    # Prefill.
+    # The journey's instructions.
 
-    def _prefill(self, traveller: Traveller) -> None:
-        job = traveller.job
-        placement = None
-        if traveller.prefill_attempts < self._settings.prefill_attempts:
-            placement = self._placer.place(job, wire.POOL_PREFILL, frozenset(traveller.excluded))
-        pull_is_near = traveller.request.output_tokens > 1 and traveller.session is None
-        if placement is None or (pull_is_near and not self._membership.usable(wire.POOL_DECODE)):
-            self._decode_alone(traveller)
-            return
-        traveller.prefill_attempts += 1
-        job.lifecycle.at(Event.PLACED)
-        worker = self._worker_of(placement.worker.worker_id)
-        request = traveller.request
-        answers = min(1, request.output_tokens)
-        sim_job = SimJob(
-            next(self._numbers), request.prompt_tokens, request.keys, answers,
-            hand_off=request.output_tokens > 1, tenant=request.tenant,
-        )  # fmt: skip
-        attempt = Attempt.begin(sim_job.number, worker, self._placer.in_flight(placement))
-        traveller.prefill = attempt
-        session = traveller.session
-        begin = (
-            (lambda: worker.add(sim_job))
-            if session is None
-            else (lambda: worker.open(sim_job, replace(session, replaces=False), request.mode))
+    def _handle(self, run: RequestRun, event: steps.Event) -> None:
+        for instruction in run.journey.handle(event, self._events.now_s):
+            match instruction:
+                case steps.Route():
+                    run.placement = self._placer.route(run.job, is_whole=run.prompt_is_whole)
+                    self._placed_for_prefill(run)
+                case steps.PlacePrefill(excluded):
+                    run.placement = self._placer.place(run.job, wire.POOL_PREFILL, excluded)
+                    self._placed_for_prefill(run)
+                case steps.AwaitPrompt():
+                    run.awaits_prompt = True
+                    if run.prompt_is_whole:
+                        self._prompt_complete(run)
+                case steps.CallPrefill():
+                    self._call_prefill(run)
+                case steps.PlaceDecode():
+                    self._place_decode(run, instruction)
+                case steps.CallDecode(pulls=pulls):
+                    self._call_decode(run, pulls=pulls)
+                case steps.CountPrompt():
+                    self._placer.keep(run.job)
+                case steps.Emit():
+                    self._requests.emitted(run, self._events.now_s)
+                case steps.Suspect(snapshot):
+                    self._membership.suspect(snapshot, self._events.now_s)
+                case steps.MarkDraining(snapshot):
+                    self._membership.drains(snapshot)
+                case steps.Release(lease):
+                    self._release(run, lease)
+                case steps.Complete():
+                    self._forget(run)
+                case steps.Fail(cause):
+                    self._end(run, Event.DEADLINE_PASSED if cause is steps.Cause.DEADLINE else Event.FAULT)
+
+    def _placed_for_prefill(self, run: RequestRun) -> None:
+        worker = run.placement.worker if run.placement is not None else None
+        decode_is_usable = bool(self._membership.usable(wire.POOL_DECODE))
+        self._handle(run, steps.Placed(worker, run.prompt_is_whole, decode_is_usable))
+
+    def _prompt_complete(self, run: RequestRun) -> None:
+        run.awaits_prompt = False
+        self._figures.local_prefills += 1
+        self._handle(run, steps.PromptComplete())
+
+    def _call_prefill(self, run: RequestRun) -> None:
+        request, session = run.request, run.session
+        job = SimJob(
+            next(self._numbers),
+            request.prompt_tokens,
+            request.keys,
+            min(1, request.output_tokens),
+            hand_off=request.output_tokens > 1,
+            tenant=request.tenant,
         )
-        self._call(traveller, attempt, wire.POOL_PREFILL, placement.worker, begin)
+        attempt = run.prefill = self._begin(run, job.number)
+        worker = attempt.worker
+        if session is None:
+            self._call(run, attempt, wire.POOL_PREFILL, lambda: worker.add(job))
+        else:
+            opening = replace(session, replaces=False)
+            self._call(run, attempt, wire.POOL_PREFILL, lambda: worker.open(job, opening, request.mode))
 
-    def _input(self, traveller: Traveller, following: SimInput) -> None:
-        """The next piece of a session's prompt."""
-        if traveller.job.lifecycle.ended:
+    def _place_decode(self, run: RequestRun, place: steps.PlaceDecode) -> None:
+        """On the best decode worker there is, once there is one."""
+        if run.is_over:
             return
-        traveller.take(following)
-        attempt = traveller.prefill
+        run.placement = self._placer.place(run.job, wire.POOL_DECODE, place.excluded, prefills=place.prefills)
+        if run.placement is not None:
+            self._handle(run, steps.Placed(run.placement.worker))
+        elif self._events.now_s > place.until_s:
+            self._handle(run, steps.Placed(None))
+        else:
+            self._events.after(_PLACE_AGAIN_S, lambda: self._place_decode(run, place))
+
+    def _call_decode(self, run: RequestRun, *, pulls: bool) -> None:
+        job = self._decode_job(run, pulls=pulls)
+        attempt = run.decode = self._begin(run, job.number)
+        run.was_pulled = False
+        self._call(run, attempt, wire.POOL_DECODE, lambda: attempt.worker.add(job))
+
+    def _release(self, run: RequestRun, lease: Lease) -> None:
+        attempt = run.prefill
+        if attempt is not None and not attempt.is_under_way:
+            self._leased.add(attempt)
+            self._events.at(max(lease.safe_at_s, self._events.now_s), lambda: self._give_back(run, attempt))
+
+    # What workers answer.
+
+    def _input(self, run: RequestRun, following: SimInput) -> None:
+        """The next piece of a session's prompt."""
+        if run.is_over:
+            return
+        run.take(following)
+        attempt = run.prefill
         if attempt is not None:
             worker, number = attempt.worker, attempt.number
             self._events.after(self._settings.hop_s, lambda: worker.take_input(number, following))
-        elif traveller.alone and traveller.is_whole:
-            self._decode_alone(traveller)
+        elif run.awaits_prompt and run.prompt_is_whole:
+            self._prompt_complete(run)
 
-    def _prefilled(self, traveller: Traveller, number: int) -> None:
-        attempt = traveller.prefill
+    def _prefilled(self, run: RequestRun, number: int) -> None:
+        attempt = run.prefill
         if attempt is None or attempt.number != number:
             return
         attempt.end()
-        self._placer.keep(traveller.job)
-        self._first_token(traveller)
-        if traveller.request.output_tokens <= 1:
-            self._end(traveller, Event.ENDED)
-            return
-        traveller.job.lifecycle.at(Event.FIRST_TOKEN)
-        traveller.excluded.clear()
-        self._events.after(self._settings.handoff_deadline_s, lambda: self._late(traveller, attempt))
-        self._decode(traveller, self._events.now_s)
+        is_over = run.request.output_tokens <= 1
+        if not is_over:
+            self._events.after(self._settings.handoff_deadline_s, lambda: self._hand_off_expired(run, attempt))
+        self._handle(run, steps.Prefilled(finish_reason=_STOP if is_over else None))
 
-    def _late(self, traveller: Traveller, attempt: Attempt) -> None:
-        """Nobody pulls any more what the prefill worker keeps."""
-        if traveller.prefill is not attempt:
-            return
-        self._give_back_prefill(traveller)
-        if traveller.transfer is not None:
-            traveller.transfer.cancel()
-            traveller.transfer = None
-            self._recompute(traveller)
+    def _hand_off_expired(self, run: RequestRun, attempt: Attempt) -> None:
+        """The prefill worker keeps nothing any longer that has not been pulled."""
+        if run.prefill is attempt:
+            self._give_back(run, attempt)
+            self._break_pull(run)
 
-    # Decode.
-
-    def _decode_alone(self, traveller: Traveller) -> None:
-        if not traveller.is_whole:
-            traveller.alone = True
-            return
-        self._figures.local_prefills += 1
-        self._placer.keep(traveller.job)
-        traveller.job.lifecycle.at(Event.PLACED_DECODE_ONLY)
-        traveller.excluded.clear()
-        self._decode(traveller, self._events.now_s)
-
-    def _decode(self, traveller: Traveller, since_s: float) -> None:
-        """On the best worker there is, once there is one."""
-        if traveller.job.lifecycle.ended or traveller.decode is not None:
-            return
-        pulls = traveller.prefill is not None and traveller.decode_attempts == 0
-        placement = self._placer.place(
-            traveller.job, wire.POOL_DECODE, frozenset(traveller.excluded), prefills=not pulls
-        )
-        if placement is None:
-            if self._events.now_s - since_s > self._settings.worker_wait_s:
-                self._end(traveller, Event.FAULT)
-            else:
-                self._events.after(_ASK_AGAIN_S, lambda: self._decode(traveller, since_s))
-            return
-        traveller.decode_attempts += 1
-        self._send_to_decode(traveller, placement.worker, self._placer.in_flight(placement), pulls=pulls)
-
-    def _send_to_decode(self, traveller, snapshot, counted, *, pulls: bool) -> None:  # type: ignore[no-untyped-def]
-        request = traveller.request
-        job = SimJob(
-            next(self._numbers), request.prompt_tokens, request.keys, request.output_tokens,
-            pulls=pulls, tenant=request.tenant,
-        )  # fmt: skip
-        attempt = Attempt.begin(job.number, self._worker_of(snapshot.worker_id), counted)
-        traveller.decode = attempt
-        self._call(traveller, attempt, wire.POOL_DECODE, snapshot, lambda: attempt.worker.add(job))
-
-    def _pull(self, traveller: Traveller, worker: SimWorker, outcome: Outcome) -> None:
+    def _pull(self, run: RequestRun, worker: SimWorker, outcome: Outcome) -> None:
         """The decode worker has room for the prompt's KV."""
-        source, number = traveller.prefill, outcome.job.number
-        traveller.pull_asked_s = self._events.now_s
+        source, number = run.prefill, outcome.job.number
+        run.pull_requested_s = self._events.now_s
         if source is None:
-            self._recompute(traveller)
+            self._recompute(run)
             return
 
         def landed() -> None:
-            traveller.transfer = None
-            self._figures.transfer_s.add(self._events.now_s - traveller.pull_asked_s)
-            self._give_back_prefill(traveller)
+            run.transfer = None
+            run.was_pulled = True
+            self._figures.transfer_s.add(self._events.now_s - run.pull_requested_s)
+            self._give_back(run, source)
             worker.landed(number)
 
         size = outcome.tokens * self._kv_bytes_per_token
         self._figures.transferred_bytes += size
-        traveller.transfer = self._network.start(source.worker.egress, worker.ingress, size, landed)
+        run.transfer = self._network.start(source.worker.egress, worker.ingress, size, landed)
 
-    def _recompute(self, traveller: Traveller) -> None:
-        """The prompt's KV is gone: the decode worker computes it, in the call that it has got."""
-        attempt = traveller.decode
+    def _recompute(self, run: RequestRun) -> None:
+        """The prompt's KV is gone: the decode worker computes it, in the call that it has."""
+        attempt = run.decode
         assert attempt is not None
         self._figures.retries += 1
         self._running.pop(attempt.number, None)
         attempt.worker.abort(attempt.number)
-        request = traveller.request
-        job = SimJob(
-            next(self._numbers), request.prompt_tokens, request.keys, request.output_tokens, tenant=request.tenant
-        )
+        job = self._decode_job(run, pulls=False)
         attempt.number = job.number
-        self._running[job.number] = (traveller, wire.POOL_DECODE)
+        self._running[job.number] = (run, wire.POOL_DECODE)
         attempt.worker.add(job)
 
-    def _started(self, traveller: Traveller, number: int) -> None:
-        if traveller.decode is None or traveller.decode.number != number or traveller.job.lifecycle.ended:
+    def _decode_started(self, run: RequestRun, number: int) -> None:
+        if run.decode is None or run.decode.number != number or run.is_over:
             return
-        traveller.decode.flight.prefilled()
-        traveller.started = True
-        self._give_back_prefill(traveller)
-        traveller.job.lifecycle.at(Event.DECODE_STARTED)
-        if traveller.first_token_s is None:
-            self._first_token(traveller)
+        run.decode.flight.prefilled()
+        pulled, none = generation.HANDOFF_OUTCOME_PULLED, generation.HANDOFF_OUTCOME_NONE
+        self._handle(run, steps.DecodeStarted(pulled if run.was_pulled else none))
+        self._handle(run, steps.Generated())
 
-    def _finished(self, traveller: Traveller, number: int) -> None:
-        if traveller.decode is not None and traveller.decode.number == number:
-            self._end(traveller, Event.ENDED)
+    def _decode_ended(self, run: RequestRun, number: int) -> None:
+        if run.decode is not None and run.decode.number == number:
+            self._handle(run, steps.Ended(_STOP, run.request.output_tokens))
+
+    def _lost(self, run: RequestRun, pool: Pool) -> None:
+        """The worker does not answer."""
+        attempt = run.prefill if pool == wire.POOL_PREFILL else run.decode
+        assert attempt is not None
+        self._running.pop(attempt.number, None)
+        if pool == wire.POOL_PREFILL:
+            run.prefill = None
+            self._leased.discard(attempt)
+            if not attempt.is_under_way:
+                # It had prefilled: what it kept cannot be pulled any more.
+                self._break_pull(run)
+                return
+        else:
+            run.decode = None
+            self._cancel_transfer(run)
+        attempt.end()
+        self._figures.retries += 1
+        self._handle(run, _LOST)
 
     # Calls, and their ends.
 
-    def _call(
-        self,
-        traveller: Traveller,
-        attempt: Attempt,
-        pool: Pool,
-        snapshot: WorkerSnapshot,
-        begin: Callable[[], bool],
-    ) -> None:
-        """begin: at the worker; False where nobody answers."""
+    def _begin(self, run: RequestRun, number: int) -> Attempt:
+        placement, run.placement = run.placement, None
+        assert placement is not None, "a worker is called without having been placed on"
+        chosen = placement.worker
+        return Attempt(number, self._worker_of(chosen.worker_id), chosen.generation, self._placer.begin(placement))
+
+    def _decode_job(self, run: RequestRun, *, pulls: bool) -> SimJob:
+        request = run.request
+        return SimJob(
+            next(self._numbers),
+            request.prompt_tokens,
+            request.keys,
+            request.output_tokens,
+            pulls=pulls,
+            tenant=request.tenant,
+        )
+
+    def _call(self, run: RequestRun, attempt: Attempt, pool: Pool, begin: Callable[[], bool]) -> None:
+        """begin: at the worker; False where nobody answers, as after a restart since it was placed."""
         number = attempt.number
-        self._running[number] = (traveller, pool)
+        self._running[number] = (run, pool)
 
         def arrive() -> None:
-            if number in self._running and not (attempt.worker.generation == snapshot.generation and begin()):
-                self._lost(traveller, pool)
+            if number in self._running and not (attempt.worker.generation == attempt.generation and begin()):
+                self._lost(run, pool)
 
         self._events.after(self._settings.hop_s, arrive)
 
-    def _lost(self, traveller: Traveller, pool: Pool) -> None:
-        """The worker does not answer."""
-        now_s = self._events.now_s
-        attempt = traveller.prefill if pool == wire.POOL_PREFILL else traveller.decode
-        assert attempt is not None
+    def _break_pull(self, run: RequestRun) -> None:
+        if self._cancel_transfer(run):
+            self._recompute(run)
+
+    def _cancel_transfer(self, run: RequestRun) -> bool:
+        """Whether one was under way."""
+        transfer, run.transfer = run.transfer, None
+        if transfer is not None:
+            transfer.cancel()
+        return transfer is not None
+
+    def _give_back(self, run: RequestRun, attempt: Attempt) -> None:
+        """The prefill worker keeps nothing of the prompt any more."""
+        self._leased.discard(attempt)
+        if run.prefill is not attempt:
+            return
+        run.prefill = None
         self._running.pop(attempt.number, None)
-        snapshot = self._snapshot(attempt.worker)
-        if pool == wire.POOL_PREFILL and attempt.counted is None:
-            # It had prefilled: what it kept cannot be pulled any more.
-            traveller.prefill = None
-            if traveller.transfer is not None:
-                traveller.transfer.cancel()
-                traveller.transfer = None
-                self._recompute(traveller)
-            return
-        attempt.end()
-        if snapshot is not None:
-            self._membership.suspect(snapshot, now_s)
-            traveller.excluded.add((snapshot.worker_id, snapshot.generation))
-        self._figures.retries += 1
-        if pool == wire.POOL_PREFILL:
-            traveller.prefill = None
-            traveller.job.lifecycle.at(Event.WORKER_LOST)
-            self._prefill(traveller)
-            return
-        traveller.decode = None
-        if traveller.transfer is not None:
-            traveller.transfer.cancel()
-            traveller.transfer = None
-        if traveller.started or traveller.decode_attempts >= _DECODE_ATTEMPTS:
-            self._end(traveller, Event.FAULT)
-            return
-        traveller.job.lifecycle.at(Event.WORKER_LOST)
-        self._decode(traveller, now_s)
-
-    def _first_token(self, traveller: Traveller) -> None:
-        now_s = self._events.now_s
-        traveller.first_token_s = now_s
-        if not self._is_measured(traveller):
-            return
-        self._figures.ttft_s.add(now_s - traveller.request.complete_s)
-        if traveller.session is not None:
-            self._figures.ttft_open_s.add(now_s - traveller.request.arrival_s)
-
-    def _expire(self, number: int) -> None:
-        traveller = self._open.get(number)
-        if traveller is not None:
-            self._end(traveller, Event.DEADLINE_PASSED)
-
-    def _end(self, traveller: Traveller, event: Event) -> None:
-        """The request's one outcome; nothing of it is left anywhere."""
-        if traveller.job.lifecycle.ended:
-            return
-        state = traveller.job.lifecycle.at(event)
-        del self._open[traveller.number]
-        if traveller.transfer is not None:
-            traveller.transfer.cancel()
-        self._give_back_prefill(traveller)
-        decode = traveller.decode
-        if decode is not None:
-            self._running.pop(decode.number, None)
-            decode.end()
-            if state is not State.FINISHED:
-                decode.worker.abort(decode.number)
-        self._count(traveller, state)
-
-    def _give_back_prefill(self, traveller: Traveller) -> None:
-        attempt, traveller.prefill = traveller.prefill, None
-        if attempt is None:
-            return
-        is_running = attempt.counted is not None
-        self._running.pop(attempt.number, None)
-        attempt.end()
-        if is_running:
+        if attempt.is_under_way:
+            attempt.end()
             attempt.worker.abort(attempt.number)
         else:
             attempt.worker.release(attempt.number)
 
-    def _count(self, traveller: Traveller, state: State) -> None:
-        figures, now_s = self._figures, self._events.now_s
-        figures.outcomes[state.value] = figures.outcomes.get(state.value, 0) + 1
-        figures.completions.add(now_s, 1)
-        figures.duration_s = now_s
-        if not self._is_measured(traveller):
+    def _expire(self, number: int) -> None:
+        run = self._open.get(number)
+        if run is not None:
+            self._end(run, Event.DEADLINE_PASSED)
+
+    def _end(self, run: RequestRun, event: Event) -> None:
+        """The request's one outcome, where it does not finish."""
+        if run.is_over:
             return
-        figures.measured += 1
-        if state is not State.FINISHED or traveller.first_token_s is None:
-            return
-        request = traveller.request
-        ttft_s = traveller.first_token_s - request.complete_s
-        later = request.output_tokens - 1
-        tpot_s = (now_s - traveller.first_token_s) / later if later > 0 else 0.0
-        if later > 0:
-            figures.tpot_s.add(tpot_s)
-        figures.e2e_s.add(now_s - request.complete_s)
-        figures.generated_tokens += request.output_tokens
-        within_ttft = not figures.slo_ttft_s or ttft_s <= figures.slo_ttft_s
-        within_tpot = not figures.slo_tpot_s or tpot_s <= figures.slo_tpot_s
-        figures.attained += within_ttft and within_tpot
+        run.job.lifecycle.at(event)
+        decode = run.decode
+        if decode is not None:
+            decode.worker.abort(decode.number)
+        self._forget(run)
 
-    def _is_measured(self, traveller: Traveller) -> bool:
-        return traveller.request.arrival_s >= self._settings.warm_up_s
-
-    def _snapshot(self, worker: SimWorker) -> WorkerSnapshot | None:
-        """As the router knows it."""
-        member = self._membership.get(worker.name)
-        if member is None:
-            return None
-        record = member.registration
-        return WorkerSnapshot(member.worker_id, record.generation, record.pool, record.address)
-
-    def travellers(self) -> Iterator[Traveller]:
-        """Requests that have no outcome yet."""
-        return iter(self._open.values())
+    def _forget(self, run: RequestRun) -> None:
+        """Nothing of the request is left anywhere, but for a lease that is not safe to release yet."""
+        del self._open[run.number]
+        self._cancel_transfer(run)
+        if run.prefill is not None and run.prefill.is_under_way:
+            self._give_back(run, run.prefill)
+        if run.decode is not None:
+            self._running.pop(run.decode.number, None)
+            run.decode.end()
+        self._handle(run, steps.Closed())
+        self._requests.ended(run, self._events.now_s)

@@ -1,7 +1,6 @@
-"""One request on its way through the simulated cluster: what the production router keeps of it, and its times."""
+"""One request on its way through the simulated cluster: its journey, the calls that it is part of, and its times."""
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,77 +11,68 @@ from cluster_sim.engine import SimInput
 from cluster_sim.network import Transfer
 from cluster_sim.worker import SimWorker
 from cluster_sim.workloads import SimRequest
+from control_plane.dispatch.journey import Journey, JourneyLimits
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
-from control_plane.placement.placer import Flight
+from control_plane.placement.placer import Flight, Placement
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A request on a worker, counted there by the router until `end`. number: the engine's name for it."""
+    """A call to a worker. The router counts it there until `end`."""
 
+    # The engine's name for it.
     number: int
     worker: SimWorker
+    # The worker's, as placement knew it.
+    generation: int
     flight: Flight
-    counted: AbstractContextManager[Flight] | None
-
-    @classmethod
-    def begin(cls, number: int, worker: SimWorker, counted: AbstractContextManager[Flight]) -> "Attempt":
-        return cls(number, worker, counted.__enter__(), counted)
+    # The call has not ended; afterwards a prefill worker may keep the prompt's KV under a lease.
+    is_under_way: bool = True
 
     def end(self) -> None:
-        if self.counted is not None:
-            self.counted.__exit__(None, None, None)
-            self.counted = None
+        self.is_under_way = False
+        self.flight.end()
 
 
 @dataclass(slots=True, eq=False)
-class Traveller:
-    """prefill: the worker that computes the prompt, and keeps it until it has been pulled. decode: that of the answer.
-    started: the decode worker has begun to answer. session: of one whose prompt comes in pieces, what has come; alone:
-    it waits for the rest of its prompt, to be prefilled where it decodes."""
+class RequestRun:
+    """What the simulated dispatcher knows of one request."""
 
     number: int
     request: SimRequest
-    job: Job
+    journey: Journey
+    # Where the next call goes, as placement has decided.
+    placement: Placement | None = None
+    # The worker that computes the prompt, or keeps its KV under a lease that has not ended.
     prefill: Attempt | None = None
     decode: Attempt | None = None
     transfer: Transfer | None = None
-    pull_asked_s: float = 0.0
+    pull_requested_s: float = 0.0
     first_token_s: float | None = None
-    started: bool = False
+    # Whether the decode worker pulled the KV that it was told of.
+    was_pulled: bool = False
+    # Of a session: what has come of its prompt.
     session: SimInput | None = None
-    alone: bool = False
-    prefill_attempts: int = 0
-    decode_attempts: int = 0
-    excluded: set[tuple[str, int]] = field(default_factory=set)
+    # No prefill worker computes the prompt: its decode worker does, once the prompt is whole.
+    awaits_prompt: bool = False
 
     @classmethod
-    def of(cls, number: int, request: SimRequest, timeout_s: float) -> "Traveller":
-        """Token ids of requests are not known, and nobody asks for them: equal prompts have equal keys. A session has
-        them, as far as they have come."""
-        first = request.inputs[0][1] if request.inputs else None
-        name = RequestId(str(number))
-        ids: Any = range(request.prompt_tokens) if first is None else list(first.tokens)
-        tokens = np.broadcast_to(np.uint32(0), request.prompt_tokens)
-        job = Job(
-            request_id=name,
-            token_ids=ids,
-            sampling=generation.SamplingParams(max_tokens=request.output_tokens),
-            lifecycle=RequestLifecycle(name),
-            arrived_s=request.arrival_s,
-            deadline_s=request.arrival_s + timeout_s,
-            cache_salt=request.tenant,
-            prompt_changes=first is not None,
-            packed=PackedPrompt(tokens, request.keys) if first is None else None,
-            nonce="",
-        )
-        return cls(number, request, job, session=first)
+    def of(cls, number: int, request: SimRequest, timeout_s: float, limits: JourneyLimits) -> "RequestRun":
+        journey = Journey(job_of(number, request, timeout_s), limits)
+        return cls(number, request, journey, session=request.inputs[0][1] if request.inputs else None)
 
     @property
-    def is_whole(self) -> bool:
-        """Its prompt is."""
+    def job(self) -> Job:
+        return self.journey.job
+
+    @property
+    def is_over(self) -> bool:
+        return self.job.lifecycle.ended
+
+    @property
+    def prompt_is_whole(self) -> bool:
         return self.session is None or self.session.is_last
 
     def take(self, following: SimInput) -> None:
@@ -93,3 +83,27 @@ class Traveller:
         else:
             ids.extend(following.tokens)
         self.session = replace(following, tokens=ids)
+
+
+def job_of(number: int, request: SimRequest, timeout_s: float) -> Job:
+    """What the router knows of the request when it arrives.
+
+    Token ids of requests are not known, and nothing needs them: equal prompts have equal keys. A session has its ids,
+    as far as they have come.
+    """
+    first = request.inputs[0][1] if request.inputs else None
+    name = RequestId(str(number))
+    ids: Any = range(request.prompt_tokens) if first is None else list(first.tokens)
+    tokens = np.broadcast_to(np.uint32(0), request.prompt_tokens)
+    return Job(
+        request_id=name,
+        token_ids=ids,
+        sampling=generation.SamplingParams(max_tokens=request.output_tokens),
+        lifecycle=RequestLifecycle(name),
+        arrived_s=request.arrival_s,
+        deadline_s=request.arrival_s + timeout_s,
+        cache_salt=request.tenant,
+        prompt_changes=first is not None,
+        packed=PackedPrompt(tokens, request.keys) if first is None else None,
+        nonce="",
+    )

@@ -138,11 +138,13 @@ class World:
         ended = 0
         while self._more_to_come or self.dispatcher.open_requests:
             if not self.events.step():
-                raise AssertionError(f"stuck: {[each.job for each in self.dispatcher.travellers()][:5]}")
+                raise AssertionError(f"stuck: {[each.job for each in self.dispatcher.unfinished()][:5]}")
             if self.figures.requests > ended:
                 done(self.figures.requests - ended)
                 ended = self.figures.requests
         self._sum_up()
+        while self.dispatcher.held_leases:
+            self.events.step()
         return self.figures
 
     def check_invariants(self) -> None:

@@ -127,8 +127,8 @@ def _of_router(world: World) -> Iterator[Violation]:
     admission = router._admin._admission
     if admission.in_flight or admission.queued:
         yield Violation("in flight", f"{admission.in_flight} slots are held, {admission.queued} requests wait")
-    if router._dispatcher._background:
-        yield Violation("in flight", f"{len(router._dispatcher._background)} leases are still to be released")
+    if pending := router._dispatcher.pending_releases:
+        yield Violation("in flight", f"{pending} leases are still to be released")
     yield from _broken("index", router._prefixes.claims.check_invariants, "index")
 
 

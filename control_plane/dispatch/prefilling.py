@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.clock import monotonic_s
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import WorkerSnapshot
@@ -45,7 +46,7 @@ class WholePrompt:
             hand_off=hand_off,
             cache_salt=self._job.cache_salt,
         )
-        return await self._client.prefill(worker, request, self._job.remaining_s())
+        return await self._client.prefill(worker, request, self._job.remaining_s(monotonic_s()))
 
     async def without_worker(self) -> None:
         pass

@@ -2,10 +2,10 @@
 
 import secrets
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rachis.v1 import generation_pb2 as generation
 
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import DeadlineError
 from cluster_core.ids import RequestId
 from control_plane.model.lifecycle import RequestLifecycle
@@ -13,16 +13,19 @@ from control_plane.model.limits import max_tokens_of
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
+HandoffOutcome: TypeAlias = "generation.HandoffOutcome.ValueType"
+
+# What became of a lease: the values that a journey has to tell apart.
+NO_HANDOFF: HandoffOutcome = generation.HANDOFF_OUTCOME_NONE
+RECOMPUTED: HandoffOutcome = generation.HANDOFF_OUTCOME_RECOMPUTED
+
 
 @dataclass(slots=True)
 class Job:
-    """One validated request on its way. Times are monotonic seconds; `own_s` is what the router itself took.
-
-    Of a session, `token_ids` is the prompt as it stands, which is the session's own list, `prompt_changes` is true, and
-    `own_s` leaves out what the pieces of its prompt took. packed: the prompt as placement sees it, once it has looked.
-    """
+    """One validated request on its way. Times are monotonic seconds."""
 
     request_id: RequestId
+    # Of a session the prompt as it stands, which is the session's own list.
     token_ids: list[int]
     sampling: generation.SamplingParams
     lifecycle: RequestLifecycle
@@ -30,8 +33,11 @@ class Job:
     deadline_s: float
     cache_salt: str = ""
     priority: int = 0
+    # A session's prompt may still grow or change.
     prompt_changes: bool = False
+    # The prompt as placement sees it, once it has looked.
     packed: PackedPrompt | None = None
+    # What the router itself took; of a session without what the pieces of its prompt took.
     own_s: float = 0.0
     dispatched_s: float = 0.0
     first_token_s: float = 0.0
@@ -45,12 +51,16 @@ class Job:
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
 
     @property
-    def tokens(self) -> int:
-        return len(self.token_ids) + max_tokens_of(self.sampling)
+    def max_tokens(self) -> int:
+        return max_tokens_of(self.sampling)
 
-    def remaining_s(self) -> float:
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids) + self.max_tokens
+
+    def remaining_s(self, now_s: float) -> float:
         """Time left; raises DeadlineError when there is none."""
-        left = self.deadline_s - monotonic_s()
+        left = self.deadline_s - now_s
         if left <= 0:
             raise DeadlineError("the request's deadline passed")
         return left
@@ -62,11 +72,9 @@ class Job:
 
 @dataclass(slots=True)
 class Lease:
-    """KV blocks that a prefill worker may be keeping for this request.
-
-    safe_at_s: from when on no decode worker pulls them any more; monotonic.
-    """
+    """KV blocks that a prefill worker may be keeping for this request."""
 
     worker: WorkerSnapshot
     lease_id: str
+    # From when on no decode worker pulls them any more; monotonic.
     safe_at_s: float = 0.0

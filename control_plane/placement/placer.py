@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,14 @@ class Flight:
             self._membership.prefilled(self._member, self._work, self._now_s())
             self._work = Work(self._work.tokens)
 
+    on_end: Any = None
+
     def end(self) -> None:
+        counted, self.on_end = self.on_end, None
+        if counted is not None:
+            counted.__exit__(None, None, None)
+
+    def really_end(self) -> None:
         self._membership.release(self._member, self._work, self._now_s())
 
 
@@ -206,6 +214,17 @@ class Placer:
         self.counts.reasons[explanation.reason] += 1
         return explanation.reason
 
+    def route(self, job: Job, *, is_whole: bool) -> Placement | None:
+        if self.weigh(job, is_whole=is_whole) in disaggregation.LOCAL:
+            return None
+        return self.place(job, wire.POOL_PREFILL)
+
+    def begin(self, placement: Placement) -> "Flight":
+        counted = self.in_flight(placement)
+        flight = counted.__enter__()
+        flight.on_end = counted
+        return flight
+
     def explanation(self, request_id: str) -> Explanation | None:
         """What was decided for a request of late."""
         return self._explanations.get(request_id)
@@ -262,7 +281,7 @@ class Placer:
             finally:
                 self._running.remove(worker_id, keys)
         finally:
-            flight.end()
+            flight.really_end()
 
     def _decided(self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]]) -> Choice:
         now_s = self._now_s()

@@ -13,6 +13,7 @@ from cluster_configs.loading import LoadedConfig
 from cluster_core import versions
 from cluster_core.errors import StartError
 from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
@@ -92,12 +93,14 @@ class RouterServer:
         self._replicates = config.placement.replication and config.placement.policy == "hotness"
         self._dispatcher = Dispatcher(
             self.membership,
-            self._follower,
+            self._follower.changed,
             self._client,
             self._placer,
-            prefill_attempts=config.router.prefill_attempts,
-            worker_wait_s=config.router.queue_timeout_s,
-            handoff_deadline_s=config.handoff.deadline_s,
+            JourneyLimits(
+                prefill_attempts=config.router.prefill_attempts,
+                worker_wait_s=config.router.queue_timeout_s,
+                handoff_deadline_s=config.handoff.deadline_s,
+            ),
         )
         admission = self._admission = Admission(
             config.router.max_in_flight_requests, config.router.max_queued_requests, config.router.queue_timeout_s

@@ -71,7 +71,7 @@ class PromptInPieces:
         )
         self._attach()
         try:
-            async with self._client.prefill_session(worker, self._job.remaining_s()) as call:
+            async with self._client.prefill_session(worker, self._job.remaining_s(monotonic_s())) as call:
                 response = await self._converse(call, wire.PrefillSessionRequest(open=opening), worker)
             self._backlog.completed(response.session, self._session)
             self.record = response.session

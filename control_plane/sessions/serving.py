@@ -86,7 +86,7 @@ class StreamingSessions:
         async with self._admission.slot():
             lifecycle.at(Event.ADMITTED)
             try:
-                async with asyncio.timeout(job.remaining_s()):
+                async with asyncio.timeout(job.remaining_s(monotonic_s())):
                     await self._run(context, opened, model, session, job).serve(self._dispatcher)
             except TimeoutError:
                 raise DeadlineError("the session's deadline passed") from None

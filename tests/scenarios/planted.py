@@ -10,7 +10,10 @@ from typing import Any
 from unittest import mock
 
 from cluster_core.errors import RachisError
+from control_plane.dispatch import journey
 from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.dispatch.journey import Journey
+from control_plane.dispatch.journey_steps import Emit, Prefilled
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.placement.placer import Placer
 from fault_sim import block_engine
@@ -54,15 +57,14 @@ def _a_lease_is_lost() -> AbstractContextManager[Any]:
 
 
 def _the_first_token_comes_twice() -> AbstractContextManager[Any]:
-    decode = Dispatcher._decode
+    original = Journey._prefilled
 
-    async def decode_again(self: Any, job: Any, prefilled: Any, leases: Any) -> AsyncIterator[Any]:
-        if prefilled is not None:
-            yield prefilled.first
-        async for piece in decode(self, job, prefilled, leases):
-            yield piece
+    def prefilled_twice(self: Any, event: Any, now_s: float) -> Any:
+        instructions = original(self, event, now_s)
+        again = tuple(each for each in instructions if isinstance(each, Emit))
+        return (*again, *instructions)
 
-    return mock.patch.object(Dispatcher, "_decode", decode_again)
+    return mock.patch.dict(journey._HANDLERS, {(journey.Stage.PREFILL, Prefilled): prefilled_twice})
 
 
 def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:

@@ -1,0 +1,301 @@
+"""The way of one request through the pools, as a state machine: events in, instructions out. Pure.
+
+`handle(event, now_s)` returns what the driver has to do, in order. Drivers: `dispatcher` over gRPC, and
+`cluster_sim.dispatch` in simulated time. What a journey owns:
+    attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
+                  until the first of its messages; a worker that drains counts as no attempt
+    exclusions    what failed the request gets it no more, in this pool
+    the lease     on the KV that a prefill worker computed: from the prefill call until the decode worker says that it
+                  has the KV. One that is still held at the end is released, on every path, but not while a decode
+                  worker that was told of it may still pull: it would cache what others have written there since.
+                  What broke off may have used it up, so a second decode attempt computes the prompt
+    deadlines     of the request, of the hand-off, and of the wait for a decode worker
+Source: the shape of dask's `WorkerState.handle_stimulus` and of h11's tables.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from control_plane.dispatch.journey_steps import (
+    AwaitPrompt,
+    Begun,
+    CallDecode,
+    CallPrefill,
+    Cause,
+    Closed,
+    Complete,
+    CountPrompt,
+    DecodeStarted,
+    Emit,
+    Ended,
+    Event,
+    Fail,
+    Generated,
+    Instruction,
+    MarkDraining,
+    Placed,
+    PlaceDecode,
+    PlacePrefill,
+    Prefilled,
+    PromptComplete,
+    Release,
+    Route,
+    Suspect,
+    WorkerLost,
+)
+from control_plane.model import lifecycle
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Job, Lease
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+Instructions = tuple[Instruction, ...]
+
+_RETRY_AFTER_WORKER_LOST_MS = 1000
+_RETRY_AFTER_NO_WORKER_MS = 2000
+_DEADLINE_PASSED = Fail(Cause.DEADLINE, "the request's deadline passed")
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyLimits:
+    """What one router allows each of its requests."""
+
+    prefill_attempts: int
+    # How long a request waits for a decode worker to come.
+    worker_wait_s: float
+    # From the first token on, until when a decode worker may be told of the lease, and how long it may pull then.
+    handoff_deadline_s: float
+    decode_attempts: int = 2
+
+
+class Stage(Enum):
+    """What the journey waits for."""
+
+    NOTHING = "nothing"
+    ROUTE = "route"
+    PREFILL_WORKER = "prefill_worker"
+    PREFILL = "prefill"
+    PROMPT = "prompt"
+    DECODE_WORKER = "decode_worker"
+    DECODE = "decode"
+    OVER = "over"
+
+
+class UnexpectedEvent(AssertionError):
+    """An event that does not belong to the stage: a defect of the driver."""
+
+
+class Journey:
+    """One request. `job` is written to as it goes: route, timings, attempts, lifecycle."""
+
+    def __init__(self, job: Job, limits: JourneyLimits) -> None:
+        self.job = job
+        self.stage = Stage.NOTHING
+        self._limits = limits
+        # Of the pool that is tried.
+        self._excluded: set[tuple[str, int]] = set()
+        self._lost = 0
+        self._worker: WorkerSnapshot | None = None
+        self._lease: Lease | None = None
+        self._was_prefilled = False
+        self._decode_started = False
+        self._wait_s = 0.0
+
+    @property
+    def lease(self) -> Lease | None:
+        """What a prefill worker may be keeping for the request."""
+        return self._lease
+
+    def handle(self, event: Event, now_s: float) -> Instructions:
+        """What the driver has to do now. Raises UnexpectedEvent for what cannot come in this stage."""
+        if isinstance(event, Closed):
+            return self._close()
+        handler = _HANDLERS.get((self.stage, type(event)))
+        if handler is None:
+            raise UnexpectedEvent(f"{self.job.request_id}: no {type(event).__name__} while {self.stage.value}")
+        return handler(self, event, now_s)
+
+    def check_invariants(self) -> None:
+        """A lease is held by who may have to release it, and by nobody once the request is over."""
+        assert self._lease is None or self.stage is not Stage.OVER
+        assert self._worker is not None or self.stage not in {Stage.PREFILL, Stage.DECODE}
+        assert self._lost <= max(self._limits.prefill_attempts, self._limits.decode_attempts)
+
+    # Prefill.
+
+    def _begin(self, event: Begun, now_s: float) -> Instructions:
+        if self._limits.prefill_attempts < 1:
+            return self._decode_alone()
+        return self._await(Stage.ROUTE, Route())
+
+    def _placed_for_prefill(self, event: Placed, now_s: float) -> Instructions:
+        pulled_soon = self._hands_off and event.prompt_is_whole
+        if event.worker is None or (pulled_soon and not event.decode_is_usable):
+            return self._decode_alone()
+        if now_s >= self.job.deadline_s:
+            return self._fail(_DEADLINE_PASSED)
+        self.job.lifecycle.at(lifecycle.Event.PLACED)
+        self._worker = event.worker
+        self._lease = Lease(event.worker, self.job.attempt_id())
+        self.job.dispatched_s = now_s
+        call = CallPrefill(event.worker, self._lease.lease_id, self._hands_off, self.job.deadline_s)
+        return self._await(Stage.PREFILL, call)
+
+    def _prefill_lost(self, event: WorkerLost, now_s: float) -> Instructions:
+        told = self._set_aside(event)
+        released = self._released()
+        if self._lost >= self._limits.prefill_attempts:
+            return (*told, *released, *self._decode_alone())
+        return (*told, *released, *self._await(Stage.PREFILL_WORKER, PlacePrefill(frozenset(self._excluded))))
+
+    def _prefilled(self, event: Prefilled, now_s: float) -> Instructions:
+        job = self.job
+        assert self._worker is not None
+        job.route.prefill_worker_id = self._worker.worker_id
+        job.cached_tokens = event.cached_tokens
+        job.engine_queue_ms = event.engine_queue_ms
+        job.first_token_s = now_s
+        self._was_prefilled = True
+        if event.finish_reason is not None:
+            # Nothing is kept of a prompt whose answer has ended.
+            self._lease = None
+            return (CountPrompt(), Emit(event.first), *self._complete(event.finish_reason, event.tokens))
+        job.lifecycle.at(lifecycle.Event.FIRST_TOKEN)
+        return (CountPrompt(), Emit(event.first), *self._seek_decode_worker(now_s))
+
+    def _decode_alone(self) -> Instructions:
+        return self._await(Stage.PROMPT, AwaitPrompt())
+
+    def _prompt_complete(self, event: PromptComplete, now_s: float) -> Instructions:
+        self.job.lifecycle.at(lifecycle.Event.PLACED_DECODE_ONLY)
+        return (CountPrompt(), *self._seek_decode_worker(now_s))
+
+    # Decode.
+
+    def _seek_decode_worker(self, now_s: float, *, again: bool = False) -> Instructions:
+        """again: one has been lost, and those that were excluded stay so."""
+        if not again:
+            self._excluded.clear()
+            self._lost = 0
+        left_s = self.job.deadline_s - now_s
+        if left_s <= 0:
+            return self._fail(_DEADLINE_PASSED)
+        self._wait_s = min(self._limits.worker_wait_s, left_s)
+        prefills = not self._was_prefilled or self._lost > 0
+        place = PlaceDecode(frozenset(self._excluded), prefills, now_s + self._wait_s)
+        return self._await(Stage.DECODE_WORKER, place)
+
+    def _placed_for_decode(self, event: Placed, now_s: float) -> Instructions:
+        job = self.job
+        if now_s >= job.deadline_s:
+            return self._fail(_DEADLINE_PASSED)
+        if event.worker is None:
+            sentence = f"no decode worker was ready for {self._wait_s:.1f} s"
+            return self._fail(Fail(Cause.NO_DECODE_WORKER, sentence, _RETRY_AFTER_NO_WORKER_MS))
+        self._worker = event.worker
+        job.route.decode_worker_id = event.worker.worker_id
+        job.dispatched_s = job.dispatched_s or now_s
+        pulls = self._tell_of_lease(now_s)
+        return self._await(Stage.DECODE, CallDecode(event.worker, job.attempt_id(), pulls, job.deadline_s))
+
+    def _tell_of_lease(self, now_s: float) -> bool:
+        """Whether the next decode worker pulls. From now on the lease is not safe to release for a while."""
+        deadline_s = self._limits.handoff_deadline_s
+        # By the router's own clock too: a worker's may be wrong.
+        is_late = now_s - self.job.first_token_s >= deadline_s
+        if self._lease is None or self._lost or is_late:
+            return False
+        self._lease.safe_at_s = now_s + deadline_s
+        return True
+
+    def _started(self, event: DecodeStarted, now_s: float) -> Instructions:
+        job = self.job
+        job.lifecycle.at(lifecycle.Event.DECODE_STARTED)
+        self._decode_started = True
+        lease = self._lease
+        recomputed = event.handoff == RECOMPUTED or (lease is not None and event.handoff == NO_HANDOFF)
+        job.route.handoff = RECOMPUTED if recomputed else event.handoff
+        job.route.kv_bytes = event.kv_bytes
+        job.route.pulled_tokens = event.pulled_tokens
+        job.transfer_ms = event.transfer_ms
+        if lease is None:
+            job.cached_tokens = event.cached_tokens
+            return ()
+        if not recomputed:
+            # It was pulled, and ended with that.
+            self._lease = None
+            return ()
+        if event.handoff == RECOMPUTED:
+            # The worker that was told of the lease says so itself; another worker's word is not enough.
+            lease.safe_at_s = 0.0
+        return self._released()
+
+    def _generated(self, event: Generated, now_s: float) -> Instructions:
+        self.job.first_token_s = self.job.first_token_s or now_s
+        return (Emit(event.piece),)
+
+    def _ended(self, event: Ended, now_s: float) -> Instructions:
+        self.job.first_token_s = self.job.first_token_s or now_s
+        return self._complete(event.finish_reason, event.completion_tokens)
+
+    def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
+        worker = self._worker
+        assert worker is not None
+        attempts = self._lost + (not event.is_draining)
+        if self._decode_started or attempts >= self._limits.decode_attempts:
+            failure = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
+            return (Suspect(worker, event.sentence), *self._fail(failure))
+        return (*self._set_aside(event), *self._seek_decode_worker(now_s, again=True))
+
+    # Both.
+
+    @property
+    def _hands_off(self) -> bool:
+        return self.job.max_tokens > 1
+
+    def _set_aside(self, event: WorkerLost) -> Instructions:
+        """The worker gets this request no more; one that drains gets no other one either."""
+        worker = self._worker
+        assert worker is not None
+        self.job.lifecycle.at(lifecycle.Event.WORKER_LOST)
+        self._excluded.add((worker.worker_id, worker.generation))
+        self._worker = None
+        if event.is_draining:
+            return (MarkDraining(worker),)
+        self._lost += 1
+        return (Suspect(worker, event.sentence),)
+
+    def _released(self) -> Instructions:
+        lease, self._lease = self._lease, None
+        return () if lease is None else (Release(lease),)
+
+    def _await(self, stage: Stage, call: Instruction) -> Instructions:
+        self.stage = stage
+        return (call,)
+
+    def _complete(self, finish_reason: int, completion_tokens: int) -> Instructions:
+        self.stage = Stage.NOTHING
+        self.job.lifecycle.at(lifecycle.Event.ENDED)
+        return (Complete(finish_reason, completion_tokens),)
+
+    def _fail(self, failure: Fail) -> Instructions:
+        self.stage = Stage.NOTHING
+        return (failure,)
+
+    def _close(self) -> Instructions:
+        self.stage = Stage.OVER
+        return self._released()
+
+
+_HANDLERS: dict[tuple[Stage, type[Event]], Callable[..., Instructions]] = {
+    (Stage.NOTHING, Begun): Journey._begin,
+    (Stage.ROUTE, Placed): Journey._placed_for_prefill,
+    (Stage.PREFILL_WORKER, Placed): Journey._placed_for_prefill,
+    (Stage.PREFILL, Prefilled): Journey._prefilled,
+    (Stage.PREFILL, WorkerLost): Journey._prefill_lost,
+    (Stage.PROMPT, PromptComplete): Journey._prompt_complete,
+    (Stage.DECODE_WORKER, Placed): Journey._placed_for_decode,
+    (Stage.DECODE, DecodeStarted): Journey._started,
+    (Stage.DECODE, Generated): Journey._generated,
+    (Stage.DECODE, Ended): Journey._ended,
+    (Stage.DECODE, WorkerLost): Journey._decode_lost,
+}

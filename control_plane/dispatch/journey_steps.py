@@ -1,0 +1,211 @@
+"""What a journey is told, and what it has its driver do: the events and instructions of `journey`.
+
+Times are monotonic seconds. `piece` and `first` are what the driver writes to the client: the journey passes them on.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from control_plane.model.job import HandoffOutcome, Lease
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+# Workers that have failed the request, or refused it while they drain: (worker, generation).
+Excluded = frozenset[tuple[str, int]]
+
+
+class Cause(Enum):
+    """Why a request ends without an answer that is whole."""
+
+    DEADLINE = "deadline"
+    NO_DECODE_WORKER = "no_decode_worker"
+    DECODE_WORKER_LOST = "decode_worker_lost"
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The request has been admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The answer to `Route`, `PlacePrefill` and `PlaceDecode`; no worker where none may get the request."""
+
+    worker: WorkerSnapshot | None
+    # Nothing more comes to the prompt: it is prefilled in one go, and pulled right after.
+    prompt_is_whole: bool = True
+    decode_is_usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComplete:
+    """The answer to `AwaitPrompt`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prefill worker has sampled the first token. finish_reason: where that is the whole answer."""
+
+    first: Any = None
+    tokens: int = 1
+    finish_reason: int | None = None
+    cached_tokens: int = 0
+    engine_queue_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStarted:
+    """The decode worker has the prompt's KV. handoff: what became of the lease, by its own account."""
+
+    handoff: HandoffOutcome
+    cached_tokens: int = 0
+    pulled_tokens: int = 0
+    kv_bytes: int = 0
+    transfer_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The decode worker has generated tokens."""
+
+    piece: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The decode worker has generated the last token."""
+
+    finish_reason: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The call has ended without an answer, in a way that lets another worker try."""
+
+    sentence: str = ""
+    # The worker takes nothing new: it has not touched the lease, and counts as no attempt.
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The driver carries out nothing more: the request has ended, or its client is gone."""
+
+
+Event = (
+    Begun | Placed | PromptComplete | Prefilled | DecodeStarted | Generated | Ended | WorkerLost | Closed
+)  # fmt: skip
+
+
+# Instructions that an event answers. At most one of them is under way.
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Decide where the prompt is prefilled: on which prefill worker, or where it decodes (no worker)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePrefill:
+    """Choose another prefill worker."""
+
+    excluded: Excluded
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDecode:
+    """Choose a decode worker; wait for one to come until `until_s`. prefills: it has to compute the prompt."""
+
+    excluded: Excluded
+    prefills: bool
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitPrompt:
+    """No prefill worker computes the prompt: wait until it is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPrefill:
+    """Have the worker compute the prompt and sample the first token. lease_id: the call's name there."""
+
+    worker: WorkerSnapshot
+    lease_id: str
+    hand_off: bool
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallDecode:
+    """Have the worker generate. pulls: it is told of the lease, and pulls the prompt's KV."""
+
+    worker: WorkerSnapshot
+    request_id: str
+    pulls: bool
+    until_s: float
+
+
+Call = Route | PlacePrefill | PlaceDecode | AwaitPrompt | CallPrefill | CallDecode
+
+
+# Instructions that are carried out at once.
+
+
+@dataclass(frozen=True, slots=True)
+class CountPrompt:
+    """The prompt is whole, and counts towards the hotness of its prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Write this to the client."""
+
+    piece: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """The worker did not answer: it gets nothing until it is heard of again."""
+
+    worker: WorkerSnapshot
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkDraining:
+    """The worker said that it drains, before the registry did."""
+
+    worker: WorkerSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the lease back at `lease.safe_at_s`, not before."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Write the completion: the request has finished."""
+
+    finish_reason: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell the client that the request has ended without a whole answer."""
+
+    cause: Cause
+    sentence: str
+    retry_after_ms: int = 0
+
+
+Deed = CountPrompt | Emit | Suspect | MarkDraining | Release | Complete | Fail
+Instruction = Call | Deed

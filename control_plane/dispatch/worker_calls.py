@@ -1,0 +1,181 @@
+"""The calls of one journey: each instruction that waits, carried out, and what came of it as events.
+
+One call at a time. A worker counts the request as in flight from the call to its end, whatever ends it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import monotonic_s
+from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.prefilling import Prefilling
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.worker_client import WorkerClient, WorkerDrainingError, WorkerLostError
+from control_plane.model.job import Job
+from control_plane.placement.placer import Placement, Placer
+
+
+class WorkerCalls:
+    """Made for one job."""
+
+    def __init__(
+        self,
+        job: Job,
+        prefilling: Prefilling,
+        client: WorkerClient,
+        placer: Placer,
+        membership: Membership,
+        workers_changed: asyncio.Condition,
+    ) -> None:
+        self._job = job
+        self._prefilling = prefilling
+        self._client = client
+        self._placer = placer
+        self._membership = membership
+        self._workers_changed = workers_changed
+        # Of the call that comes next.
+        self._placement: Placement | None = None
+        self._prefilled: wire.PrefillResponse | None = None
+
+    def carry_out(self, call: steps.Instruction) -> AsyncIterator[steps.Event]:
+        """Events until the call has ended. Raises what ends the request without another try."""
+        match call:
+            case steps.Route():
+                return self._route()
+            case steps.PlacePrefill(excluded):
+                return self._place_prefill(excluded)
+            case steps.AwaitPrompt():
+                return self._await_prompt()
+            case steps.CallPrefill():
+                return self._prefill(call)
+            case steps.PlaceDecode():
+                return self._place_decode(call)
+            case steps.CallDecode():
+                return self._decode(call)
+            case _:
+                raise AssertionError(f"{call} is no call")
+
+    async def _route(self) -> AsyncIterator[steps.Event]:
+        started_s = monotonic_s()
+        is_whole = self._prefilling.is_whole
+        self._placement = self._placer.route(self._job, is_whole=is_whole)
+        yield self._placed_for_prefill(is_whole=is_whole, since_s=started_s)
+
+    async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
+        started_s = monotonic_s()
+        self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded)
+        yield self._placed_for_prefill(is_whole=self._prefilling.is_whole, since_s=started_s)
+
+    def _placed_for_prefill(self, *, is_whole: bool, since_s: float) -> steps.Placed:
+        worker = self._placement.worker if self._placement is not None else None
+        placed = steps.Placed(worker, is_whole, bool(self._membership.usable(wire.POOL_DECODE)))
+        self._job.own_s += monotonic_s() - since_s
+        return placed
+
+    async def _await_prompt(self) -> AsyncIterator[steps.Event]:
+        await self._prefilling.without_worker()
+        yield steps.PromptComplete()
+
+    async def _prefill(self, call: steps.CallPrefill) -> AsyncIterator[steps.Event]:
+        flight = self._placer.begin(self._taken_placement())
+        try:
+            response = await self._prefilling.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
+        except WorkerLostError as error:
+            event: steps.Event = _lost(error)
+        else:
+            self._prefilled = response
+            event = _prefilled(response)
+        finally:
+            flight.end()
+        yield event
+
+    async def _place_decode(self, call: steps.PlaceDecode) -> AsyncIterator[steps.Event]:
+        """The lock is held from one look to the wait, so that no change in between goes unnoticed."""
+        self._placement = None
+        try:
+            async with asyncio.timeout(call.until_s - monotonic_s()), self._workers_changed:
+                while (placement := self._place_for_decode(call)) is None:
+                    await self._workers_changed.wait()
+                self._placement = placement
+        except TimeoutError:
+            yield steps.Placed(None)
+        else:
+            yield steps.Placed(placement.worker)
+
+    def _place_for_decode(self, call: steps.PlaceDecode) -> Placement | None:
+        return self._placer.place(self._job, wire.POOL_DECODE, call.excluded, prefills=call.prefills)
+
+    async def _decode(self, call: steps.CallDecode) -> AsyncIterator[steps.Event]:
+        request = self._decode_request(call)
+        flight = self._placer.begin(self._taken_placement())
+        has_ended = False
+        try:
+            messages = self._client.decode(call.worker, request, call.until_s - monotonic_s())
+            async with aclosing(messages) as stream:  # type: ignore[type-var]
+                message: wire.DecodeResponse
+                async for message in stream:
+                    match message.WhichOneof("event"):
+                        case "started":
+                            flight.prefilled()
+                            yield _started(message.started)
+                        case "delta":
+                            yield steps.Generated(message.delta)
+                        case _:
+                            has_ended = True
+                            yield steps.Ended(message.end.finish_reason, message.end.completion_tokens)
+            if not has_ended:
+                raise WorkerLostError(f"worker {call.worker.worker_id} ended the stream early")
+        except WorkerLostError as error:
+            lost = _lost(error)
+        else:
+            return
+        finally:
+            flight.end()
+        yield lost
+
+    def _decode_request(self, call: steps.CallDecode) -> wire.DecodeRequest:
+        job = self._job
+        request = wire.DecodeRequest(
+            request_id=call.request_id,
+            generation=call.worker.generation,
+            token_ids=job.token_ids,
+            sampling=job.sampling,
+            cache_salt=job.cache_salt,
+            priority=job.priority,
+        )
+        if self._prefilled is not None:
+            if call.pulls:
+                request.handoff.CopyFrom(self._prefilled.handoff)
+            request.first.token_id = self._prefilled.first.token_ids[0]
+            request.first.sent_text = self._prefilled.first.text
+        return request
+
+    def _taken_placement(self) -> Placement:
+        placement, self._placement = self._placement, None
+        assert placement is not None, "a worker is called without having been placed on"
+        return placement
+
+
+def _lost(error: WorkerLostError) -> steps.WorkerLost:
+    return steps.WorkerLost(str(error), is_draining=isinstance(error, WorkerDrainingError))
+
+
+def _prefilled(response: wire.PrefillResponse) -> steps.Prefilled:
+    is_over = response.finish_reason != generation.FINISH_REASON_UNSPECIFIED
+    return steps.Prefilled(
+        response.first,
+        len(response.first.token_ids),
+        response.finish_reason if is_over else None,
+        response.cached_tokens,
+        response.engine_queue_ms,
+    )
+
+
+def _started(message: wire.DecodeStarted) -> steps.DecodeStarted:
+    return steps.DecodeStarted(
+        message.handoff, message.cached_tokens, message.pulled_tokens, message.kv_bytes, message.transfer_ms
+    )
