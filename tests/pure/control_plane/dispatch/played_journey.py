@@ -1,0 +1,174 @@
+"""A journey played by a driver that knows what may become of a lease, and checks every instruction against that.
+
+The model of a lease, from the prefill call on:
+    held        the prefill worker may keep the KV; nobody was told
+    told        a decode worker may pull it until `told_s` + the hand-off deadline, whatever the router hears of it
+    ended       pulled by that worker, or never made because the answer ended with its first token
+    released    the prefill worker was told to drop it, at a time at which nobody pulls any more
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.ids import RequestId, WorkerId
+from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Job
+from control_plane.model.lifecycle import Event, RequestLifecycle
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+CallT = TypeVar("CallT")
+PULLED = generation.HANDOFF_OUTCOME_PULLED
+FIRST = "first"
+LIMITS = JourneyLimits(prefill_attempts=2, worker_wait_s=30.0, handoff_deadline_s=15.0)
+
+
+def worker(name: str, generation_number: int = 1) -> WorkerSnapshot:
+    pool = wire.POOL_PREFILL if name.startswith("prefill") else wire.POOL_DECODE
+    return WorkerSnapshot(WorkerId(name), generation_number, pool, f"{name}:1")
+
+
+def new_job(*, max_tokens: int = 8, deadline_s: float = 600.0) -> Job:
+    lifecycle = RequestLifecycle(RequestId("r"))
+    lifecycle.at(Event.ADMITTED)
+    sampling = generation.SamplingParams(max_tokens=max_tokens)
+    return Job(RequestId("r"), [1, 2, 3], sampling, lifecycle, arrived_s=0.0, deadline_s=deadline_s, nonce="")
+
+
+@dataclass(slots=True)
+class ModelLease:
+    lease_id: str
+    told_s: float | None = None
+    # The worker that was told has said itself that it does not pull.
+    given_up: bool = False
+    # The worker that was told was lost: it may have used the lease up.
+    may_be_used_up: bool = False
+    ended: bool = False
+    released: bool = False
+
+    def safe_at_s(self, deadline_s: float) -> float:
+        return 0.0 if self.told_s is None or self.given_up else self.told_s + deadline_s
+
+
+@dataclass(slots=True)
+class PlayedJourney:
+    """`tell` hands the journey an event and checks what it answers; `call` is what it waits for."""
+
+    journey: Journey
+    now_s: float = 0.0
+    call: steps.Instruction | None = None
+    leases: dict[str, ModelLease] = field(default_factory=dict)
+    emitted: list[str] = field(default_factory=list)
+    endings: list[steps.Instruction] = field(default_factory=list)
+    failed_prefill: set[tuple[str, int]] = field(default_factory=set)
+    failed_decode: set[tuple[str, int]] = field(default_factory=set)
+    losses: int = 0
+    decode_started: bool = False
+    closed: bool = False
+
+    @classmethod
+    def begun(cls, job: Job | None = None, limits: JourneyLimits = LIMITS) -> "PlayedJourney":
+        played = cls(Journey(job or new_job(), limits))
+        played.tell(steps.Begun())
+        return played
+
+    @property
+    def deadline_s(self) -> float:
+        return self.journey._limits.handoff_deadline_s  # the model needs the limit that the journey was made with
+
+    def tell(self, event: steps.Event) -> tuple[steps.Instruction, ...]:
+        self._note_event(event)
+        answered = self.call
+        instructions = self.journey.handle(event, self.now_s)
+        if not isinstance(event, steps.DecodeStarted | steps.Generated):
+            self.call = None
+        for instruction in instructions:
+            self._check(instruction)
+        if isinstance(event, steps.DecodeStarted | steps.Generated):
+            assert self.call is answered
+        self.journey.check_invariants()
+        return instructions
+
+    def waits_for(self, kind: type[CallT]) -> CallT:
+        """The call that the journey waits for, which is of that kind."""
+        assert isinstance(self.call, kind), self.call
+        return self.call
+
+    def close(self) -> None:
+        self.closed = True
+        self.tell(steps.Closed())
+        assert self.journey.stage is Stage.OVER
+        for lease in self.leases.values():
+            assert lease.ended or lease.released, f"lease {lease.lease_id} is lost"
+
+    def _note_event(self, event: steps.Event) -> None:
+        call = self.call
+        match event:
+            case steps.Prefilled(finish_reason=reason) if reason is not None:
+                assert isinstance(call, steps.CallPrefill)
+                self.leases[call.lease_id].ended = True
+            case steps.DecodeStarted(handoff=handoff):
+                self.decode_started = True
+                for lease in self._held():
+                    lease.ended = handoff == PULLED
+                    lease.given_up |= handoff == RECOMPUTED
+            case steps.WorkerLost(is_draining=is_draining):
+                assert isinstance(call, steps.CallPrefill | steps.CallDecode)
+                failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
+                failed.add((call.worker.worker_id, call.worker.generation))
+                self.losses += not is_draining
+                if isinstance(call, steps.CallDecode) and call.pulls and not is_draining:
+                    for lease in self._held():
+                        lease.may_be_used_up = True
+
+    def _held(self) -> list[ModelLease]:
+        return [lease for lease in self.leases.values() if not lease.ended and not lease.released]
+
+    def _check(self, instruction: steps.Instruction) -> None:
+        if not isinstance(instruction, steps.Release | steps.Suspect | steps.MarkDraining):
+            assert not self.closed and not self.endings, f"{instruction} after the end"
+        match instruction:
+            case steps.Route() | steps.AwaitPrompt():
+                self._begins(instruction)
+            case steps.PlacePrefill(excluded):
+                assert excluded == self.failed_prefill
+                self._begins(instruction)
+            case steps.PlaceDecode(excluded=excluded, until_s=until_s):
+                assert excluded == self.failed_decode
+                assert self.now_s < until_s <= self.journey.job.deadline_s
+                self._begins(instruction)
+            case steps.CallPrefill(lease_id=lease_id):
+                assert lease_id not in self.leases, "two calls under one name"
+                assert not self._held(), "a second lease while the first is held"
+                self.leases[lease_id] = ModelLease(lease_id)
+                self._calls(instruction)
+            case steps.CallDecode(pulls=pulls):
+                if pulls:
+                    (lease,) = self._held()
+                    assert not lease.may_be_used_up, "a lease is used a second time"
+                    lease.told_s = self.now_s
+                self._calls(instruction)
+            case steps.Emit(piece):
+                assert piece != FIRST or FIRST not in self.emitted, "the first token comes twice"
+                self.emitted.append(piece)
+            case steps.Release(lease=released):
+                lease = self.leases[released.lease_id]
+                assert not lease.ended and not lease.released, "released twice, or after it had ended"
+                assert released.safe_at_s >= lease.safe_at_s(self.deadline_s), "released while it may still be pulled"
+                lease.released = True
+            case steps.Complete() | steps.Fail():
+                self.endings.append(instruction)
+
+    def _calls(self, call: steps.CallPrefill | steps.CallDecode) -> None:
+        assert self.now_s < call.until_s == self.journey.job.deadline_s
+        self._begins(call)
+
+    def _begins(self, call: steps.Instruction) -> None:
+        assert self.call is None, f"{call} while {self.call} is under way"
+        self.call = call
+
+
+__all__ = ["FIRST", "LIMITS", "NO_HANDOFF", "PULLED", "RECOMPUTED", "PlayedJourney", "new_job", "worker"]

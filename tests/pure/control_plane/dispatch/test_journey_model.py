@@ -1,0 +1,173 @@
+"""Journeys of every kind, played against the model of `played_journey`; and bugs planted in them, which it notices."""
+
+import random
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from control_plane.dispatch import journey as journeys
+from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
+from tests.pure.control_plane.dispatch.played_journey import (
+    FIRST,
+    NO_HANDOFF,
+    PULLED,
+    RECOMPUTED,
+    PlayedJourney,
+    new_job,
+    worker,
+)
+
+_SETTINGS = settings(
+    max_examples=100,
+    stateful_step_count=14,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+_SEEDS = 400
+
+
+class Fortune(Enum):
+    """How a call ends."""
+
+    WELL = "well"
+    LOST = "lost"
+    DRAINING = "draining"
+    # No worker is there, or the KV cannot be had.
+    WITHOUT = "without"
+
+
+def begun(rng_choice: Callable[[list[Any]], Any]) -> PlayedJourney:
+    limits = JourneyLimits(rng_choice([1, 2, 3]), worker_wait_s=10.0, handoff_deadline_s=8.0)
+    job = new_job(max_tokens=rng_choice([1, 8, 8, 8]), deadline_s=rng_choice([20.0, 600.0]))
+    return PlayedJourney.begun(job, limits)
+
+
+def answer(played: PlayedJourney, fortune: Fortune) -> None:
+    """The event by which the call that the journey waits for ends, or goes on."""
+    call, well = played.call, fortune is Fortune.WELL
+    match call:
+        case steps.Route() | steps.PlacePrefill():
+            chosen = worker(f"prefill-{len(played.failed_prefill)}") if fortune is not Fortune.WITHOUT else None
+            played.tell(steps.Placed(chosen, decode_is_usable=fortune is not Fortune.DRAINING))
+        case steps.AwaitPrompt():
+            played.tell(steps.PromptComplete())
+        case steps.PlaceDecode():
+            chosen = worker(f"decode-{len(played.failed_decode)}") if fortune is not Fortune.WITHOUT else None
+            played.tell(steps.Placed(chosen))
+        case steps.CallPrefill() | steps.CallDecode() if fortune in {Fortune.LOST, Fortune.DRAINING}:
+            played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING))
+        case steps.CallPrefill():
+            is_over = played.journey.job.max_tokens == 1
+            played.tell(steps.Prefilled(FIRST, finish_reason=1 if is_over else None))
+        case steps.CallDecode(pulls=pulls) if not played.decode_started:
+            outcome = PULLED if well else RECOMPUTED
+            played.tell(steps.DecodeStarted(outcome if pulls else NO_HANDOFF))
+        case steps.CallDecode():
+            played.tell(steps.Generated("more") if well else steps.Ended(1, 8))
+
+
+class Journeys(RuleBasedStateMachine):
+    """One request. Workers answer, fail, drain, or are not there; time passes; the client may leave at any time."""
+
+    played: PlayedJourney
+
+    @initialize(draw=st.data())
+    def begin(self, draw: st.DataObject) -> None:
+        self.played = begun(lambda values: draw.draw(st.sampled_from(values)))
+
+    @precondition(lambda self: self.played.call is not None and not self.played.closed)
+    @rule(fortune=st.sampled_from(Fortune), seconds=st.sampled_from([0.0, 0.0, 1.0, 7.0]))
+    def answered(self, fortune: Fortune, seconds: float) -> None:
+        self.played.now_s += seconds
+        answer(self.played, fortune)
+
+    @rule(leaves=st.integers(0, 9))
+    def client_leaves(self, leaves: int) -> None:
+        if leaves == 9 and not self.played.closed:
+            self.played.close()
+
+    def teardown(self) -> None:
+        if hasattr(self, "played") and not self.played.closed:
+            self.played.close()
+
+
+def test_no_journey_loses_a_lease_uses_one_twice_or_repeats_the_first_token() -> None:
+    run_state_machine_as_test(Journeys, settings=_SETTINGS)
+
+
+def play(seed: int) -> None:
+    """One journey to its end, or until its client leaves."""
+    rng = random.Random(seed)
+    played = begun(rng.choice)
+    for _ in range(rng.randrange(20)):
+        if played.call is None:
+            break
+        played.now_s += rng.choice([0.0, 0.0, 1.0, 7.0])
+        answer(played, rng.choice([Fortune.WELL, Fortune.WELL, *Fortune]))
+    played.close()
+
+
+def test_seeded_journeys_hold_every_rule() -> None:
+    for seed in range(_SEEDS):
+        play(seed)
+
+
+def _released_at_once(journey: Journey) -> journeys.Instructions:
+    instructions = _RELEASED(journey)
+    for each in instructions:
+        assert isinstance(each, steps.Release)
+        each.lease.safe_at_s = 0.0
+    return instructions
+
+
+def _never_released(journey: Journey) -> journeys.Instructions:
+    journey._lease = None
+    return ()
+
+
+def _always_told(journey: Journey, now_s: float) -> bool:
+    if journey._lease is not None:
+        journey._lease.safe_at_s = now_s + journey._limits.handoff_deadline_s
+    return journey._lease is not None
+
+
+def _first_token_twice(journey: Journey, event: steps.Prefilled, now_s: float) -> journeys.Instructions:
+    instructions = _PREFILLED(journey, event, now_s)
+    return (*(each for each in instructions if isinstance(each, steps.Emit)), *instructions)
+
+
+_RELEASED, _PREFILLED = Journey._released, Journey._prefilled
+
+# Bugs by name: what is put in the place of what, and the sentence by which the model notices.
+_PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
+    "late release": (
+        lambda: mock.patch.object(Journey, "_released", _released_at_once),
+        "released while it may still be pulled",
+    ),
+    "lost lease": (lambda: mock.patch.object(Journey, "_released", _never_released), "is lost|second lease"),
+    "second use of a lease": (
+        lambda: mock.patch.object(Journey, "_tell_of_lease", _always_told),
+        "used a second time",
+    ),
+    "first token twice": (
+        lambda: mock.patch.dict(journeys._HANDLERS, {(Stage.PREFILL, steps.Prefilled): _first_token_twice}),
+        "first token comes twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PLANTED)
+def test_a_planted_bug_is_noticed(name: str) -> None:
+    plant, sentence = _PLANTED[name]
+    with plant(), pytest.raises(AssertionError, match=sentence):
+        for seed in range(_SEEDS):
+            play(seed)
