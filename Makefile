@@ -57,9 +57,9 @@ test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray do
 	$(BIN)/python -m tests.hosts -q
 
 fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on a real engine, against fresh requests
-	$(BIN)/python -m tests.fuzz simulated --sessions 10000
-	$(BIN)/python -m tests.fuzz decode --requests 10000
-	$(BIN)/python -m tests.fuzz real --sessions 1000
+	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
+	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
+	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
 
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time
 	$(BIN)/python -m fault_sim --runs 5000

@@ -9,7 +9,7 @@
 Several query heads share a KV head (GQA). The blocks of a request are split over programs, each with an online softmax
 in fp32; a second kernel combines their parts by their log-sums (flash-decoding). Nothing here looks at what requests
 share: whatever sharing saves is saved by the caches. Its results are compared with torch's in Triton's interpreter on a
-CPU (tests/unit/test_decode_locality.py); it has not run on a GPU so far, neither for its results nor for its speed.
+CPU (test_decode_locality.py); it has not run on a GPU so far, neither for its results nor for its speed.
 """
 
 # Triton's kernels are a language of their own.

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-RULE_FILES = sorted((Path(__file__).parents[1] / "cluster_configs" / "alerts").glob("*.yaml"))
+from tests import ROOT
+
+RULE_FILES = sorted((ROOT / "cluster_configs" / "alerts").glob("*.yaml"))
 
 _PACKAGE = "prometheus"
 _APT_TIMEOUT_S = 120

@@ -408,6 +408,6 @@ async def _awaited(call: Any) -> Any:
 async def test_a_port_that_is_taken_cannot_be_bound(service: Service) -> None:
     place = service.channel._address if hasattr(service.channel, "_address") else None
     if place is None:
-        pytest.skip("tests/unit/test_wire.py asks it of real gRPC")
+        pytest.skip("tests/pure/protos/test_wire.py asks it of real gRPC")
     with pytest.raises(RuntimeError):
         service.server.add_insecure_port(place)

@@ -1,6 +1,6 @@
 """The decode scheduler by name: whom it admits when, on a model runner that checks the KV.
 
-Real schedulers without a model (`tests.fuzz.simulated`), a clock that is set. After every test all blocks come back.
+Real schedulers without a model (`simulated`), a clock that is set. After every test all blocks come back.
 """
 
 import json
@@ -19,9 +19,9 @@ from cluster_core.clock import monotonic_s
 from decode_worker.batch_settings import BatchSettings
 from kv_transfer import vllm_private
 from kv_transfer.handoff.rules import DEADLINE_PARAM
-from tests.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
-from tests.fuzz.session_moves import VOCABULARY
-from tests.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
+from tests.campaign.fuzz.session_moves import VOCABULARY
+from tests.campaign.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
 from tests.integration.test_streaming_scheduler import play_the_same
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 

@@ -1,6 +1,6 @@
 """Who must not wait for ever, and what must not be computed again and again, while sessions are open.
 
-Real schedulers without a model, on a clock that is moved by hand (`tests.fuzz.simulated`). Each case was a defect once.
+Real schedulers without a model, on a clock that is moved by hand (`simulated`). Each case was a defect once.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rachis.v1 import generation_pb2 as generation
 from control_plane.sessions.backlog import Backlog
 from prefill_worker.policies import POLICIES
 from prefill_worker.streaming_request import PARKED
-from tests.fuzz.simulated import SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated import SimulatedEngine, SteppedClock, World
 
 pytestmark = pytest.mark.integration
 

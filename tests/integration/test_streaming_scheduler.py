@@ -1,6 +1,6 @@
 """The streaming scheduler by name: what it does in each state, on a model runner that checks the KV.
 
-Real schedulers without a model (`tests.fuzz.simulated`), a clock that stands still. After every test all blocks and
+Real schedulers without a model (`simulated`), a clock that stands still. After every test all blocks and
 host slots come back.
 """
 
@@ -16,9 +16,9 @@ from vllm.v1.request import RequestStatus
 from cluster_core.engine import SessionEventKind
 from kv_transfer import vllm_private
 from prefill_worker.streaming_request import LOADING, PARKED
-from tests.fuzz.kv_checking_runner import expected_tokens
-from tests.fuzz.session_moves import VOCABULARY, Client
-from tests.fuzz.simulated import BLOCK_SIZE, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.session_moves import VOCABULARY, Client
+from tests.campaign.fuzz.simulated import BLOCK_SIZE, SimulatedEngine, SteppedClock, World
 
 pytestmark = pytest.mark.integration
 

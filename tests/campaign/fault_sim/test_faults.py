@@ -1,0 +1,152 @@
+"""The production router and workers under seeded faults, in virtual time; and that planted bugs would be seen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from cluster_core.clock import ClusterClock
+from cluster_core.errors import InvalidInputError
+from fault_sim.__main__ import main
+from fault_sim.campaign import reduced, search
+from fault_sim.plan import FAULTS, Plan, decode, drawn, encode
+from fault_sim.run import Result, play
+from fault_sim.shrink import shrunk
+from tests.campaign.fault_sim.planted import PLANTED
+
+RUNS = 200
+CHUNK = 20
+SEEDS_FOR_A_PLANT = 50
+_HASH_OF = """
+from fault_sim.plan import drawn
+from fault_sim.run import play
+print(play(drawn({seed})).trace_hash)
+"""
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+def test_every_invariant_holds_whatever_goes_wrong(first: int) -> None:
+    tally, broken = search(range(first, first + CHUNK))
+
+    assert broken is None, _told(broken)
+    assert tally.codes["OK"] > tally.codes.total() / 2
+    assert tally.handoffs["HANDOFF_OUTCOME_PULLED"] > 100
+    assert tally.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
+
+
+def _told(broken: Result | None) -> str:
+    return "" if broken is None else f"seed {broken.plan.seed}: {broken.violations[:3]}"
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    with PLANTED[bug]():
+        _, broken = search(range(SEEDS_FOR_A_PLANT))
+
+    assert broken is not None, f"{bug}: nobody would see it"
+
+
+def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing_and_use_late_pulls() -> None:
+    """The clocks of the hosts in every run here are up to 10 minutes ahead or behind."""
+    few = range(8)
+    measured, _ = search(few)
+    with mock.patch.object(ClusterClock, "measured", lambda *_: None):
+        unmeasured, _ = search(few)
+        _, broken = search(range(35, SEEDS_FOR_A_PLANT))
+
+    assert measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] < measured.handoffs["HANDOFF_OUTCOME_PULLED"] / 5
+    assert unmeasured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] > 4 * measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
+    assert broken is not None
+    assert broken.violations[0].invariant == "caches"
+
+
+def test_what_was_found_is_shrunk_and_breaks_the_same_when_it_is_read_again() -> None:
+    with PLANTED["the first token comes twice"]():
+        _, broken = search(range(3))
+        assert broken is not None
+
+        finding = reduced(broken)
+
+        assert finding.invariant == "tokens"
+        # The requests that every run ends with show it by themselves.
+        assert (finding.plan.faults, finding.plan.requests) == ((), ())
+        again = play(decode(encode(finding.plan)))
+        assert any(each.invariant == finding.invariant for each in again.violations)
+
+    assert not play(finding.plan).violations
+
+
+def test_shrinking_keeps_what_is_needed_together() -> None:
+    plan = drawn(4)
+    needed = {plan.requests[3].number, plan.requests[17].number}
+
+    def fails(candidate: Plan) -> bool:
+        return needed <= {request.number for request in candidate.requests} and bool(candidate.faults)
+
+    small = shrunk(plan, fails)
+
+    assert {request.number for request in small.requests} == needed
+    assert len(small.faults) == 1
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
+    first, second = play(drawn(seed)), play(drawn(seed))
+
+    assert first.trace == second.trace
+    assert first.trace_hash != play(drawn(seed + 100)).trace_hash
+
+
+def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
+    seen = {_hash_in_a_process(seed=4, hash_seed=hash_seed) for hash_seed in ("1", "2")}
+
+    assert seen == {play(drawn(4)).trace_hash}
+
+
+def _hash_in_a_process(seed: int, hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _HASH_OF.format(seed=seed)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    kinds = {fault.kind for seed in range(RUNS) for fault in drawn(seed).faults}
+
+    assert kinds == set(FAULTS)
+    assert any(not drawn(seed).faults for seed in range(RUNS))
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    assert decode(encode(drawn(7))) == drawn(7)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', '{"requests": [{"moves": [{"size": 1}]}]}'])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="replay"):
+        decode(text)
+
+
+def test_the_command_plays_a_plan_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(encode(drawn(3)))
+
+    assert main(["--replay", str(file), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out) == {"violations": [], "trace_sha256": play(drawn(3)).trace_hash}
+    assert main(["--replay", str(tmp_path / "nothing.json")]) == 2
+
+
+def test_the_command_tells_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    with PLANTED["the first token comes twice"]():
+        assert main(["--runs", "2", "--json", "--write", str(file)]) == 1
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["found"]["invariant"] == "tokens"
+    assert encode(decode(file.read_text())) == file.read_text()
+    assert main(["--runs", "1"]) == 0
+    assert "every invariant held" in capsys.readouterr().out

@@ -1,0 +1,232 @@
+"""`python -m tests.campaign.fuzz simulated|real|decode`: random sessions or requests to decode schedulers, and exit
+code 1 when anything was wrong.
+
+`--plant NAME` plants one of the bugs of `planted` or `planted_decode`, which has to be found; `controls`
+plants one after the other. World N of a seed is always the same, and so is what it finds. The real engine's trials
+share one engine.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cluster_core.clock import monotonic_s
+from tests.campaign.fuzz.tally import Tally
+
+if TYPE_CHECKING:
+    from tests.campaign.fuzz.planted import Plant
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+# A world that breaks compares nothing, and a plant may break every one.
+_MOST_BROKEN = 5
+
+
+class Kind(Enum):
+    SIMULATED = "simulated"
+    REAL = "real"
+    DECODE = "decode"
+
+    @property
+    def counted(self) -> str:
+        """What a tally counts for it."""
+        return "requests" if self is Kind.DECODE else "sessions"
+
+    @property
+    def plants(self) -> "Mapping[str, Plant]":
+        if self is Kind.DECODE:
+            from tests.campaign.fuzz.planted_decode import DECODE_PLANTS
+
+            return DECODE_PLANTS
+        from tests.campaign.fuzz.planted import PLANTS
+
+        return {name: plant for name, plant in PLANTS.items() if self is Kind.SIMULATED or plant.real}
+
+
+Seed = Annotated[int, typer.Option()]
+World = Annotated[int | None, typer.Option(min=0, help="That world alone.")]
+PlantName = Annotated[str | None, typer.Option("--plant", help="One of the planted bugs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+
+
+@app.command()
+def simulated(
+    sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 10_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    world: World = None,
+    as_json: AsJson = False,
+) -> None:
+    """Real schedulers on a model runner that checks the KV, in worlds of every setting, V1 and V2."""
+    from tests.campaign.fuzz.simulated import play
+
+    began_s = monotonic_s()
+    with _planted(Kind.SIMULATED, plant):
+        tally = _until(Kind.SIMULATED, 1 if world is not None else sessions, play(seed, world or 0), as_json)
+    _conclude(Kind.SIMULATED, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
+def decode(
+    requests: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 10_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    world: World = None,
+    as_json: AsJson = False,
+) -> None:
+    """Real decode schedulers on a model runner that checks the KV, in worlds of every policy and setting, V1 and V2."""
+    from tests.campaign.fuzz.decode_batches import play
+
+    began_s = monotonic_s()
+    with _planted(Kind.DECODE, plant):
+        tally = _until(Kind.DECODE, 1 if world is not None else requests, play(seed, world or 0), as_json)
+    _conclude(Kind.DECODE, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
+def real(
+    sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 1_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    as_json: AsJson = False,
+) -> None:
+    """One real prefill engine in fp32, policies and preemption strategies in turn."""
+    from tests.campaign.fuzz.real_engine import RealEngine, play
+
+    engine, began_s = RealEngine(), monotonic_s()
+    try:
+        with _planted(Kind.REAL, plant):
+            tally = _until(Kind.REAL, sessions, play(engine, seed), as_json)
+    finally:
+        engine.close()
+    _conclude(Kind.REAL, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
+def controls(
+    kind: Kind,
+    sessions: Annotated[int, typer.Option(min=1, help="Most sessions, or requests, for each planted bug.")] = 300,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Plants every bug in turn, until it is found. Exit code 1 when one is not found that could be."""
+    found: dict[str, int | None] = {}
+    finder = _find_in_real_engine if kind is Kind.REAL else _find_in_simulation
+    for name, after in finder(kind, sessions, seed):
+        found[name] = after
+        if not as_json:
+            told = "not found" if after is None else f"found after {after:,} {kind.counted}"
+            out.print(f"{name:<36} {told:<28} {kind.plants[name].breaks}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({"engine": kind.value, "seed": seed, f"found_after_{kind.counted}": found}))
+    sys.exit(1 if None in found.values() or len(found) < len(kind.plants) else 0)
+
+
+def _find_in_simulation(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:
+    from tests.campaign.fuzz import decode_batches, simulated
+
+    for name in kind.plants:
+        with _planted(kind, name):
+            yield (
+                name,
+                _found_after(kind, most, decode_batches.play(seed) if kind is Kind.DECODE else simulated.play(seed)),
+            )
+
+
+def _find_in_real_engine(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:
+    from tests.campaign.fuzz.real_engine import RealEngine, play
+
+    engine = RealEngine()
+    try:
+        for name in kind.plants:
+            with _planted(kind, name):
+                after = _found_after(kind, most, play(engine, seed))
+            yield name, after
+            if not engine.recover():
+                return
+    finally:
+        engine.close()
+
+
+def _found_after(kind: Kind, most: int, tallies: Iterator[Tally]) -> int | None:
+    """How many were compared until something was wrong. None: nothing was."""
+    played = 0
+    for tally in tallies:
+        played += getattr(tally, kind.counted)
+        if tally.wrong:
+            return played
+        if played >= most:
+            break
+    return None
+
+
+def _planted(kind: Kind, name: str | None) -> AbstractContextManager[Any]:
+    if name is None:
+        return nullcontext()
+    if name not in kind.plants:
+        raise typer.BadParameter(f"one of {', '.join(kind.plants)}", param_hint="--plant")
+    return kind.plants[name].planted()
+
+
+def _until(kind: Kind, most: int, tallies: Iterator[Tally], as_json: bool) -> Tally:
+    """The sum of the tallies until so many were compared, or too much broke."""
+    total, broken = Tally(), 0
+    with _progress(kind, most, as_json) as (progress, task):
+        for tally in tallies:
+            total.add(tally)
+            compared = getattr(total, kind.counted)
+            broken += not getattr(tally, kind.counted)
+            progress.update(task, completed=compared)
+            if compared >= most or broken == _MOST_BROKEN:
+                break
+    return total
+
+
+@contextmanager
+def _progress(kind: Kind, most: int, as_json: bool) -> Iterator[tuple[Progress, Any]]:
+    columns = (TextColumn(kind.counted), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
+        yield progress, progress.add_task("", total=most)
+
+
+def _conclude(kind: Kind, tally: Tally, seed: int, plant: str | None, seconds: float, *, as_json: bool) -> None:
+    """Tells what came out, and ends the process: 1 when anything was wrong."""
+    told = {**tally.told(), "seconds": round(seconds, 1)}
+    if as_json:
+        typer.echo(json.dumps({"engine": kind.value, "seed": seed, "plant": plant, **told}))
+    else:
+        findings = told.pop("findings")
+        title = f"{kind.value} engine, seed {seed}" + (f", with {plant}" if plant else "")
+        table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+        for name, value in told.items():
+            if value or name == "wrong":
+                table.add_row(name.replace("_", " "), f"{value:,}")
+        out.print(table)
+        for finding in findings:
+            err.print(finding, style="red", markup=False, soft_wrap=True)
+    sys.exit(1 if tally.wrong else 0)
+
+
+def _silence() -> None:
+    """Of vLLM, torch and their loading bars only errors are heard. To be called before they are imported."""
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "TQDM_DISABLE": "1"}
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+if __name__ == "__main__":
+    _silence()
+    app()

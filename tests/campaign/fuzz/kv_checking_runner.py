@@ -1,0 +1,211 @@
+"""A model runner without a model, which computes with the KV blocks it is told to use.
+
+The KV of a position is a digest of the KV of the position before, read back through the block table, and of the token.
+So a wrong block, a stale token, a block written by two requests or a missing copy gives a wrong digest from there on,
+and at last a wrong token. It speaks both protocols of vLLM's model runners:
+
+    V1   keeps the state of a request until it is finished; a preempted one is resumed through the cached requests
+    V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
+
+It carries out the copies of host swap; the loads of `slow_load` and copies in the background a few steps
+late. What fails leaves rubbish. A load that fails is reported as vLLM's own workers do: the request, where nothing of
+it landed, or else the blocks in which there is rubbish.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport
+from kv_transfer.tiers.swap_ledger import SwapCopies
+from tests.campaign.fuzz.session_moves import VOCABULARY
+from tests.campaign.fuzz.slow_load import SlowLoad
+
+LOAD_STEPS = 3
+# Of the copies in the background, by their numbers.
+_BACKGROUND_STEPS = (0, 1, 5, 2)
+_FAILS_EVERY = 9
+
+
+def digest_of(before: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), before)
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """What a fresh request with this prompt generates."""
+    digest, tokens = 0, []
+    for token in prompt:
+        digest = digest_of(digest, token)
+    for _ in range(count):
+        tokens.append(digest % VOCABULARY)
+        digest = digest_of(digest, tokens[-1])
+    return tokens
+
+
+@dataclass(slots=True)
+class _State:
+    """prompt_tokens: how many of the tokens are not the runner's own."""
+
+    tokens: list[int]
+    prompt_tokens: int
+    blocks: list[int]
+    computed: int
+
+
+class KvCheckingRunner:
+    """`step` carries out one scheduler output. places: model-runner places, for V2. failed_loads: how many have."""
+
+    def __init__(self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int) -> None:
+        self._v2 = v2
+        self._block_size = block_size
+        self._places = places
+        self._kv = [[-1] * block_size for _ in range(blocks)]
+        self._host = [[-1] * block_size for _ in range(host_slots)]
+        self._states: dict[str, _State] = {}
+        self._loads: list[tuple[int, SlowLoad]] = []
+        self.failed_loads = 0
+        self._steps = 0
+        self._background: list[tuple[int, BackgroundCopy]] = []
+
+    def step(self, output: Any) -> ModelRunnerOutput:
+        self._steps += 1
+        self._copy(output)
+        landed = self._land(output)
+        failed, invalid_blocks = self._failures(landed)
+        report = self._copy_in_background(output)
+        leaving = set(output.finished_req_ids)
+        if self._v2:
+            leaving |= set(output.preempted_req_ids or ())
+        for request_id in leaving:
+            self._states.pop(request_id, None)
+        for new in output.scheduled_new_reqs:
+            self._begin(new)
+        self._go_on(output.scheduled_cached_reqs)
+        names = list(output.num_scheduled_tokens)
+        for request_id in names:
+            self._compute(self._states[request_id], output.num_scheduled_tokens[request_id])
+        sampled = [self._sample(self._states[request_id]) for request_id in names]
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+            kv_connector_output=KVConnectorOutput(
+                finished_recving={load.request_id for load in landed},
+                failed_recving=failed,
+                invalid_block_ids=invalid_blocks,
+                kv_connector_worker_meta=report,
+            ),
+        )
+
+    def _copy(self, output: Any) -> None:
+        self._carry_out(output.kv_connector_metadata.rachis_swap_copies)
+
+    def _carry_out(self, copies: SwapCopies) -> None:
+        for block, slot in copies.out:
+            self._host[slot] = list(self._kv[block])
+        for block, slot in copies.back:
+            self._kv[block] = list(self._host[slot])
+
+    def _copy_in_background(self, output: Any) -> CopyReport | None:
+        """Carries out what is due, with what lies there by now. A copy that fails leaves rubbish where it wrote."""
+        for each in output.kv_connector_metadata.rachis_background_copies:
+            self._background.append((self._steps + _BACKGROUND_STEPS[each.number % len(_BACKGROUND_STEPS)], each))
+        due = [copy for at, copy in self._background if at <= self._steps]
+        self._background = [(at, copy) for at, copy in self._background if at > self._steps]
+        report = CopyReport()
+        for copy in due:
+            report.ended[copy.number] += 1
+            if copy.number % _FAILS_EVERY:
+                self._carry_out(copy.copies)
+            else:
+                report.failed.add(copy.number)
+                for _, slot in copy.copies.out:
+                    self._host[slot] = [-1] * self._block_size
+                for block, _ in copy.copies.back:
+                    self._kv[block] = [-1] * self._block_size
+        return report if due else None
+
+    def _land(self, output: Any) -> list[SlowLoad]:
+        """Writes the loads that are due; returns them."""
+        loads: list[SlowLoad] = getattr(output.kv_connector_metadata, "slow_loads", [])
+        self._loads += [(self._steps + LOAD_STEPS, load) for load in loads]
+        due = [load for at, load in self._loads if at <= self._steps]
+        self._loads = [(at, load) for at, load in self._loads if at > self._steps]
+        for load in due:
+            digest = 0
+            lands_until = len(load.token_ids) if load.landing_tokens is None else load.start + load.landing_tokens
+            for position, token in enumerate(load.token_ids):
+                digest = digest_of(digest, token)
+                if position >= load.start:
+                    self._write(load.blocks, position, digest if position < lands_until else -1)
+        return due
+
+    def _failures(self, landed: Sequence[SlowLoad]) -> tuple[set[str], set[int]]:
+        """(requests of which nothing landed, blocks of others in which there is rubbish)."""
+        failed: set[str] = set()
+        invalid_blocks: set[int] = set()
+        for load in landed:
+            if load.landing_tokens is None or load.start + load.landing_tokens >= len(load.token_ids):
+                continue
+            self.failed_loads += 1
+            first = (load.start + load.landing_tokens) // self._block_size
+            if first * self._block_size == load.start:
+                failed.add(load.request_id)
+            else:
+                invalid_blocks.update(load.blocks[first : -(-len(load.token_ids) // self._block_size)])
+        return failed, invalid_blocks
+
+    def _begin(self, new: Any) -> None:
+        if self._v2:
+            assert new.req_id not in self._states, "V2: the request has a place already"
+            assert len(self._states) < self._places, "V2: no free place"
+        tokens = new.prefill_token_ids if self._v2 else new.prompt_token_ids
+        blocks = list(new.block_ids[0])
+        self._states[new.req_id] = _State(list(tokens), len(tokens), blocks, new.num_computed_tokens)
+
+    def _go_on(self, cached: Any) -> None:
+        rows = zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        )
+        for request_id, new_blocks, computed, output_tokens in rows:
+            state = self._states[request_id]
+            if not self._v2:
+                # What was sampled and then dropped: its request was preempted meanwhile.
+                del state.tokens[state.prompt_tokens + output_tokens :]
+            if request_id in cached.resumed_req_ids:
+                assert not self._v2, "V2: nothing is resumed"
+                state.blocks = list(new_blocks[0])
+                known = cached.all_token_ids.get(request_id)
+                if known is not None:
+                    state.tokens = [*known, *state.tokens[len(known) :]]
+            else:
+                if new_blocks is not None:
+                    state.blocks += new_blocks[0]
+                if self._v2:
+                    assert state.computed == computed, "V2: the computed count went back without a new request"
+            state.computed = computed
+
+    def _compute(self, state: _State, count: int) -> None:
+        for position in range(state.computed, state.computed + count):
+            before = self._at(state, position - 1) if position else 0
+            self._write(state.blocks, position, digest_of(before, state.tokens[position]))
+        state.computed += count
+
+    def _sample(self, state: _State) -> list[int]:
+        if state.computed < len(state.tokens):
+            return []
+        token = self._at(state, state.computed - 1) % VOCABULARY
+        state.tokens.append(token)
+        return [token]
+
+    def _write(self, blocks: Sequence[int], position: int, digest: int) -> None:
+        self._kv[blocks[position // self._block_size]][position % self._block_size] = digest
+
+    def _at(self, state: _State, position: int) -> int:
+        return self._kv[state.blocks[position // self._block_size]][position % self._block_size] & 0xFFFFFFFF

@@ -1,0 +1,133 @@
+"""Alerts and runbooks belong together one by one. What a runbook names exists: commands, options, figures, settings."""
+
+import asyncio
+import re
+import shlex
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from cluster_configs.loading import load
+from command_line.main import app
+from tests import ROOT
+from tests.fakes.cluster import Cluster
+from tests.prometheus import alert_rules
+
+FOLDER = ROOT / "docs" / "runbooks"
+RUNBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+SECTIONS = ["Symptom", "Meaning", "Look here", "Do this", "It is over when"]
+# Beside `rachis` itself.
+PROGRAMS = {"curl", "grep", "redis-cli"}
+ENTRIES = {entry.key for entry in load().entries}
+CONFIG_SECTIONS = {key.partition(".")[0] for key in ENTRIES}
+
+
+def commands(text: str) -> list[str]:
+    """What is to be typed: the lines of console blocks that begin with a prompt."""
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    return [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines() if "$ " in line[:6]]
+
+
+def inline(text: str) -> list[str]:
+    """Code within sentences."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def parse(line: str) -> None:
+    """Takes a whole command apart as the command line does, and runs nothing. Raises click's errors."""
+    name: str | None
+    name, *arguments = shlex.split(line)
+    command: Any = get_command(app)
+    context = command.make_context(name, arguments)
+    while isinstance(command, TyperGroup):
+        name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, arguments, parent=context)
+
+
+def check_mention(line: str) -> None:
+    """A command that a sentence names, possibly without its arguments: it and its options exist."""
+    command: Any = get_command(app)
+    words = shlex.split(line)[1:]
+    while isinstance(command, TyperGroup) and words:
+        name = words.pop(0)
+        assert name in command.commands, line
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    assert [path.stem for path in RUNBOOKS] == sorted(alert_rules())
+
+
+def test_the_index_lists_every_alert_with_its_severity() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert all(name == file for name, file, _ in rows)
+    assert {name: severity for name, _, severity in rows} == {
+        name: rule["labels"]["severity"] for name, rule in alert_rules().items()
+    }
+    assert len(rows) == len(RUNBOOKS)
+
+
+def test_the_index_says_of_every_alert_how_it_was_tried() -> None:
+    tried = (FOLDER / "README.md").read_text().partition("## How they were tried")[2]
+    assert {path.stem for path in RUNBOOKS} <= set(re.findall(r"\w+", tried))
+
+
+@pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
+def test_a_runbook_has_its_sections_and_something_to_type(path: Path) -> None:
+    text = path.read_text()
+    severity = alert_rules()[path.stem]["labels"]["severity"]
+    assert text.startswith(f"# {path.stem}\n\n**{severity.capitalize()}.** ")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    assert commands(text.partition("## Look here")[2].partition("## Do this")[0])
+
+
+@pytest.mark.parametrize("path", [*RUNBOOKS, FOLDER / "README.md"], ids=lambda path: path.stem)
+def test_commands_options_and_settings_exist(path: Path) -> None:
+    text = path.read_text()
+    for line in commands(text):
+        for part in line.split(" | "):
+            program = shlex.split(part)[0]
+            assert program == "rachis" or program in PROGRAMS, line
+            if program == "rachis":
+                parse(part)
+    for code in inline(text):
+        if code.startswith("rachis "):
+            check_mention(code)
+        elif re.fullmatch(r"[a-z]+(\.[a-z_]+)+", code) and code.partition(".")[0] in CONFIG_SECTIONS:
+            assert any(entry == code or entry.startswith(f"{code}.") for entry in ENTRIES), code
+
+
+@pytest.mark.parametrize(
+    "line", ["rachis stats", "rachis drain --leave", "rachis scale", "rachis restart --all", "rachis index check --now"]
+)
+def test_commands_that_do_not_exist_are_found(line: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|missing"):
+        parse(line)
+
+
+@pytest.mark.parametrize("path", [*RUNBOOKS, FOLDER / "README.md"], ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+async def test_every_figure_that_a_runbook_names_is_on_the_page_of_a_router(cluster: Cluster) -> None:
+    def page() -> str:
+        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
+            text: str = response.read().decode()
+            return text
+
+    told = re.findall(r"^# TYPE (\S+)", await asyncio.to_thread(page), re.MULTILINE)
+    for path in RUNBOOKS:
+        text = path.read_text()
+        # A command may look for the beginning of a name.
+        sought = re.findall(r"\^(rachis_\w+)", text)
+        assert all(any(name.startswith(beginning.removesuffix("_bucket")) for name in told) for beginning in sought)
+        named = set(re.findall(r"(?<!\^)\brachis_\w+", text))
+        assert {name.removesuffix("_bucket") for name in named} <= set(told), path.stem
