@@ -88,14 +88,16 @@ class Replicator:
             hand_off=False,
             cache_salt=placement.cache_salt,
         )
+        flight = self._placer.begin(placement)
         try:
-            with self._placer.in_flight(placement):
-                await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
+            await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
         except RachisError as error:
             self.failed += 1
             self.plan.failed(copy, monotonic_s())
             logger.info("a hot prefix was not copied to %s: %s", copy.worker_id, error)
             return None
+        finally:
+            flight.end()
         self.plan.made(copy, monotonic_s())
         self.copies += 1
         return copy
