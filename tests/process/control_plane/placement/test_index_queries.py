@@ -238,18 +238,19 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 def remembered(cluster: Cluster) -> dict[str, Any]:
     """All that a placement leaves behind in the router."""
     placer, index = cluster.router._placer, index_of(cluster)
+    ledger = placer._ledger
     return {
         **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
-        "choice": placer._choice.getstate(),
-        "explained": placer.explained,
-        "reasons": dict(placer.counts.reasons),
-        "running": len(placer._running),
-        "long": placer._long_prompts._added,
-        "recent": {name: len(value) for name, value in vars(placer._recent).items() if hasattr(value, "__len__")},
+        "rng": placer._rng.getstate(),
+        "explained": placer.log.request_ids,
+        "counts": repr(ledger.counts),
+        "running": len(ledger.running),
+        "long": ledger.long_prompts._added,
+        "recent": {name: len(value) for name, value in vars(ledger.recent).items() if hasattr(value, "__len__")},
         "loads": cluster.router.membership.loads._columns.tolist(),
         "entries": index.entries,
         "heat": index._table.heat.sum(),
-        "predictions": sum(map(len, index._predictions.values())),
+        "predictions": len(index._predictions),
     }
 
 
