@@ -247,7 +247,7 @@ def test_a_request_that_is_routed_is_decided_on_once_for_each_pool() -> None:
     lookups: list[int] = []
     lookup = world.index.lookup
 
-    def counted(keys: Keys, now_s: float) -> Matches:
+    def counted(keys: Keys, now_s: float = 0.0) -> Matches:
         lookups.append(len(keys))
         return lookup(keys, now_s)
 
