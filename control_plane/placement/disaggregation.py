@@ -1,7 +1,7 @@
 """Whether a prompt is prefilled on a prefill worker, or by the decode worker itself. Pure.
 
 Both ways are priced in seconds until the request decodes, by what the workers measured. A decode worker that prefills
-keeps everybody waiting who runs there: their seconds count like the request's own.
+keeps the requests waiting that run there: their seconds count like the request's own.
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,12 @@ LOCAL = frozenset({Reason.SHORT_REMAINDER, Reason.PREFILL_SLOW, Reason.PREFILL_D
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds until the request decodes, by way, and prompt tokens that the decode worker would compute."""
+    """What the two ways cost."""
 
+    # Until the request decodes.
     local_s: float
     remote_s: float
+    # Prompt tokens that the decode worker would compute.
     remainder_tokens: int
 
 

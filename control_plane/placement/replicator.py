@@ -38,7 +38,7 @@ return 1
 
 
 class Replicator:
-    """`run` until cancelled, then `close`. copies: made so far; failed: that came to nothing."""
+    """`run` until cancelled, then `close`."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Replicator:
         self._placer = placer
         self._workers = workers
         self.plan = plan
+        # Made so far, and those that came to nothing.
         self.copies = 0
         self.failed = 0
 

@@ -56,7 +56,7 @@ def expected_ttft_s(question: Question, view: PoolView) -> Floats:
 def ttft(question: Question, view: PoolView) -> Floats:
     """The lowest price over each one's: seconds to the first token, where own work counts more than waiting.
 
-    What a hit saves is saved for everybody who comes after: without that price, requests are spread over workers that
+    What a hit saves is saved for all that come after: without that price, requests are spread over workers that
     have to compute again what others hold. And a long prompt pays for the half of the pool that short ones are quick
     in. `rachis bench placement` found both flat in their constants.
     """

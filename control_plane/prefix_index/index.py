@@ -27,7 +27,7 @@ from kv_transfer.claims.prefix_chunks import Keys
 Counts = NDArray[np.int64]
 
 # What was stored and not yet asked for counts as so much of a request.
-_UNASKED = 2.0**-6
+_NOT_ACCESSED = 2.0**-6
 # float32 keeps heat to one part in a thousand for so many half-lives after the reference.
 _MOST_HALF_LIVES = 8192
 _MOST_PROMPTS = 4096
@@ -40,24 +40,26 @@ _SPARE_SETS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matches:
-    """How much of one prompt each worker holds, in chunks from its beginning; arrays over the slots of the index.
-
-    device: on the device. warm: there, or predicted to be. held: warm, or continued in host memory.
-    """
+    """How much of one prompt each worker holds, in chunks from its beginning; arrays over the slots of the index."""
 
     chunks: int
+    # On the device.
     device: Counts
+    # There, or predicted to be.
     warm: Counts
+    # Warm, or continued in host memory.
     held: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A prefix that requests share. rate: requests a second, decayed. Workers by tier, of its last chunk."""
+    """A prefix that requests share."""
 
     key: int
     chunks: int
+    # Requests a second, decayed.
     rate: float
+    # Workers by tier, of its last chunk.
     device: tuple[str, ...]
     host: tuple[str, ...]
 
@@ -91,7 +93,7 @@ class PrefixIndex:
         self._prompts: OrderedDict[int, Keys] = OrderedDict()
         self._next_compaction = _SPARE_SETS
 
-    # Who is there.
+    # Which workers are there.
 
     def join(self, worker_id: str, generation: int) -> None:
         """A worker may hold something from now on. A new generation holds nothing of what the one before held."""
@@ -132,7 +134,7 @@ class PrefixIndex:
     # What they hold.
 
     def apply(self, worker_id: str, change: ClaimChange) -> None:
-        """Takes a batch in. What a worker says that is not in the index is nobody's."""
+        """Takes a batch in. What a worker claims that is not in the index is nobody's."""
         holder = self._holders.get(worker_id)
         if holder is None:
             return
@@ -236,7 +238,7 @@ class PrefixIndex:
         if not len(keys):
             return
         self._follow_time(at_s)
-        places = self._table.find_or_add(keys, self._score(at_s, _UNASKED), self._score(at_s, 1.0))
+        places = self._table.find_or_add(keys, self._score(at_s, _NOT_ACCESSED), self._score(at_s, 1.0))
         known = places != NOWHERE
         places = places[known]
         restored = counts[known] + np.float32(self._score(at_s, 1.0))
@@ -277,7 +279,7 @@ class PrefixIndex:
         table = self._table
         if present:
             # Somebody has just asked for it, as a rule: it may take the place of what was asked for once, long ago.
-            heat, worth = self._score(self._latest_s, _UNASKED), self._score(self._latest_s, 1.0)
+            heat, worth = self._score(self._latest_s, _NOT_ACCESSED), self._score(self._latest_s, 1.0)
             places = table.find_or_add(keys, heat, worth)
         else:
             places = table.find(keys)
@@ -363,7 +365,7 @@ class PrefixIndex:
     def _rates(self, heat: NDArray[np.floating], now_s: float) -> NDArray[np.float64]:
         counts = np.exp2(heat.astype(np.float64) - self._score(now_s, 1.0))
         # No more than what nobody has asked for.
-        counts[counts <= _UNASKED * (1 + _STEP)] = 0.0
+        counts[counts <= _NOT_ACCESSED * (1 + _STEP)] = 0.0
         rates: NDArray[np.float64] = counts * math.log(2) / self._half_life_s
         return rates
 

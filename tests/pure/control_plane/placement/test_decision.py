@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,16 @@ def view(pool: Pool = PREFILL, workers: int = 3, *, is_stale: bool = False, devi
 
 def columns(seen: PoolView) -> dict[str, Any]:
     """Every figure of a view."""
-    parts = {"view": seen, "candidates": seen.candidates, "fixed": seen.candidates.fixed}
+    parts: dict[str, Any] = {"view": seen, "candidates": seen.candidates, "fixed": seen.candidates.fixed}
     return {
-        f"{part}.{name}": value.tolist()
+        f"{part}.{field.name}": value.tolist()
         for part, owner in parts.items()
-        for name in owner.__slots__
-        if isinstance(value := getattr(owner, name), np.ndarray)
+        for field in fields(owner)
+        if isinstance(value := getattr(owner, field.name), np.ndarray)
     }
 
 
-def check_purity(decide: Decide, rules: Rules) -> None:
+def check_purity(decide: Decide) -> None:
     """The view is as it was, and the same view and generator decide alike."""
     for pool in BOTH_POOLS:
         seen = view(pool, device=32)
@@ -57,13 +58,12 @@ def check_purity(decide: Decide, rules: Rules) -> None:
             first.decision.winner,
             first.decision.scores.tolist(),
         ), "it depends on what was decided before"
-        assert rules == Rules.of(PlacementSection()) or rules.policies, "the rules have changed"
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_decision_leaves_its_view_as_it_was(name: str) -> None:
-    rules = Rules.of(PlacementSection(policy=name))  # type: ignore[arg-type]
-    check_purity(rules.decide, rules)
+    rules = Rules.of(PlacementSection(policy=name))
+    check_purity(rules.decide)
 
 
 def test_a_decision_that_changes_its_view_or_remembers_anything_is_noticed() -> None:
@@ -81,9 +81,9 @@ def test_a_decision_that_changes_its_view_or_remembers_anything_is_noticed() -> 
         return rules.decide(seen, Question(question.prompt_tokens, question.max_tokens, failed), rng)
 
     with pytest.raises(AssertionError, match="the view has changed"):
-        check_purity(takes_a_place, rules)
+        check_purity(takes_a_place)
     with pytest.raises(AssertionError, match="decided before"):
-        check_purity(takes_turns, rules)
+        check_purity(takes_turns)
 
 
 def test_only_a_choice_between_equals_is_drawn() -> None:
