@@ -26,6 +26,7 @@ from cluster_core.ids import RequestId
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, decode_batch, encode_batch
@@ -81,7 +82,12 @@ class IndexWorld:
         for name in self._names:
             self.index.join(name, 1)
         self._placer = Placer(
-            self._membership, self.index, PlacementSection(seed=seed), service_id="bench", chunk_tokens=CHUNK_TOKENS
+            self._membership,
+            IndexPorts(self.index),
+            PlacementSection(),
+            service_id="bench",
+            chunk_tokens=CHUNK_TOKENS,
+            rng=random.Random(seed),
         )
         self._prompts = [
             self._random.integers(0, _VOCABULARY, PROMPT_TOKENS).astype(np.uint32) for _ in range(_PROMPTS)
@@ -119,8 +125,7 @@ class IndexWorld:
     def account(self) -> None:
         """It is sent out, and ends: what is in flight, and what is predicted to be where."""
         assert self._placement is not None
-        with self._placer.in_flight(self._placement):
-            pass
+        self._placer.begin(self._placement).end()
 
     def hash(self) -> None:
         self._decisions += 1

@@ -18,7 +18,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +32,8 @@ from cluster_sim.request import job_of
 from cluster_sim.traces import Trace
 from cluster_sim.workloads import SimRequest, block_names
 from control_plane.fleet.membership import Membership
-from control_plane.placement.placer import Placer
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.placer import Flight, Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
 
@@ -148,7 +148,7 @@ class _Pool:
         self._cluster = cluster
         self._prompts = prompts
         self._names = [f"prefill-{number:04}" for number in range(cluster.workers)]
-        self._workers = [SimulatedWorker[ExitStack](cluster.caches, cluster.costs) for _ in self._names]
+        self._workers = [SimulatedWorker[Flight](cluster.caches, cluster.costs) for _ in self._names]
         self.router = SimulatedRouter(self._names, policy, cluster, sum(len(each.keys) for each in prompts))
         # When a worker's running prefill ends; a worker runs one at most.
         self._ends: list[tuple[float, int]] = []
@@ -225,16 +225,19 @@ class SimulatedRouter:
         )
         self._placer = Placer(
             self._membership,
-            self._index,
+            IndexPorts(
+                self._index,
+                now_s=lambda: self._now_s,
+                record_access=lambda keys: self._index.accessed(keys, self._now_s),
+            ),
             settings,
             service_id="",
             chunk_tokens=cluster.caches.block_tokens,
-            index_time_s=lambda: self._now_s,
-            asked_for=lambda keys: self._index.accessed(keys, self._now_s),
+            rng=random.Random(cluster.seed),
             now_s=lambda: self._now_s,
         )
 
-    def place(self, prompt: Prompt, now_s: float) -> tuple[int, ExitStack]:
+    def place(self, prompt: Prompt, now_s: float) -> tuple[int, Flight]:
         """The worker's number, and what `ended` has to be given."""
         self._now_s = now_s
         request = SimRequest(now_s, prompt.tokens, prompt.output_tokens, prompt.keys)
@@ -242,13 +245,11 @@ class SimulatedRouter:
         self._placer.keep(job)
         placement = self._placer.place(job, wire.POOL_PREFILL)
         assert placement is not None
-        ticket = ExitStack()
-        ticket.enter_context(self._placer.in_flight(placement))
-        return self._rows[placement.worker.worker_id], ticket
+        return self._rows[placement.worker.worker_id], self._placer.begin(placement)
 
-    def ended(self, ticket: ExitStack, now_s: float) -> None:
+    def ended(self, ticket: Flight, now_s: float) -> None:
         self._now_s = now_s
-        ticket.close()
+        ticket.end()
 
     def told(self, name: str, change: ClaimChange) -> None:
         self._index.apply(name, change)

@@ -5,6 +5,7 @@ requests, tiers, hotness and, in `cluster_sim.vllm_engine`, the schedulers. Left
 real: engine arithmetic, transport, clock and Redis, whose streams are a delay between a worker's caches and the index.
 """
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,7 @@ from cluster_sim.worker import PoolSettings, SimWorker
 from cluster_sim.workloads import SERVICE, SimRequest
 from control_plane.fleet.membership import Membership
 from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
@@ -86,12 +88,15 @@ class World:
         )
         self.placer = Placer(
             self.membership,
-            self.index,
+            IndexPorts(
+                self.index,
+                now_s=lambda: self.events.now_s,
+                record_access=lambda keys: self.index.accessed(keys, self.events.now_s),
+            ),
             settings.placement,
             service_id=SERVICE,
             chunk_tokens=settings.block_tokens,
-            index_time_s=lambda: self.events.now_s,
-            asked_for=lambda keys: self.index.accessed(keys, self.events.now_s),
+            rng=random.Random(settings.placement.seed),
             now_s=lambda: self.events.now_s,
         )
         self.workers: dict[str, SimWorker] = {}

@@ -9,7 +9,7 @@ from command_line.index import TIMEOUT_S, pool_name
 from command_line.output import out, print_json, print_table, short_number
 from control_plane.client import RachisClient
 
-# What each reason means to who reads it; the names are those of `control_plane.placement.disaggregation.Reason`.
+# What each reason means to people; the names are those of `control_plane.placement.disaggregation.Reason`.
 REASONS = {
     "always": "disaggregated, as configured",
     "remote_sooner": "disaggregated: a prefill worker is expected to be sooner",
@@ -108,13 +108,13 @@ def _title(decision: dict[str, Any]) -> str:
     policy = decision["policy"]
     if decision["load_only"]:
         policy += ", as the index was stale"
-    asked = f"{decision['prompt_tokens']} prompt tokens and at most {decision['max_tokens']} more"
+    request = f"{decision['prompt_tokens']} prompt tokens and at most {decision['max_tokens']} more"
     if not decision["candidates"]:
-        return f"\n{decision['pool']}: no worker was usable for {asked}"
+        return f"\n{decision['pool']}: no worker was usable for {request}"
     if decision["worker_id"] is None:
-        return f"\n{decision['pool']}: every worker had failed the request, {asked}"
+        return f"\n{decision['pool']}: every worker had failed the request, {request}"
     drawn = f", drawn from {decision['equals']} equals" if decision["equals"] > 1 else ""
-    return f"\n{decision['pool']}: {decision['worker_id']} by {policy}{drawn}, for {asked}"
+    return f"\n{decision['pool']}: {decision['worker_id']} by {policy}{drawn}, for {request}"
 
 
 def _decision_of(decision: admin.PlacementDecision) -> dict[str, Any]:

@@ -33,36 +33,38 @@ _COST_GROUPS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """What registrations say of a pool's workers; changes with them alone.
-
-    Tokens of KV: in all and not in use. Seconds: of any prefill, for each prompt token computed and for each pair of a
-    computed token and one that it attends to; for each token loaded from host memory; of a decode step; of a pull and
-    for each token pulled.
-    """
+    """What registrations say of a pool's workers; changes with them alone."""
 
     workers: tuple[WorkerSnapshot, ...]
+    # Of KV, in all and not in use.
     total_tokens: Floats
     free_tokens: Floats
     max_running_requests: Floats
+    # Of any prefill, for each prompt token computed, and for each pair of such a token and one that it attends to.
     prefill_s: Floats
     prefill_s_per_token: Floats
     prefill_s_per_pair: Floats
+    # From host memory.
     load_s_per_token: Floats
     decode_step_s: Floats
+    # Of any pull, and for each token of it.
     pull_s: Floats
     pull_s_per_token: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """in_flight_requests, in_flight_tokens (prompt and completion), uncomputed_tokens: what the router has there.
-    queue_s: seconds until the prefills in flight are expected to be over. turn: the router's last placement there."""
+    """A pool's workers, what is fixed of them and what this router has on each."""
 
     fixed: Fixed
     in_flight_requests: Floats
+    # Of prompt and completion.
     in_flight_tokens: Floats
+    # Of the prompts, what was not cached there.
     uncomputed_tokens: Floats
+    # Until the prefills in flight are expected to be over.
     queue_s: Floats
+    # The router's last placement there.
     turn: Floats
 
     @property

@@ -19,33 +19,34 @@ _NOTHING_S = 1e-9
 
 
 class Load(IntEnum):
-    """REQUESTS and TOKENS (prompt and completion) in flight. UNCOMPUTED: prompt tokens of them that were not cached on
-    the worker. TURN: which of this router's placements the last one was.
+    """The columns. Points in time are monotonic."""
 
-    PENDING_S: engine time that the prefills in flight are expected to take. PROGRESS_S: when one of them ended last, or
-    began on an idle worker; monotonic. LONGEST_S: what the longest of them is expected to take. ARRIVING_UNTIL_S: when
-    what has come of prompts that still arrive should be computed; monotonic."""
-
+    # In flight; tokens of prompt and completion.
     REQUESTS = 0
     TOKENS = 1
+    # Prompt tokens of them that were not cached on the worker.
     UNCOMPUTED = 2
+    # Engine time that the prefills in flight are expected to take.
     PENDING_S = 3
+    # When one of them ended last, or began on an idle worker.
     PROGRESS_S = 4
+    # What the longest of them is expected to take.
     LONGEST_S = 5
+    # When what has come of prompts that still arrive should be computed.
     ARRIVING_UNTIL_S = 6
+    # Which of this router's placements the last one was.
     TURN = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a request is to a worker. expected_s: engine time of its prefill; 0 where it has none.
-
-    arriving: the prompt still comes, so that nobody can say when its prefill should be over.
-    """
+    """What a request is to a worker."""
 
     tokens: int
     uncomputed_tokens: int = 0
+    # Engine time of its prefill; 0 where it has none.
     expected_s: float = 0.0
+    # The prompt still comes, so that nobody can say when its prefill should be over.
     arriving: bool = False
 
     @property

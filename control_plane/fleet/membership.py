@@ -21,14 +21,13 @@ from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 
 @dataclass(slots=True)
 class Member:
-    """One worker. The registration is the registry's, the rest is this router's own. row: in `Membership.loads`.
-
-    version_skew: in which versions the worker differs from this router, in words; empty where they fit.
-    """
+    """One worker. The registration is the registry's, the rest is this router's own."""
 
     registration: wire.WorkerRegistration
     loads: Loads
+    # In `Membership.loads`.
     row: int
+    # In which versions the worker differs from this router, in words; empty where they fit.
     version_skew: str = ""
     suspect_since_s: float | None = None
 
@@ -56,9 +55,10 @@ class _UsablePool:
 
 @dataclass(slots=True)
 class Membership:
-    """The workers of one service. `now_s` is monotonic. versions: the router's; those of the workers have to fit."""
+    """The workers of one service. `now_s` is monotonic."""
 
     trust_after_s: float = 5.0
+    # The router's; those of the workers have to fit.
     versions: Versions = field(default_factory=Versions)
     loads: Loads = field(default_factory=Loads)
     _members: dict[WorkerId, Member] = field(default_factory=dict)

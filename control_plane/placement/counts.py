@@ -4,32 +4,34 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.decision import Choice, RouteChoice
 from control_plane.placement.disaggregation import Reason
-from control_plane.placement.policy import Decision, Question
 
 
 @dataclass(slots=True)
 class PlacementCounts:
-    """decisions: by pool and the policy in force. load_only: of them, while the index was stale.
-
-    reasons: why requests were, or were not, disaggregated. prompt_tokens: of placed requests, by pool.
-    device_hit_tokens, host_hit_tokens: what the chosen workers had of them as far as was known, by pool.
-    """
-
+    # By pool and the policy in force.
     decisions: Counter[tuple[Pool, str]] = field(default_factory=Counter)
+    # Of them, while the index was stale.
     load_only: int = 0
+    # Why requests were, or were not, disaggregated.
     reasons: Counter[Reason] = field(default_factory=Counter)
+    # Of placed requests, by pool.
     prompt_tokens: Counter[Pool] = field(default_factory=Counter)
+    # What the chosen workers had of them as far as was known, by pool.
     device_hit_tokens: Counter[Pool] = field(default_factory=Counter)
     host_hit_tokens: Counter[Pool] = field(default_factory=Counter)
 
-    def placed(self, pool: Pool, policy: str, question: Question, decision: Decision, *, load_only: bool) -> None:
-        """Without a winner nothing is counted: somebody waits for a worker."""
-        row = decision.winner
+    def routed(self, route: RouteChoice) -> None:
+        self.reasons[route.reason] += 1
+
+    def placed(self, choice: Choice) -> None:
+        """Without a winner nothing is counted: the request waits for a worker."""
+        row, pool, view = choice.decision.winner, choice.pool, choice.view
         if row < 0:
             return
-        self.decisions[pool, policy] += 1
-        self.load_only += load_only
-        self.prompt_tokens[pool] += question.prompt_tokens
-        self.device_hit_tokens[pool] += round(question.device[row])
-        self.host_hit_tokens[pool] += round(question.host[row])
+        self.decisions[pool, choice.policy.name] += 1
+        self.load_only += view.is_stale
+        self.prompt_tokens[pool] += choice.question.prompt_tokens
+        self.device_hit_tokens[pool] += round(view.device[row])
+        self.host_hit_tokens[pool] += round(view.host[row])

@@ -1,7 +1,7 @@
 """Whether a prompt is prefilled on a prefill worker, or by the decode worker itself. Pure.
 
 Both ways are priced in seconds until the request decodes, by what the workers measured. A decode worker that prefills
-keeps everybody waiting who runs there: their seconds count like the request's own.
+keeps the requests waiting that run there: their seconds count like the request's own.
 """
 
 from dataclasses import dataclass
@@ -32,27 +32,30 @@ LOCAL = frozenset({Reason.SHORT_REMAINDER, Reason.PREFILL_SLOW, Reason.PREFILL_D
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds until the request decodes, by way, and prompt tokens that the decode worker would compute."""
+    """What the two ways cost."""
 
+    # Until the request decodes.
     local_s: float
     remote_s: float
+    # Prompt tokens that the decode worker would compute.
     remainder_tokens: int
 
 
-def prices(prefill: Decision, prefill_question: Question, decode: Decision, decode_question: Question) -> Prices:
+def prices(prefill: Decision, decode: Decision, question: Question) -> Prices:
     """Of the two winners, which have to be there."""
-    row, workers = decode.winner, decode.candidates
-    compute_s = float(prefill_s(decode_question, workers)[row])
+    row, view = decode.winner, decode.view
+    workers = view.candidates
+    compute_s = float(prefill_s(question, view)[row])
     local_s = float(workers.queue_s[row]) + compute_s * (1.0 + float(workers.in_flight_requests[row]))
-    pulled = max(decode_question.prompt_tokens - float(decode_question.device[row]), 0.0)
+    pulled = max(question.prompt_tokens - float(view.device[row]), 0.0)
     pull_s = float(workers.fixed.pull_s[row] + pulled * workers.fixed.pull_s_per_token[row])
     # The first token is sampled on the prefill worker, and takes a step on the decode worker once more.
     replay_s = float(workers.fixed.decode_step_s[row])
-    remote_s = float(expected_ttft_s(prefill_question, prefill.candidates)[prefill.winner]) + pull_s + replay_s
-    return Prices(local_s, remote_s, round(float(decode_question.uncached[row])))
+    remote_s = float(expected_ttft_s(question, prefill.view)[prefill.winner]) + pull_s + replay_s
+    return Prices(local_s, remote_s, round(float(view.uncached(question.prompt_tokens)[row])))
 
 
-def decide(price: Prices, most_local_tokens: int) -> Reason:
+def reason_for(price: Prices, most_local_tokens: int) -> Reason:
     """most_local_tokens: see `placement.local_prefill_tokens`."""
     if price.remainder_tokens <= most_local_tokens:
         return Reason.SHORT_REMAINDER if price.local_s < price.remote_s else Reason.REMOTE_SOONER

@@ -1,14 +1,15 @@
-"""A decision of placement as it is told: every candidate with every term, the winner, and what was known."""
+"""A decision of placement as a message: every candidate with every term, the winner, and what was known."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from rachis.v1 import admin_pb2 as admin
 
-from control_plane.placement.placer import Choice, Explanation
-from control_plane.placement.policy import Decision, Question
+from control_plane.placement.decision import Choice
+from control_plane.placement.decision_log import Explanation
+from control_plane.placement.policy import Decision
 
-# As in `placement`: scores that differ by less are equal.
+# As in `policy`: scores that differ by less are equal.
 _EQUAL = 1e-9
 _MOST_NAMED = 5
 # Ids are the clients' own, and the sentence has to fit the metadata of a call.
@@ -40,8 +41,8 @@ def decision_of(choice: Choice, configured_policy: str) -> admin.PlacementDecisi
         prompt_tokens=question.prompt_tokens,
         max_tokens=question.max_tokens,
         terms=[admin.PlacementTerm(name=name, weight=weights[name]) for name in decision.terms],
-        candidates=[_candidate(decision, question, row) for row in _best_first(decision)],
-        worker_id=decision.worker.worker_id if decision.worker is not None else "",
+        candidates=[_candidate(decision, row) for row in _best_first(decision)],
+        worker_id=choice.worker.worker_id if choice.worker is not None else "",
         equals=equals(decision),
     )
 
@@ -67,13 +68,13 @@ def _shortened(request_id: str) -> str:
 
 
 def _best_first(decision: Decision) -> list[int]:
-    """The winner, then by score; who was left out comes last."""
-    rows = range(len(decision.candidates))
+    """The winner, then by score; workers that were left out come last."""
+    rows = range(len(decision.view.candidates))
     return sorted(rows, key=lambda row: (row != decision.winner, not decision.passed[row], -decision.scores[row]))
 
 
-def _candidate(decision: Decision, question: Question, row: int) -> admin.PlacementCandidate:
-    candidates = decision.candidates
+def _candidate(decision: Decision, row: int) -> admin.PlacementCandidate:
+    view, candidates = decision.view, decision.view.candidates
     worker = candidates.workers[row]
     return admin.PlacementCandidate(
         worker_id=worker.worker_id,
@@ -81,10 +82,10 @@ def _candidate(decision: Decision, question: Question, row: int) -> admin.Placem
         passed=bool(decision.passed[row]),
         terms={name: float(values[row]) for name, values in decision.terms.items()},
         score=float(decision.scores[row]),
-        device_tokens=round(question.device[row]),
-        host_tokens=round(question.host[row]),
-        shared_tokens=round(question.shared[row]),
-        sharers=round(question.sharers[row]),
+        device_tokens=round(view.device[row]),
+        host_tokens=round(view.host[row]),
+        shared_tokens=round(view.shared[row]),
+        sharers=round(view.sharers[row]),
         in_flight_requests=round(candidates.in_flight_requests[row]),
         in_flight_tokens=round(candidates.in_flight_tokens[row]),
         queue_s=float(candidates.queue_s[row]),

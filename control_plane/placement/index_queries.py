@@ -15,40 +15,39 @@ from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 from control_plane.placement.explanation import equals, explained, not_known
+from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
-from control_plane.placement.rehearsal import Rehearsal
-from control_plane.prefix_index.index import HotPrefix, Matches, PrefixIndex
+from control_plane.prefix_index.index import HotPrefix, Matches
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.prefix_index.redis_index import IndexHealth
 from kv_transfer.claims.prefix_chunks import Keys, short_name
 
 MOST_HOTTEST = 1000
-# The shortest completion: whoever looks a prompt up wants none.
+# The shortest completion: a lookup wants none.
 _SHORTEST = 1
 
 
 class IndexQueries:
-    """health: how far the index is followed. now_s: Redis's time, as accesses have it. policy: the configured one."""
+    """health: how far the index is followed. policy: the configured one, by name."""
 
     def __init__(
         self,
         membership: Membership,
-        index: PrefixIndex,
+        index: IndexPorts,
         placer: Placer,
         tokenizer: Tokenizer,
         check: IndexCheck,
         *,
         health: Callable[[], IndexHealth],
-        now_s: Callable[[], float],
         policy: str,
     ) -> None:
         self._membership = membership
-        self._index = index
+        self._index = index.index
         self._placer = placer
         self._tokenizer = tokenizer
         self._check = check
         self._health = health
-        self._now_s = now_s
+        self._now_s = index.now_s
         self._policy = policy
 
     def hottest(self, request: admin.GetHottestPrefixesRequest) -> admin.GetHottestPrefixesResponse:
@@ -58,10 +57,10 @@ class IndexQueries:
     async def lookup(self, request: admin.LookupPrefixRequest) -> admin.LookupPrefixResponse:
         """Raises ClientFault, or UnavailableError while no worker is known."""
         token_ids = await self._checked_tokens(request.prompt, request.cache_salt, _SHORTEST)
-        keys = self._placer.packed(token_ids, request.cache_salt).keys
-        # First, as it lets go of predictions that have ended.
-        explanation = Rehearsal(self._placer).explain(token_ids, _SHORTEST, request.cache_salt)
-        matches = self._index.lookup(keys)
+        prompt = self._placer.packed(token_ids, request.cache_salt)
+        keys = prompt.keys
+        explanation = self._placer.supposed(prompt, _SHORTEST)
+        matches = self._placer.matches(keys)
         first, whole = self._rates(keys)
         return admin.LookupPrefixResponse(
             prompt_tokens=len(token_ids),
@@ -73,7 +72,7 @@ class IndexQueries:
             choices=[
                 admin.PoolChoice(
                     pool=choice.pool,
-                    worker_id=choice.decision.worker.worker_id if choice.decision.worker is not None else "",
+                    worker_id=choice.worker.worker_id if choice.worker is not None else "",
                     policy=choice.policy.name,
                     equals=equals(choice.decision),
                 )
@@ -85,16 +84,17 @@ class IndexQueries:
         """Raises NotFoundError for a request that is not remembered, ClientFault for a prompt that is none."""
         if request.WhichOneof("asked") == "request_id":
             validation.check_request_id(request.request_id)
-            explanation = self._placer.explanation(request.request_id)
+            explanation = self._placer.log.explanation(request.request_id)
             if explanation is None:
-                raise NotFoundError(not_known(request.request_id, self._placer.explained), field="request_id")
+                raise NotFoundError(not_known(request.request_id, self._placer.log.request_ids), field="request_id")
             return explained(explanation, self._policy)
         if not request.HasField("supposed"):
             raise InvalidInputError("one of request_id or supposed must be set", field="asked")
         supposed = request.supposed
         max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         token_ids = await self._checked_tokens(supposed.prompt, supposed.cache_salt, max_tokens)
-        return explained(Rehearsal(self._placer).explain(token_ids, max_tokens, supposed.cache_salt), self._policy)
+        prompt = self._placer.packed(token_ids, supposed.cache_salt)
+        return explained(self._placer.supposed(prompt, max_tokens), self._policy)
 
     async def check(self) -> admin.CheckIndexResponse:
         return await self._check.run()

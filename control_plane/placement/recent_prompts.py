@@ -17,11 +17,12 @@ _MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecentPrompt:
-    """expected_s: engine time that its prefill was expected to take where it was sent."""
+    """A prompt with the names of its chunks."""
 
     token_ids: NDArray[np.uint32]
     keys: Keys
     cache_salt: str
+    # Engine time that its prefill was expected to take where it was sent.
     expected_s: float
 
     def begins_with(self, key: int, chunks: int) -> bool:

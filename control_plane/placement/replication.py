@@ -27,9 +27,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A prefix and what its requests cost where it is cached, in seconds of engine time each."""
+    """What a prefix asks of the workers that hold it."""
 
     prefix: HotPrefix
+    # Engine time of each of its requests where it is cached.
     request_s: float
 
     @property
@@ -40,15 +41,16 @@ class Demand:
 
 @dataclass(slots=True)
 class Replication:
-    """Decides one copy at a time. load: see the module; replicas: copies of a prefix at most, beside the first holder.
+    """Decides one copy at a time."""
 
-    copies: by prefix that has not cooled, the workers that it was copied to and when; they claim it themselves soon, or
-    have evicted it. refused: until when not to try a copy that has failed.
-    """
-
+    # See the module.
     load: float
+    # Copies of a prefix at most, beside the first holder.
     replicas: int
+    # By prefix that has not cooled, the workers that it was copied to and when; they claim it themselves soon, or have
+    # evicted it.
     copies: dict[int, dict[str, float]] = field(default_factory=dict)
+    # Until when not to try a copy that has failed.
     refused: dict[tuple[int, str], float] = field(default_factory=dict)
     given_up: int = 0
 

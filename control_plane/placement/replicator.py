@@ -38,7 +38,7 @@ return 1
 
 
 class Replicator:
-    """`run` until cancelled, then `close`. copies: made so far; failed: that came to nothing."""
+    """`run` until cancelled, then `close`."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Replicator:
         self._placer = placer
         self._workers = workers
         self.plan = plan
+        # Made so far, and those that came to nothing.
         self.copies = 0
         self.failed = 0
 
@@ -88,14 +89,16 @@ class Replicator:
             hand_off=False,
             cache_salt=placement.cache_salt,
         )
+        flight = self._placer.begin(placement)
         try:
-            with self._placer.in_flight(placement):
-                await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
+            await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
         except RachisError as error:
             self.failed += 1
             self.plan.failed(copy, monotonic_s())
             logger.info("a hot prefix was not copied to %s: %s", copy.worker_id, error)
             return None
+        finally:
+            flight.end()
         self.plan.made(copy, monotonic_s())
         self.copies += 1
         return copy

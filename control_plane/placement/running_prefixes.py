@@ -14,9 +14,11 @@ _STEPS = tuple(sorted({*(1 << power for power in range(24)), *(3 << power for po
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """chunks: of a prompt, from its beginning. requests: how many share them."""
+    """What a prompt has in common with requests on one worker."""
 
+    # Of the prompt, from its beginning.
     chunks: int
+    # How many share them.
     requests: int
 
 

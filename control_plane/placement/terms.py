@@ -14,10 +14,10 @@ import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError
-from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Floats
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.policy import PlacementPolicy, Question, Term
+from control_plane.placement.view import PoolView
 
 # A request weighs as so many tokens, in `load`.
 _REQUEST_TOKENS = 16
@@ -32,94 +32,94 @@ _WORK_PRICE = 2.0
 _MOST_LONG_PRICE = 1.5
 
 
-def prefill_s(question: Question, candidates: Candidates) -> Floats:
+def prefill_s(question: Question, view: PoolView) -> Floats:
     """Seconds of engine time of the request's own prefill: loading what host memory holds, computing the rest."""
-    fixed = candidates.fixed
+    fixed = view.candidates.fixed
     prompt = max(question.prompt_tokens, 1)
-    uncached = question.uncached
+    uncached = view.uncached(question.prompt_tokens)
     kept = prompt - uncached
     seconds: Floats = (
         fixed.prefill_s
         + uncached * fixed.prefill_s_per_token
         + (prompt * prompt - kept * kept) / 2 * fixed.prefill_s_per_pair
-        + question.host * fixed.load_s_per_token
+        + view.host * fixed.load_s_per_token
     )
     return seconds
 
 
-def expected_ttft_s(question: Question, candidates: Candidates) -> Floats:
+def expected_ttft_s(question: Question, view: PoolView) -> Floats:
     """Seconds to the first token: the queue, and the request's own prefill."""
-    expected: Floats = candidates.queue_s + prefill_s(question, candidates) + _OVERHEAD_S
+    expected: Floats = view.candidates.queue_s + prefill_s(question, view) + _OVERHEAD_S
     return expected
 
 
-def ttft(question: Question, candidates: Candidates) -> Floats:
+def ttft(question: Question, view: PoolView) -> Floats:
     """The lowest price over each one's: seconds to the first token, where own work counts more than waiting.
 
-    What a hit saves is saved for everybody who comes after: without that price, requests are spread over workers that
+    What a hit saves is saved for all that come after: without that price, requests are spread over workers that
     have to compute again what others hold. And a long prompt pays for the half of the pool that short ones are quick
     in. `rachis bench placement` found both flat in their constants.
     """
-    own_s = prefill_s(question, candidates)
-    price = candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
+    own_s = prefill_s(question, view)
+    price = view.candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
     shortest_s = float(own_s.min(initial=math.inf))
-    if shortest_s > question.long_s:
-        rows = len(candidates)
-        price[rows - rows // 2 :] += min(shortest_s, _MOST_LONG_PRICE * question.long_s)
+    if shortest_s > view.long_s:
+        rows = len(view.candidates)
+        price[rows - rows // 2 :] += min(shortest_s, _MOST_LONG_PRICE * view.long_s)
     return _lowest_over(price)
 
 
-def cached(question: Question, _candidates: Candidates) -> Floats:
+def cached(question: Question, view: PoolView) -> Floats:
     """Share of the prompt that lies in either tier."""
-    return np.minimum((question.device + question.host) / max(question.prompt_tokens, 1), 1.0)
+    return np.minimum((view.device + view.host) / max(question.prompt_tokens, 1), 1.0)
 
 
-def pull(question: Question, _candidates: Candidates) -> Floats:
+def pull(question: Question, view: PoolView) -> Floats:
     """Share of the prompt's KV that does not have to be pulled."""
-    return np.minimum(question.device / max(question.prompt_tokens, 1), 1.0)
+    return np.minimum(view.device / max(question.prompt_tokens, 1), 1.0)
 
 
-def affinity(question: Question, _candidates: Candidates) -> Floats:
+def affinity(question: Question, view: PoolView) -> Floats:
     """Share of the prompt that is shared with what runs and waits there, more with more of them."""
-    shared = np.minimum(question.shared / max(question.prompt_tokens, 1), 1.0)
-    closeness: Floats = shared * (1.0 - np.exp2(-question.sharers))
+    shared = np.minimum(view.shared / max(question.prompt_tokens, 1), 1.0)
+    closeness: Floats = shared * (1.0 - np.exp2(-view.sharers))
     return closeness
 
 
-def load(_question: Question, candidates: Candidates) -> Floats:
+def load(_question: Question, view: PoolView) -> Floats:
     """The fewest tokens in flight over each one's; requests count as some tokens each."""
-    return _lowest_over(1.0 + candidates.in_flight_tokens + _REQUEST_TOKENS * candidates.in_flight_requests)
+    return _lowest_over(1.0 + view.candidates.in_flight_tokens + _REQUEST_TOKENS * view.candidates.in_flight_requests)
 
 
-def room(_question: Question, candidates: Candidates) -> Floats:
+def room(_question: Question, view: PoolView) -> Floats:
     """Share of the places in the batch that are free."""
-    places = np.maximum(candidates.fixed.max_running_requests, 1.0)
-    free: Floats = np.clip(1.0 - candidates.in_flight_requests / places, 0.0, 1.0)
+    places = np.maximum(view.candidates.fixed.max_running_requests, 1.0)
+    free: Floats = np.clip(1.0 - view.candidates.in_flight_requests / places, 0.0, 1.0)
     return free
 
 
-def memory(question: Question, candidates: Candidates) -> Floats:
+def memory(question: Question, view: PoolView) -> Floats:
     """Share of the KV memory that is left with this request; 0 where it does not fit. 1 where nothing is known."""
-    total = candidates.fixed.total_tokens
-    free = np.minimum(candidates.fixed.free_tokens, total - candidates.in_flight_tokens)
-    left = free - question.prompt_tokens - question.max_tokens + question.device
+    total = view.candidates.fixed.total_tokens
+    free = np.minimum(view.candidates.fixed.free_tokens, total - view.candidates.in_flight_tokens)
+    left = free - question.prompt_tokens - question.max_tokens + view.device
     return np.where(total > 0, np.clip(left / np.maximum(total, 1.0), 0.0, 1.0), 1.0)
 
 
-def turn(_question: Question, candidates: Candidates) -> Floats:
+def turn(_question: Question, view: PoolView) -> Floats:
     """1 for the one that was placed on longest ago."""
-    return _lowest_over(1.0 + candidates.turn - candidates.turn.min(initial=np.inf))
+    return _lowest_over(1.0 + view.candidates.turn - view.candidates.turn.min(initial=np.inf))
 
 
-def published_prefill(question: Question, candidates: Candidates) -> Floats:
+def published_prefill(question: Question, view: PoolView) -> Floats:
     """The lowest cost of the published formula over each one's; nothing decodes on a prefill worker."""
-    credit = question.device + _FORMULA_HOST_CREDIT * question.host
-    return _lowest_over(1.0 + np.maximum(candidates.uncomputed_tokens + question.prompt_tokens - credit, 0.0))
+    credit = view.device + _FORMULA_HOST_CREDIT * view.host
+    return _lowest_over(1.0 + np.maximum(view.candidates.uncomputed_tokens + question.prompt_tokens - credit, 0.0))
 
 
-def published_decode(_question: Question, candidates: Candidates) -> Floats:
+def published_decode(_question: Question, view: PoolView) -> Floats:
     """The same for a decode worker: the published formula gives no credit for overlap there."""
-    return _lowest_over(1.0 + np.ceil(candidates.in_flight_tokens / _FORMULA_BLOCK_TOKENS))
+    return _lowest_over(1.0 + np.ceil(view.candidates.in_flight_tokens / _FORMULA_BLOCK_TOKENS))
 
 
 def _lowest_over(cost: Floats) -> Floats:

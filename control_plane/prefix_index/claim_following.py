@@ -1,17 +1,17 @@
-"""How a router follows what one worker tells of its cached prefixes. Pure: batches and snapshots in, instructions out.
+"""How a router follows what one worker claims of its cached prefixes. Pure: batches and snapshots in, instructions out.
 
 Batches of a generation apply in the order of their sequence. What comes twice, or from an older generation, is left
 out; what comes too early is held, up to a bound; a newer generation voids everything the older one claimed.
 
     following   batches are read from the worker's stream, after `sequence`
     lost        some are missing: the worker's snapshot is to be read
-    asked       that snapshot leads nowhere: the worker was asked for another one
+    requested   that snapshot leads nowhere: another one was requested from the worker
 
-The registry is the authority on generations. One that is older than what the worker's stream told is late, and says
+The registry is the authority on generations. One that is older than that of the worker's stream is late, and says
 nothing; if it stays for `OVERRULED_S`, Redis has lost its data and counts from an earlier clock, and it is the truth.
 
 A snapshot that is not older than what was applied replaces it, and following goes on after it. The stream is the only
-memory of what was not applied: whoever follows reads again from `sequence`, whatever was held or dropped.
+memory of what was not applied: a follower reads again from `sequence`, whatever was held or dropped.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot
 
 # Batches that wait for the ones before them; more are read again later.
 MOST_HELD = 64
-# A registration that is ahead of the stream for so long tells of batches that the stream has lost.
+# A registration that is ahead of the stream for so long announces batches that the stream has lost.
 GRACE_S = 1.0
 # A registration that is of an older generation for so long is not late.
 OVERRULED_S = 5.0
-# So many requests without a block told of are no accident.
+# So many requests without any claim of a block are no accident.
 _SILENT_REQUESTS = 3
 
 
 class Mode(Enum):
     FOLLOWING = "following"
     LOST = "lost"
-    ASKED = "asked"
+    REQUESTED = "requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,17 @@ Instruction: TypeAlias = Restart | Apply | Replace
 
 @dataclass(slots=True)
 class FeedCounts:
-    """Of all workers of a router. keys: told of in batches. duplicates: batches heard already, or of older generations.
-
-    held: batches that came before one that they follow. resyncs: snapshots taken in.
-    """
+    """Of all workers of a router."""
 
     batches: int = 0
+    # In batches that were applied.
     keys: int = 0
+    # Batches that were read before, or are of older generations.
     duplicates: int = 0
+    # Batches that came before one that they follow.
     held: int = 0
     gaps: int = 0
+    # Snapshots taken in.
     resyncs: int = 0
     damaged: int = 0
 
@@ -84,7 +85,7 @@ class WorkerFeed:
         self.mode = Mode.FOLLOWING
         self._counts = counts
         # The last batch that is known to exist.
-        self._told = 0
+        self._last_known = 0
         self._held: dict[int, ClaimChange] = {}
         # The last snapshot taken in: a gap that is still there after it needs another one.
         self._snapshot_sequence = -1
@@ -95,24 +96,24 @@ class WorkerFeed:
 
     @property
     def in_sync(self) -> bool:
-        """Everything that this worker is known to have told has been applied."""
-        return self.mode is Mode.FOLLOWING and self.sequence >= self._told
+        """Everything that this worker is known to have claimed has been applied."""
+        return self.mode is Mode.FOLLOWING and self.sequence >= self._last_known
 
     def lag(self, generation: int, claims_sequence: int) -> int:
-        """Batches not applied yet, of those known to exist and of those that the registration tells of."""
-        told = max(self._told, claims_sequence) if generation == self.generation else self._told
-        return max(0, told - self.sequence)
+        """Batches not applied yet, of those known to exist and of those that the registration announces."""
+        last = max(self._last_known, claims_sequence) if generation == self.generation else self._last_known
+        return max(0, last - self.sequence)
 
     def registered(self, generation: int, claims_sequence: int, now_s: float) -> list[Instruction]:
         """What the worker's registration says now, on a monotonic clock."""
         if generation > self.generation or self._is_overruled(generation, now_s):
             restart = self._restart(generation)
             if claims_sequence:
-                self._told = claims_sequence
+                self._last_known = claims_sequence
                 self.mode = Mode.LOST
             return restart
         if generation == self.generation:
-            self._check_progress(max(self._told, claims_sequence), now_s)
+            self._check_progress(max(self._last_known, claims_sequence), now_s)
         return []
 
     def batch(self, batch: ClaimBatch) -> list[Instruction]:
@@ -121,7 +122,7 @@ class WorkerFeed:
             self._counts.duplicates += 1
             return []
         restart = self._restart_if_newer(batch.generation)
-        self._told = max(self._told, batch.sequence)
+        self._last_known = max(self._last_known, batch.sequence)
         if batch.sequence <= self.sequence:
             self._counts.duplicates += 1
             return restart
@@ -138,7 +139,7 @@ class WorkerFeed:
         if generation < self.generation:
             return []
         restart = self._restart_if_newer(generation)
-        self._told = max(self._told, sequence)
+        self._last_known = max(self._last_known, sequence)
         if sequence > self.sequence:
             self._lose()
         return restart
@@ -147,31 +148,31 @@ class WorkerFeed:
         """The worker's snapshot has been read; None: there is none, or none that can be read."""
         if snapshot is None or not self._leads_on(snapshot):
             if self.mode is Mode.LOST:
-                self.mode = Mode.ASKED
+                self.mode = Mode.REQUESTED
             return []
         restart = self._restart_if_newer(snapshot.generation)
         self._counts.resyncs += 1
         self.sequence = self._snapshot_sequence = snapshot.sequence
-        self._told = max(self._told, snapshot.sequence)
+        self._last_known = max(self._last_known, snapshot.sequence)
         self.mode = Mode.FOLLOWING
         return [*restart, Replace(snapshot), *self._applied()]
 
     def answered(self) -> None:
         """The request for a snapshot is gone: carried out, or forgotten."""
-        if self.mode is Mode.ASKED:
+        if self.mode is Mode.REQUESTED:
             self.mode = Mode.LOST
 
     def check_invariants(self) -> None:
         assert len(self._held) <= MOST_HELD, f"{len(self._held)} batches held"
         assert all(sequence > self.sequence + 1 for sequence in self._held), "a batch is held that can be applied"
-        assert self._snapshot_sequence <= self.sequence <= self._told, "applied what nobody told"
+        assert self._snapshot_sequence <= self.sequence <= self._last_known, "applied what is not known to exist"
 
     def _restart_if_newer(self, generation: int) -> list[Instruction]:
         return self._restart(generation) if generation > self.generation else []
 
     def _restart(self, generation: int) -> list[Instruction]:
         self.generation = generation
-        self.sequence = self._told = 0
+        self.sequence = self._last_known = 0
         self.mode = Mode.FOLLOWING
         self._held.clear()
         self._snapshot_sequence = -1
@@ -202,7 +203,7 @@ class WorkerFeed:
             self._counts.batches += 1
             self._counts.keys += len(change)
             instructions.append(Apply(change))
-        if self.sequence >= self._told:
+        if self.sequence >= self._last_known:
             self.mode = Mode.FOLLOWING
         return instructions
 
@@ -219,18 +220,19 @@ class WorkerFeed:
             self._counts.gaps += 1
             self.mode = Mode.LOST
 
-    def _check_progress(self, told: int, now_s: float) -> None:
-        if told <= self.sequence or self.mode is not Mode.FOLLOWING:
+    def _check_progress(self, last: int, now_s: float) -> None:
+        """last: the last batch that the stream or the registration knows of."""
+        if last <= self.sequence or self.mode is not Mode.FOLLOWING:
             self._behind = None
         elif self._behind is None or self._behind[1] != self.sequence:
             self._behind = (now_s, self.sequence)
         elif now_s - self._behind[0] >= GRACE_S:
-            self._told = told
+            self._last_known = last
             self._lose()
 
 
 class SilenceWatch:
-    """Whether a worker finishes requests and tells of no block: peers' feeds are known to fail just so, without a word.
+    """Whether a worker finishes requests and claims no block: peers' feeds are known to fail just so, without a word.
 
     Times are monotonic, in seconds.
     """
@@ -239,7 +241,7 @@ class SilenceWatch:
         self._silent_after_s = silent_after_s
         self._requests = 0
         self._blocks = 0
-        # Requests that have ended since the last block was told of, and since when there are any.
+        # Requests that have ended since the last claim of a block, and since when there are any.
         self._unanswered = 0
         self._unanswered_since_s = 0.0
 

@@ -1,9 +1,8 @@
-"""Who holds a prefix, as a number: each set of (tier, worker) that occurs is kept once.
+"""Which workers hold a prefix, as a number: each set of (tier, worker) that occurs is kept once.
 
 Thousands of chunks lie on the same workers, so that an entry of the index needs four bytes for its holders however many
 workers there are, and a worker that is gone leaves all entries at once: its bits are cleared in the sets, not in the
-entries. Set 0 is nobody; set 1 is not known,
-of a chunk that was asked for and of which no worker has told anything.
+entries. Set 0 is nobody; set 1 is not known, of a chunk that was asked for and that no worker has claimed.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The hotness of one family of prefixes as it lies in Redis: which chunks, and how often they were asked for, decayed.
 
-A snapshot sums up a stream of accesses until one of its entries; whoever starts takes it in and reads on from there.
-Its hottest chunks are kept. Layout: name of that entry (two big-endian uint64), then zlib of the sorted keys (uint64)
-and the log2 of their counts at that entry's time (float32), both little-endian.
+A snapshot sums up a stream of accesses until one of its entries; a router that starts takes it in and goes on from
+there. Its hottest chunks are kept. Layout: name of that entry (two big-endian uint64), then zlib of the sorted keys
+(uint64) and the log2 of their counts at that time (float32), both little-endian.
 """
 
 import math
@@ -59,10 +59,12 @@ class Access(NamedTuple):
 
 
 class HotnessSnapshot(NamedTuple):
-    """counts: float32, log2 of the decayed requests at the time of entry `until`."""
+    """What a stream of accesses comes to."""
 
+    # The last entry that is in it.
     until: EntryName
     keys: Keys
+    # log2 of the decayed requests at the time of that entry.
     counts: NDArray[np.float32]
 
 

@@ -5,20 +5,21 @@ counted from requests of the whole cluster: a decayed count that halves every `h
 log2(sum of 2^(t / half life)), so that time alone changes no entry and the coldest stays the coldest.
 
 No claim is an entry of its own: a chunk's holders are one number (`holder_sets`), its place is in a table of fixed size
-(`prefix_table`). Everything works on whole prompts or batches at once.
+(`table`). Everything works on whole prompts or batches at once.
 
 Source of the decay: Cormode et al., "Forward decay", ICDE 2009.
 """
 
-import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from control_plane.prefix_index.holder_sets import NOBODY, UNKNOWN, HolderSets, Plane, slots_in
+from control_plane.prefix_index.holder_sets import NOBODY, UNKNOWN, HolderSets, Masks, Plane, slots_in
+from control_plane.prefix_index.predictions import Predictions
 from control_plane.prefix_index.table import NOWHERE, Places, PrefixTable
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
@@ -26,7 +27,7 @@ from kv_transfer.claims.prefix_chunks import Keys
 Counts = NDArray[np.int64]
 
 # What was stored and not yet asked for counts as so much of a request.
-_UNASKED = 2.0**-6
+_NOT_ACCESSED = 2.0**-6
 # float32 keeps heat to one part in a thousand for so many half-lives after the reference.
 _MOST_HALF_LIVES = 8192
 _MOST_PROMPTS = 4096
@@ -39,24 +40,26 @@ _SPARE_SETS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matches:
-    """How much of one prompt each worker holds, in chunks from its beginning; arrays over the slots of the index.
-
-    device: on the device. warm: there, or predicted to be. held: warm, or continued in host memory.
-    """
+    """How much of one prompt each worker holds, in chunks from its beginning; arrays over the slots of the index."""
 
     chunks: int
+    # On the device.
     device: Counts
+    # There, or predicted to be.
     warm: Counts
+    # Warm, or continued in host memory.
     held: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A prefix that requests share. rate: requests a second, decayed. Workers by tier, of its last chunk."""
+    """A prefix that requests share."""
 
     key: int
     chunks: int
+    # Requests a second, decayed.
     rate: float
+    # Workers by tier, of its last chunk.
     device: tuple[str, ...]
     host: tuple[str, ...]
 
@@ -67,13 +70,6 @@ class _Holder:
 
     generation: int
     slot: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prediction:
-    until_s: float
-    slot: int
-    keys: Keys
 
 
 class PrefixIndex:
@@ -92,14 +88,12 @@ class PrefixIndex:
         self._names: list[str | None] = []
         self._reference_s = start_s
         self._latest_s = start_s
-        # By worker's slot and first chunk: predictions of one family are withdrawn together.
-        self._predictions: dict[tuple[int, int], list[_Prediction]] = {}
-        self._expiries: list[tuple[float, tuple[int, int]]] = []
+        self._predictions = Predictions()
         # Prompts of late, by their last chunk: they say how chunks follow each other.
         self._prompts: OrderedDict[int, Keys] = OrderedDict()
         self._next_compaction = _SPARE_SETS
 
-    # Who is there.
+    # Which workers are there.
 
     def join(self, worker_id: str, generation: int) -> None:
         """A worker may hold something from now on. A new generation holds nothing of what the one before held."""
@@ -140,7 +134,7 @@ class PrefixIndex:
     # What they hold.
 
     def apply(self, worker_id: str, change: ClaimChange) -> None:
-        """Takes a batch in. What a worker says that is not in the index is nobody's."""
+        """Takes a batch in. What a worker claims that is not in the index is nobody's."""
         holder = self._holders.get(worker_id)
         if holder is None:
             return
@@ -169,36 +163,26 @@ class PrefixIndex:
         holder = self._holders.get(worker_id)
         if holder is None or not len(keys):
             return
-        family = (holder.slot, int(keys[0]))
-        self._predictions.setdefault(family, []).append(_Prediction(until_s, holder.slot, keys))
-        heapq.heappush(self._expiries, (until_s, family))
+        self._predictions.add(holder.slot, keys, until_s)
         self._claim(keys, Plane.PREDICTED, holder.slot, present=True)
 
     def expire(self, now_s: float) -> None:
-        """Predictions that have ended are not believed any more: the worker has told of the blocks, or never will."""
-        due: set[tuple[int, int]] = set()
-        while self._expiries and self._expiries[0][0] <= now_s:
-            due.add(heapq.heappop(self._expiries)[1])
-        for family in due & self._predictions.keys():
-            ended = [each for each in self._predictions[family] if each.until_s <= now_s]
-            going_on = [each for each in self._predictions[family] if each.until_s > now_s]
-            over = np.unique(np.concatenate([each.keys for each in ended])) if ended else np.empty(0, dtype=np.uint64)
-            if going_on:
-                self._predictions[family] = going_on
-                over = over[~np.isin(over, np.concatenate([each.keys for each in going_on]))]
-            else:
-                del self._predictions[family]
-            self._claim(over, Plane.PREDICTED, family[0], present=False)
+        """Withdraws predictions that have ended: the worker has claimed the blocks, or never will."""
+        for slot, over in self._predictions.expire(now_s):
+            self._claim(over, Plane.PREDICTED, slot, present=False)
 
-    def lookup(self, keys: Keys) -> Matches:
-        """Who holds how much of a prompt, given by its chunks' keys."""
+    def lookup(self, keys: Keys, now_s: float = -math.inf) -> Matches:
+        """Who holds how much of a prompt, given by its chunks' keys. Changes nothing.
+
+        now_s: what `expire` would withdraw at that time is not believed, whether it has been withdrawn or not.
+        """
         slots = len(self._names)
         device, warm, held = (np.zeros(slots, dtype=np.int64) for _ in range(3))
         if len(keys) and slots:
             places = self._table.find(keys)
-            sets = self._holders_along(places)
-            starts = np.concatenate(([0], np.flatnonzero(sets[1:] != sets[:-1]) + 1))
-            self._measure(sets[starts].tolist(), starts.tolist(), len(keys), (device, warm, held))
+            ended = self._predictions.ended(int(keys[0]), now_s)
+            holders, starts = self._stretches_without(ended, keys, places) if ended else self._stretches(places)
+            _measure(holders, starts, len(keys), (device, warm, held))
         return Matches(len(keys), device, warm, held)
 
     # How hot it is.
@@ -254,7 +238,7 @@ class PrefixIndex:
         if not len(keys):
             return
         self._follow_time(at_s)
-        places = self._table.find_or_add(keys, self._score(at_s, _UNASKED), self._score(at_s, 1.0))
+        places = self._table.find_or_add(keys, self._score(at_s, _NOT_ACCESSED), self._score(at_s, 1.0))
         known = places != NOWHERE
         places = places[known]
         restored = counts[known] + np.float32(self._score(at_s, 1.0))
@@ -295,7 +279,7 @@ class PrefixIndex:
         table = self._table
         if present:
             # Somebody has just asked for it, as a rule: it may take the place of what was asked for once, long ago.
-            heat, worth = self._score(self._latest_s, _UNASKED), self._score(self._latest_s, 1.0)
+            heat, worth = self._score(self._latest_s, _NOT_ACCESSED), self._score(self._latest_s, 1.0)
             places = table.find_or_add(keys, heat, worth)
         else:
             places = table.find(keys)
@@ -322,6 +306,31 @@ class PrefixIndex:
                 sets[:until] = found[known][np.searchsorted(known, np.arange(until))]
         return sets
 
+    def _stretches(self, places: Places) -> tuple[list[Masks], list[int]]:
+        """Of a prompt with the same holders: who they are, and where each stretch begins."""
+        sets = self._holders_along(places)
+        starts = np.concatenate(([0], np.flatnonzero(sets[1:] != sets[:-1]) + 1))
+        return [self._sets.masks(each) for each in sets[starts].tolist()], starts.tolist()
+
+    def _stretches_without(
+        self, ended: Mapping[int, Keys], keys: Keys, places: Places
+    ) -> tuple[list[Masks], list[int]]:
+        """`_stretches` as it will be once these predictions, by slot, are withdrawn. Chunk by chunk, as it is rare."""
+        withdrawn: dict[int, int] = {}
+        for slot, over in ended.items():
+            for chunk in np.flatnonzero(np.isin(keys, over) & (places != NOWHERE)).tolist():
+                withdrawn[chunk] = withdrawn.get(chunk, 0) | 1 << slot
+        sets = np.where(places == NOWHERE, np.uint32(UNKNOWN), self._table.sets[places]).tolist()
+        holders: list[Masks] = [(0, 0, 0)] * len(sets)
+        following = holders[-1]
+        for chunk in reversed(range(len(sets))):
+            # What is withdrawn is known to have left; what else is not known is where the next chunk is.
+            if sets[chunk] != UNKNOWN or chunk in withdrawn:
+                device, host, predicted = self._sets.masks(sets[chunk])
+                following = (device, host, predicted & ~withdrawn.get(chunk, 0))
+            holders[chunk] = following
+        return holders, list(range(len(holders)))
+
     def _compact(self) -> None:
         used = np.zeros(len(self._sets), dtype=np.bool_)
         used[self._table.sets] = True
@@ -330,33 +339,13 @@ class PrefixIndex:
 
     def _forget(self, slot: int) -> None:
         self._sets.without(slot)
-        for family in [each for each in self._predictions if each[0] == slot]:
-            del self._predictions[family]
+        self._predictions.forget(slot)
 
     def _claims(self, plane: Plane, slot: int) -> Keys:
         if slot < 0:
             return np.empty(0, dtype=np.uint64)
         keys: Keys = self._table.keys[self._sets.holding(plane, slot)[self._table.sets]]
         return keys
-
-    def _measure(self, sets: list[int], starts: list[int], chunks: int, lengths: tuple[Counts, Counts, Counts]) -> None:
-        """Walks the stretches of a prompt with the same holders; `lengths`: as the fields of `Matches`."""
-        alive: tuple[int, ...] | None = None
-        for set_id, start in zip(sets, starts, strict=True):
-            device, host, predicted = self._sets.masks(set_id)
-            present = (device, device | predicted, device | predicted | host)
-            if alive is None:
-                alive = present
-                continue
-            for length, before, now in zip(lengths, alive, present, strict=True):
-                for slot in slots_in(before & ~now):
-                    length[slot] = start
-            alive = tuple(before & now for before, now in zip(alive, present, strict=True))
-            if not alive[2]:
-                return
-        for length, before in zip(lengths, alive or (), strict=False):
-            for slot in slots_in(before):
-                length[slot] = chunks
 
     def _described(self, prefix: HotPrefix, rate: float) -> HotPrefix:
         place = self._table.find(np.array([prefix.key], dtype=np.uint64))
@@ -376,7 +365,7 @@ class PrefixIndex:
     def _rates(self, heat: NDArray[np.floating], now_s: float) -> NDArray[np.float64]:
         counts = np.exp2(heat.astype(np.float64) - self._score(now_s, 1.0))
         # No more than what nobody has asked for.
-        counts[counts <= _UNASKED * (1 + _STEP)] = 0.0
+        counts[counts <= _NOT_ACCESSED * (1 + _STEP)] = 0.0
         rates: NDArray[np.float64] = counts * math.log(2) / self._half_life_s
         return rates
 
@@ -387,3 +376,22 @@ class PrefixIndex:
             used: Places = self._table.used()
             self._table.heat[used] -= np.float32((at_s - self._reference_s) / self._half_life_s)
             self._reference_s = at_s
+
+
+def _measure(holders: list[Masks], starts: list[int], chunks: int, lengths: tuple[Counts, Counts, Counts]) -> None:
+    """Walks the stretches of a prompt with the same holders; `lengths`: as the fields of `Matches`."""
+    alive: tuple[int, ...] | None = None
+    for (device, host, predicted), start in zip(holders, starts, strict=True):
+        present = (device, device | predicted, device | predicted | host)
+        if alive is None:
+            alive = present
+            continue
+        for length, before, now in zip(lengths, alive, present, strict=True):
+            for slot in slots_in(before & ~now):
+                length[slot] = start
+        alive = tuple(before & now for before, now in zip(alive, present, strict=True))
+        if not alive[2]:
+            return
+    for length, before in zip(lengths, alive or (), strict=False):
+        for slot in slots_in(before):
+            length[slot] = chunks

@@ -1,7 +1,7 @@
 """Whether the index says the truth: what it believes of each worker, against what lies in the pools of its engine.
 
-Events travel, so that a single look finds differences that are none. Who differs is asked again, for a bounded time;
-only what is different in every look is a difference.
+Events travel, so that a single look finds differences that are none. A worker that differs is read again, for a bounded
+time; only what is different in every look is a difference.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.prefix_chunks import Keys, short_name
 
 # (address, seconds) -> what the worker's engine holds. Raises RachisError.
-AskClaims = Callable[[str, float], Awaitable[wire.GetPrefixClaimsResponse]]
+ReadClaims = Callable[[str, float], Awaitable[wire.GetPrefixClaimsResponse]]
 
 _SETTLE_S = 2.0
 _BETWEEN_LOOKS_S = 0.25
@@ -29,10 +29,13 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierLook:
-    """Claims on one tier: in index and pool, in the pool alone, in the index alone."""
+    """Claims on one tier."""
 
+    # In index and pool.
     agreed: int
+    # In the pool alone.
     missing: Keys
+    # In the index alone.
     untrue: Keys
 
     def and_still(self, later: "TierLook") -> "TierLook":
@@ -66,29 +69,27 @@ class _Comparison:
 
 
 class IndexCheck:
-    """settle_s: how long differences may be on their way; between_s: from one look to the next.
-
-    untrue: by worker, claims of both tiers that the last check found untrue; None before there was one.
-    """
+    """settle_s: how long differences may be on their way; between_s: from one look to the next."""
 
     def __init__(
         self,
         membership: Membership,
         index: PrefixIndex,
-        ask: AskClaims,
+        read_claims: ReadClaims,
         *,
         settle_s: float = _SETTLE_S,
         between_s: float = _BETWEEN_LOOKS_S,
     ) -> None:
         self._membership = membership
         self._index = index
-        self._ask = ask
+        self._read_claims = read_claims
         self._settle_s = settle_s
         self._between_s = between_s
+        # By worker, claims of both tiers that the last check found untrue; None before there was one.
         self.untrue: dict[str, int] | None = None
 
     async def run(self) -> admin.CheckIndexResponse:
-        """Asks all workers, until they agree or the time is over; the last answer takes two seconds at most."""
+        """Reads all workers, until they agree or the time is over; the last answer takes two seconds at most."""
         started_s = monotonic_s()
         comparisons = [
             _Comparison(member, admin.WorkerCheck(worker_id=member.worker_id, pool=member.registration.pool))
@@ -102,7 +103,7 @@ class IndexCheck:
                 break
             await asyncio.sleep(self._between_s)
         for each in comparisons:
-            _tell(each)
+            _report(each)
         checks = [each.check for each in comparisons]
         self.untrue = {check.worker_id: check.device.untrue + check.host.untrue for check in checks if not check.error}
         return admin.CheckIndexResponse(workers=checks, took_s=monotonic_s() - started_s)
@@ -114,7 +115,7 @@ class IndexCheck:
             check.error = "it is starting"
             return
         try:
-            answer = await self._ask(address, _WORKER_TIMEOUT_S)
+            answer = await self._read_claims(address, _WORKER_TIMEOUT_S)
         except RachisError as error:
             check.error = str(error)
             return
@@ -128,15 +129,15 @@ class IndexCheck:
         check.after_s = monotonic_s() - started_s
 
 
-def _tell(comparison: _Comparison) -> None:
+def _report(comparison: _Comparison) -> None:
     check = comparison.check
     if check.error or comparison.device is None or comparison.host is None:
         return
-    check.device.CopyFrom(_told(comparison.device))
-    check.host.CopyFrom(_told(comparison.host))
+    check.device.CopyFrom(_tier_check(comparison.device))
+    check.host.CopyFrom(_tier_check(comparison.host))
 
 
-def _told(look: TierLook) -> admin.TierCheck:
+def _tier_check(look: TierLook) -> admin.TierCheck:
     names = [short_name(key) for key in look.untrue[:_MOST_NAMES].tolist()]
     return admin.TierCheck(agreed=look.agreed, missing=len(look.missing), untrue=len(look.untrue), untrue_names=names)
 

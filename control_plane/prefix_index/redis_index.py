@@ -265,7 +265,7 @@ class IndexFollower:
         await self._ask_for_snapshots(
             worker_id
             for (worker_id, feed), mode in zip(asked, modes, strict=True)
-            if mode is Mode.LOST and feed.mode is Mode.ASKED
+            if mode is Mode.LOST and feed.mode is Mode.REQUESTED
         )
         return more
 

@@ -27,19 +27,18 @@ NOWHERE = -1
 
 
 class PrefixTable:
-    """Has room for so many entries. `keys`, `sets` and `heat` are columns over places; `NO_KEY` marks a free place.
-
-    Heat is a logarithm to the base of 2, -inf for what was never asked for. dropped: keys that had to give way.
-    """
+    """Has room for so many entries. `keys`, `sets` and `heat` are columns over places."""
 
     def __init__(self, entries: int) -> None:
         self._rows = max(2, math.ceil(entries / _FULL / _ROW))
         places = self._rows * _ROW
-        # Zeroed memory is the operating system's until it is written to.
+        # Zeroed memory is the operating system's until it is written to. `NO_KEY` marks a free place.
         self.keys: Keys = np.zeros(places, dtype=np.uint64)
         self.sets: NDArray[np.uint32] = np.zeros(places, dtype=np.uint32)
+        # A logarithm to the base of 2, -inf for what was never asked for.
         self.heat: NDArray[np.float32] = np.zeros(places, dtype=np.float32)
         self.entries = 0
+        # Keys that had to give way.
         self.dropped = 0
 
     @property

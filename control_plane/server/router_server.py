@@ -1,6 +1,7 @@
 """One router process's gRPC server: our services, standard health checking and reflection, in one order of stopping."""
 
 import asyncio
+import random
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -27,6 +28,7 @@ from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
 from control_plane.metrics.worker_metrics import WorkerCollector
+from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
 from control_plane.placement.replication import Replication
@@ -72,15 +74,19 @@ class RouterServer:
         self._client = WorkerClient(max_message_bytes * _HARD_LIMIT_FACTOR)
         self._views = WorkerViews(self.membership, self._client)
         self._prefixes = FollowedIndex(config, redis_url, service_id, self.membership)
+        index = IndexPorts(
+            self._prefixes.index,
+            is_stale=self._prefixes.claims.is_stale,
+            now_s=self._prefixes.accesses.now_s,
+            record_access=self._prefixes.accesses.record,
+        )
         self._placer = Placer(
             self.membership,
-            self._prefixes.index,
+            index,
             config.placement,
             service_id=service_id,
             chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
-            is_stale=self._prefixes.claims.is_stale,
-            index_time_s=self._prefixes.accesses.now_s,
-            asked_for=self._prefixes.accesses.record,
+            rng=random.Random(config.placement.seed),
         )
         self._replicator = Replicator(
             redis_url,
@@ -129,12 +135,11 @@ class RouterServer:
         self._check = IndexCheck(self.membership, self._prefixes.index, self._client.prefix_claims)
         self._queries = IndexQueries(
             self.membership,
-            self._prefixes.index,
+            index,
             self._placer,
             self._tokenizer,
             self._check,
             health=self._prefixes.claims.health,
-            now_s=self._prefixes.accesses.now_s,
             policy=config.placement.policy,
         )
         self._admin = AdminService(

@@ -312,7 +312,7 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
     router = RouterServer(load(flags=settings), "svc-test", "redis://127.0.0.1:1")
-    router._placer._choice = FirstOfEquals()
+    router._placer._rng = FirstOfEquals()
     await router.start()
     cluster = Cluster(router, registry)
     try:

@@ -4,8 +4,9 @@ Each is a context in which one thing of the production code, or of the engine it
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
 from control_plane.dispatch.journey_steps import Emit, Prefilled
 from control_plane.fleet.worker_client import WorkerClient
-from control_plane.placement.placer import Placer
+from control_plane.placement.flight import Flight
 from fault_sim import block_engine
 from fault_sim.block_engine import BlockEngine
 
@@ -68,19 +69,13 @@ def _the_first_token_comes_twice() -> AbstractContextManager[Any]:
 
 
 def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:
-    in_flight = Placer.in_flight
-    begun = []
+    original = Flight.end
 
-    @contextmanager
-    def begin_only(self: Any, placement: Any) -> Iterator[Any]:
-        inner = in_flight(self, placement)
-        # Who is forgotten would be closed.
-        begun.append(inner)
-        flight = inner.__enter__()
-        yield flight
-        inner.__exit__(None, None, None)
+    def end(self: Any) -> None:
+        if sys.exc_info()[0] is None:
+            original(self)
 
-    return mock.patch.object(Placer, "in_flight", begin_only)
+    return mock.patch.object(Flight, "end", end)
 
 
 def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:

@@ -34,12 +34,12 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-def asked(text: str) -> generation.PromptInput:
+def text_prompt(text: str) -> generation.PromptInput:
     return generation.PromptInput(text=text)
 
 
 async def lookup(cluster: Cluster, text: str, salt: str = "") -> admin.LookupPrefixResponse:
-    return await cluster.admin.LookupPrefix(admin.LookupPrefixRequest(prompt=asked(text), cache_salt=salt))
+    return await cluster.admin.LookupPrefix(admin.LookupPrefixRequest(prompt=text_prompt(text), cache_salt=salt))
 
 
 async def explain(cluster: Cluster, **fields: Any) -> admin.ExplainPlacementResponse:
@@ -139,7 +139,7 @@ async def test_a_worker_of_another_start_than_the_index_follows_is_told_as_not_i
 async def test_what_generate_would_refuse_is_refused_with_the_field(
     cluster: Cluster, text: str, salt: str, code: grpc.StatusCode, field: str
 ) -> None:
-    supposed = admin.SupposedRequest(prompt=asked(text), cache_salt=salt)
+    supposed = admin.SupposedRequest(prompt=text_prompt(text), cache_salt=salt)
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await lookup(cluster, text, salt)
@@ -223,7 +223,7 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
     before = remembered(cluster)
 
     for _ in range(3):
-        supposed = admin.SupposedRequest(prompt=asked(PROMPT), max_tokens=3)
+        supposed = admin.SupposedRequest(prompt=text_prompt(PROMPT), max_tokens=3)
         told = await explain(cluster, supposed=supposed)
         # Nobody holds it, so that a choice between equals is made.
         assert (await lookup(cluster, "unknown " * 12)).choices[0].equals == 2
@@ -238,18 +238,19 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 def remembered(cluster: Cluster) -> dict[str, Any]:
     """All that a placement leaves behind in the router."""
     placer, index = cluster.router._placer, index_of(cluster)
+    ledger = placer._ledger
     return {
         **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
-        "choice": placer._choice.getstate(),
-        "explained": placer.explained,
-        "reasons": dict(placer.counts.reasons),
-        "running": len(placer._running),
-        "long": placer._long_prompts._added,
-        "recent": {name: len(value) for name, value in vars(placer._recent).items() if hasattr(value, "__len__")},
+        "rng": placer._rng.getstate(),
+        "explained": placer.log.request_ids,
+        "counts": repr(ledger.counts),
+        "running": len(ledger.running),
+        "long": ledger.long_prompts._added,
+        "recent": {name: len(value) for name, value in vars(ledger.recent).items() if hasattr(value, "__len__")},
         "loads": cluster.router.membership.loads._columns.tolist(),
         "entries": index.entries,
         "heat": index._table.heat.sum(),
-        "predictions": sum(map(len, index._predictions.values())),
+        "predictions": len(index._predictions),
     }
 
 

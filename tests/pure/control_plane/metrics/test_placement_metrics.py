@@ -17,9 +17,11 @@ from control_plane.fleet.candidates import Candidates, candidates, fixed_columns
 from control_plane.fleet.loads import Load
 from control_plane.metrics import loop_collector
 from control_plane.metrics.placement_metrics import PlacementCollector, index_metrics, placement_metrics
-from control_plane.model.worker_snapshot import WorkerSnapshot
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement.counts import PlacementCounts
-from control_plane.placement.policy import Decision, Question, asked
+from control_plane.placement.decision import Choice
+from control_plane.placement.policy import Decision, PlacementPolicy, Question
+from control_plane.placement.view import unknown_prompt
 from tests import ROOT
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
@@ -50,17 +52,17 @@ STATUS = admin.GetIndexStatusResponse(
 def counted() -> PlacementCounts:
     counts = PlacementCounts()
     for row in (0, 1, -1):
-        counts.placed(PREFILL, "hotness", *decided(row), load_only=False)
-    counts.placed(DECODE, "least_loaded", *decided(1), load_only=True)
+        counts.placed(decided(PREFILL, "hotness", row))
+    counts.placed(decided(DECODE, "least_loaded", 1, is_stale=True))
     return counts
 
 
-def decided(winner: int) -> tuple[Question, Decision]:
+def decided(pool: Pool, policy: str, winner: int, *, is_stale: bool = False) -> Choice:
     """A prompt of 100 tokens, of which the second of two workers has 64 on the device and 32 in host memory."""
-    among = two_workers()
-    question = asked(100, 8, 2)
-    question.device[1], question.host[1] = 64, 32
-    return question, Decision(among, np.ones(2, dtype=np.bool_), {}, np.zeros(2), winner)
+    view = unknown_prompt(pool, two_workers(), is_stale=is_stale)
+    view.device[1], view.host[1] = 64, 32
+    decision = Decision(view, np.ones(2, dtype=np.bool_), {}, np.zeros(2), winner)
+    return Choice(PlacementPolicy((), name=policy), Question(100, 8), decision)
 
 
 def two_workers() -> Candidates:

@@ -14,29 +14,31 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError
 from cluster_core.ids import WorkerId
-from control_plane.fleet.candidates import Candidates, candidates, fixed_columns
+from control_plane.fleet.candidates import candidates, fixed_columns
 from control_plane.fleet.loads import Load
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement import disaggregation
 from control_plane.placement import terms as placement_terms
 from control_plane.placement.disaggregation import Prices, Reason
 from control_plane.placement.long_prompts import LongPrompts
-from control_plane.placement.policy import Decision, PlacementPolicy, Question, asked
+from control_plane.placement.policy import Decision, PlacementPolicy, Question
 from control_plane.placement.running_prefixes import RunningPrefixes, Shared
 from control_plane.placement.terms import POLICIES, make_policy
+from control_plane.placement.view import PoolView, unknown_prompt
 from kv_transfer.claims.prefix_chunks import chunk_keys
 
 GENERATION = 2
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 POOLS = (PREFILL, DECODE)
+QUESTION = Question(100, 10)
 
 
 def test_a_long_prompt_costs_more_than_its_tokens() -> None:
     """1000 tokens after 9000 that are cached attend to 9.5 million pairs, 1000 alone to half a million."""
     among = pool({"a": {}}, prefill_s=0.5, prefill_s_per_token=1e-3, prefill_s_per_pair=1e-6)
-    long = having(asked(10_000, 1, 1), device=[9000])
-    assert placement_terms.prefill_s(long, among)[0] == pytest.approx(0.5 + 1.0 + 9.5)
-    assert placement_terms.prefill_s(asked(1000, 1, 1), among)[0] == pytest.approx(0.5 + 1.0 + 0.5)
+    cached = having(among, device=[9000])
+    assert placement_terms.prefill_s(Question(10_000, 1), cached)[0] == pytest.approx(0.5 + 1.0 + 9.5)
+    assert placement_terms.prefill_s(Question(1000, 1), among)[0] == pytest.approx(0.5 + 1.0 + 0.5)
 
 
 def test_what_nobody_has_measured_yet_is_taken_from_who_has() -> None:
@@ -60,8 +62,8 @@ def test_a_cost_that_was_measured_as_nothing_is_nothing() -> None:
     assert fixed.prefill_s.tolist() == [0.02, 0] and fixed.prefill_s_per_token.tolist() == [0, 1e-3]
 
 
-def pool(loads: Mapping[str, Mapping[Load, float]], *, now_s: float = 0.0, **costs: float) -> Candidates:
-    """Workers by name with what the router has on each; room for 10,000 tokens."""
+def pool(loads: Mapping[str, Mapping[Load, float]], *, now_s: float = 0.0, **costs: float) -> PoolView:
+    """Workers by name with what the router has on each; room for 10,000 tokens. None has anything of the prompt."""
     workers = [WorkerSnapshot(WorkerId(name), GENERATION, PREFILL, "") for name in loads]
     record = wire.WorkerRegistration(
         block_size_tokens=10,
@@ -73,18 +75,18 @@ def pool(loads: Mapping[str, Mapping[Load, float]], *, now_s: float = 0.0, **cos
     for row, load in enumerate(loads.values()):
         for column, value in load.items():
             columns[column, row] = value
-    return candidates(fixed_columns(workers, [record] * len(loads), []), columns, now_s)
+    return unknown_prompt(PREFILL, candidates(fixed_columns(workers, [record] * len(loads), []), columns, now_s))
 
 
-def chosen(policy: PlacementPolicy, among: Candidates, question: Question | None = None, seed: int = 0) -> str | None:
-    question = question or asked(100, 10, len(among))
+def chosen(policy: PlacementPolicy, among: PoolView, question: Question = QUESTION, seed: int = 0) -> str | None:
     worker = policy.choose(question, among, random.Random(seed)).worker
     return worker.worker_id if worker else None
 
 
-def having(question: Question, **columns: Any) -> Question:
+def having(among: PoolView, **columns: Any) -> PoolView:
+    """What each has of the prompt."""
     given: dict[str, Any] = {name: np.array(value, dtype=float) for name, value in columns.items()}
-    return replace(question, **given)
+    return replace(among, **given)
 
 
 # Policies.
@@ -106,16 +108,14 @@ def test_round_robin_takes_who_waited_longest_for_a_turn() -> None:
 
 
 def test_prefix_only_follows_the_cache_into_overload() -> None:
-    among = pool({"a": {Load.ARRIVING_UNTIL_S: 9}, "b": {}})
-    question = having(asked(100, 1, 2), device=[30, 0], host=[20, 40])
-    assert chosen(make_policy("prefix_only", PREFILL), among, question) == "a"
+    among = having(pool({"a": {Load.ARRIVING_UNTIL_S: 9}, "b": {}}), device=[30, 0], host=[20, 40])
+    assert chosen(make_policy("prefix_only", PREFILL), among) == "a"
 
 
 def test_the_published_formula_by_hand() -> None:
     """max(active + prompt - device - 0.75 host, 0): a: 500 + 1000 - 800 = 700; b: 1000 - 0.75 * 200 = 850; c: 1000."""
-    among = pool({"a": {Load.UNCOMPUTED: 500}, "b": {}, "c": {}})
-    question = having(asked(1000, 1, 3), device=[800, 0, 0], host=[0, 200, 0])
-    decision = make_policy("cost_formula", PREFILL).choose(question, among, random.Random(0))
+    among = having(pool({"a": {Load.UNCOMPUTED: 500}, "b": {}, "c": {}}), device=[800, 0, 0], host=[0, 200, 0])
+    decision = make_policy("cost_formula", PREFILL).choose(Question(1000, 1), among, random.Random(0))
     assert decision.worker is not None and decision.worker.worker_id == "a"
     assert decision.terms["cost"].tolist() == pytest.approx([1, 701 / 851, 701 / 1001])
 
@@ -123,11 +123,14 @@ def test_the_published_formula_by_hand() -> None:
 def test_hotness_goes_where_the_first_token_is_expected_first() -> None:
     """a holds half of it and is busy for 40 ms; what b lacks takes 50 ms, then 10 ms, and counts three times."""
     policy = make_policy("hotness", PREFILL)
-    question = having(asked(1000, 1, 2), device=[500, 0])
-    busy = {Load.ARRIVING_UNTIL_S: 0.04}
-    assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=1e-4), question) == "a"
-    assert chosen(policy, pool({"a": busy, "b": {}}, prefill_s_per_token=0.2e-4), question) == "b"
-    assert chosen(policy, pool({"a": busy, "b": {}}, now_s=0.02, prefill_s_per_token=0.2e-4), question) == "a"
+
+    def winner(s_per_token: float, now_s: float = 0.0) -> str | None:
+        among = pool({"a": {Load.ARRIVING_UNTIL_S: 0.04}, "b": {}}, now_s=now_s, prefill_s_per_token=s_per_token)
+        return chosen(policy, having(among, device=[500, 0]), Question(1000, 1))
+
+    assert winner(1e-4) == "a"
+    assert winner(0.2e-4) == "b"
+    assert winner(0.2e-4, now_s=0.02) == "a"
 
 
 def test_long_prompts_keep_to_one_half_at_a_price() -> None:
@@ -136,7 +139,7 @@ def test_long_prompts_keep_to_one_half_at_a_price() -> None:
 
     def winner(tokens: int, queue_s: float, long_s: float) -> str | None:
         among = pool({"a": {Load.ARRIVING_UNTIL_S: queue_s}, "b": {}}, prefill_s_per_token=1e-4)
-        return chosen(policy, among, replace(asked(tokens, 1, 2), long_s=long_s))
+        return chosen(policy, replace(among, long_s=long_s), Question(tokens, 1))
 
     assert winner(1000, 0.07, 0.05) == "a"
     assert winner(1000, 0.08, 0.05) == "b", "nothing is forbidden"
@@ -145,7 +148,7 @@ def test_long_prompts_keep_to_one_half_at_a_price() -> None:
     alone = pool({"a": {}}, prefill_s_per_token=1e-4)
     assert (
         make_policy("hotness", PREFILL)
-        .choose(replace(asked(1000, 1, 1), long_s=0.01), alone, random.Random(0))
+        .choose(Question(1000, 1), replace(alone, long_s=0.01), random.Random(0))
         .scores[0]
         == 1
     )
@@ -165,18 +168,20 @@ def test_what_is_long_is_told_by_the_work_it_brings() -> None:
 
 def test_hotness_weighs_loading_from_host_memory_at_its_price() -> None:
     policy = make_policy("hotness", PREFILL)
-    question = having(asked(1000, 1, 2), device=[400, 0], host=[0, 900])
-    assert chosen(policy, pool({"a": {}, "b": {}}, prefill_s_per_token=1e-4, load_s_per_token=1e-5), question) == "b"
-    assert chosen(policy, pool({"a": {}, "b": {}}, prefill_s_per_token=1e-4, load_s_per_token=9e-5), question) == "a"
+    for load_s_per_token, winner in ((1e-5, "b"), (9e-5, "a")):
+        among = pool({"a": {}, "b": {}}, prefill_s_per_token=1e-4, load_s_per_token=load_s_per_token)
+        assert chosen(policy, having(among, device=[400, 0], host=[0, 900]), Question(1000, 1)) == winner
 
 
 def test_decodes_go_where_their_prefix_is_decoded() -> None:
     policy = make_policy("hotness", DECODE)
-    question = having(asked(1000, 10, 3), shared=[0, 900, 900], sharers=[0, 1, 6])
-    same = {Load.REQUESTS: 6, Load.TOKENS: 6000}
-    assert chosen(policy, pool({"a": same, "b": same, "c": same}), question) == "c"
-    full = {Load.REQUESTS: 64, Load.TOKENS: 9500}
-    assert chosen(policy, pool({"a": {}, "b": same, "c": full}), question) == "b", "a full worker helps nobody"
+    same, full = {Load.REQUESTS: 6, Load.TOKENS: 6000}, {Load.REQUESTS: 64, Load.TOKENS: 9500}
+
+    def winner(**loads: Mapping[Load, float]) -> str | None:
+        return chosen(policy, having(pool(loads), shared=[0, 900, 900], sharers=[0, 1, 6]), Question(1000, 10))
+
+    assert winner(a=same, b=same, c=same) == "c"
+    assert winner(a={}, b=same, c=full) == "b", "a full worker helps nobody"
 
 
 def test_decodes_avoid_a_worker_whose_memory_is_used_up() -> None:
@@ -200,8 +205,8 @@ def test_weights_can_be_given_and_a_weight_of_nothing_leaves_a_term_out() -> Non
 def test_an_excluded_worker_is_not_chosen_even_when_idle_but_its_next_start_is() -> None:
     among = pool({"a": {}, "b": {Load.REQUESTS: 9, Load.TOKENS: 9000}})
     policy = make_policy("least_loaded", DECODE)
-    assert chosen(policy, among, replace(asked(1, 1, 2), excluded=frozenset({("a", GENERATION)}))) == "b"
-    assert chosen(policy, among, replace(asked(1, 1, 2), excluded=frozenset({("a", GENERATION - 1)}))) == "a"
+    assert chosen(policy, among, Question(1, 1, frozenset({("a", GENERATION)}))) == "b"
+    assert chosen(policy, among, Question(1, 1, frozenset({("a", GENERATION - 1)}))) == "a"
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -209,7 +214,7 @@ def test_nothing_is_chosen_when_all_are_excluded_or_there_are_none(name: str) ->
     for each in POOLS:
         policy = make_policy(name, each)
         assert chosen(policy, pool({})) is None
-        assert chosen(policy, pool({"a": {}}), replace(asked(1, 1, 1), excluded=frozenset({("a", GENERATION)}))) is None
+        assert chosen(policy, pool({"a": {}}), Question(1, 1, frozenset({("a", GENERATION)}))) is None
 
 
 def test_a_tie_is_broken_by_the_seed() -> None:
@@ -223,7 +228,7 @@ def test_a_tie_is_broken_by_the_seed() -> None:
 def test_weights_decide_between_terms() -> None:
     among = pool({"a": {}, "b": {Load.REQUESTS: 1}})
 
-    def likes_b(_question: Question, _candidates: Candidates) -> Any:
+    def likes_b(_question: Question, _view: PoolView) -> Any:
         return np.array([0.0, 1.0])
 
     for weight, winner in ((10.0, "a"), (0.1, "b")):
@@ -250,15 +255,14 @@ columns = st.lists(
 def test_every_term_lies_between_zero_and_one(
     loads: list[dict[Load, float]], data: st.DataObject, prompt: int, most: int
 ) -> None:
-    among = pool({f"w{row}": load for row, load in enumerate(loads)})
     part = st.lists(st.integers(0, prompt), min_size=len(loads), max_size=len(loads))
-    question = having(
-        asked(prompt, most, len(loads)),
+    among = having(
+        pool({f"w{row}": load for row, load in enumerate(loads)}),
         **{name: data.draw(part) for name in ("device", "host", "shared", "sharers")},
     )
     for name in POLICIES:
         for each in POOLS:
-            decision = make_policy(name, each).choose(question, among, random.Random(0))
+            decision = make_policy(name, each).choose(Question(prompt, most), among, random.Random(0))
             assert decision.worker is not None
             for term in decision.terms.values():
                 assert np.isfinite(term).all() and (term >= 0).all() and (term <= 1 + 1e-12).all()
@@ -287,34 +291,32 @@ def test_running_prefixes_are_found_to_the_depth_below_what_is_shared() -> None:
 # Disaggregation.
 
 
-def decided(policy: str, each: Pool, among: Candidates, question: Question) -> Decision:
-    return make_policy(policy, each).choose(question, among, random.Random(0))
+def decided(each: Pool, among: PoolView) -> Decision:
+    return make_policy("hotness", each).choose(THOUSAND, among, random.Random(0))
 
 
-def priced(prefill: Candidates, decode: Candidates, question: Question, local: Question) -> Prices:
-    return disaggregation.prices(
-        decided("hotness", PREFILL, prefill, question), question, decided("hotness", DECODE, decode, local), local
-    )
+def priced(prefill: PoolView, decode: PoolView) -> Prices:
+    return disaggregation.prices(decided(PREFILL, prefill), decided(DECODE, decode), THOUSAND)
 
 
+THOUSAND = Question(1000, 10)
 COSTS = {"prefill_s_per_token": 1e-4, "decode_step_s": 0.01, "pull_s": 0.02, "pull_s_per_token": 1e-6}
 
 
 def test_the_two_ways_are_priced_by_what_was_measured() -> None:
-    question, local = asked(1000, 10, 1), having(asked(1000, 10, 1), device=[900])
-    price = priced(pool({"p": {}}, **COSTS), pool({"d": {Load.REQUESTS: 3}}, **COSTS), question, local)
+    price = priced(pool({"p": {}}, **COSTS), having(pool({"d": {Load.REQUESTS: 3}}, **COSTS), device=[900]))
     assert price.remainder_tokens == 100
     assert price.local_s == pytest.approx(100e-4 * (1 + 3))
     assert price.remote_s == pytest.approx(0.1 + 1e-3 + 0.02 + 100e-6 + 0.01)
 
 
 def test_a_busy_batch_is_not_made_to_wait_for_one_prompt() -> None:
-    question, local = asked(1000, 10, 1), having(asked(1000, 10, 1), device=[900])
     prefill = pool({"p": {}}, **COSTS)
-    alone = priced(prefill, pool({"d": {}}, **COSTS), question, local)
-    crowd = priced(prefill, pool({"d": {Load.REQUESTS: 40}}, **COSTS), question, local)
-    assert disaggregation.decide(alone, 512) is Reason.SHORT_REMAINDER
-    assert disaggregation.decide(crowd, 512) is Reason.REMOTE_SOONER
+    alone, crowd = (
+        priced(prefill, having(pool({"d": {Load.REQUESTS: others}}, **COSTS), device=[900])) for others in (0, 40)
+    )
+    assert disaggregation.reason_for(alone, 512) is Reason.SHORT_REMAINDER
+    assert disaggregation.reason_for(crowd, 512) is Reason.REMOTE_SOONER
 
 
 @pytest.mark.parametrize(
@@ -329,4 +331,4 @@ def test_a_busy_batch_is_not_made_to_wait_for_one_prompt() -> None:
     ],
 )
 def test_reasons(local_s: float, remote_s: float, remainder: int, reason: Reason) -> None:
-    assert disaggregation.decide(Prices(local_s, remote_s, remainder), 512) is reason
+    assert disaggregation.reason_for(Prices(local_s, remote_s, remainder), 512) is reason

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.placement.disaggregation import Reason
-from control_plane.placement.placer import Placement, Placer
-from control_plane.prefix_index.index import PrefixIndex
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.placer import Flight, Placement, Placer
+from control_plane.prefix_index.index import Matches, PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
 
@@ -40,12 +41,12 @@ class World:
         for name in POOLS:
             self.index.join(name, 1)
         self.stale = False
-        self.asked: list[Keys] = []
+        self.accesses: list[Keys] = []
+        self.rng = random.Random(0)
+        ports = IndexPorts(self.index, lambda: self.stale, lambda: self.now_s, self.accesses.append)
         self.placer = Placer(
-            self.membership, self.index, PlacementSection(**{"disaggregation": "always", **settings}),
-            service_id="s", chunk_tokens=CHUNK,
-            is_stale=lambda: self.stale, index_time_s=lambda: self.now_s, asked_for=self.asked.append,
-            now_s=lambda: self.now_s,
+            self.membership, ports, PlacementSection(**{"disaggregation": "always", **settings}),
+            service_id="s", chunk_tokens=CHUNK, rng=self.rng, now_s=lambda: self.now_s,
         )  # fmt: skip
         self.jobs = 0
 
@@ -62,9 +63,30 @@ class World:
         assert placement is not None
         return placement
 
+    def reason(self, tokens: list[int], *, is_whole: bool = True) -> Reason | None:
+        """Why a request is, or is not, disaggregated."""
+        job = self.job(tokens)
+        self.placer.route(job, is_whole=is_whole)
+        explanation = self.placer.log.explanation(job.request_id)
+        assert explanation is not None
+        return explanation.reason
+
+    @contextmanager
+    def in_flight(self, placement: Placement) -> Iterator[Flight]:
+        flight = self.placer.begin(placement)
+        try:
+            yield flight
+        finally:
+            flight.end()
+
     def holds(self, worker: str, tokens: list[int], *, salt: str = "", host: bool = False) -> None:
         keys = self.placer.packed(tokens, salt).keys
         self.index.apply(worker, ClaimChange(host_stored=keys) if host else ClaimChange(device_stored=keys))
+
+    def shared(self, tokens: list[int]) -> bool:
+        """Whether a decode worker is seen to run a request with the same beginning."""
+        _, decode = self.placer.supposed(self.placer.packed(tokens, ""), 8).choices
+        return bool(decode.view.shared.any())
 
     def winners(self, tokens: list[int], pool: Any = PREFILL, *, times: int = 12, **job: Any) -> set[str]:
         return {self.place(tokens, pool, **job).worker.worker_id for _ in range(times)}
@@ -108,7 +130,7 @@ def test_tenants_do_not_find_each_other_s_prefixes(world: World) -> None:
 
 def test_siblings_in_a_burst_follow_the_first_one_before_any_event(world: World) -> None:
     first = world.place(prompt(1))
-    with world.placer.in_flight(first):
+    with world.in_flight(first):
         sibling = world.place([*prompt(1), *prompt(9, CHUNK)])
         assert sibling.worker == first.worker
         assert sibling.work.uncomputed_tokens == CHUNK
@@ -122,9 +144,9 @@ def test_a_queue_turns_even_a_hit_away(world: World) -> None:
     world.holds("p1", prompt(1))
     with ExitStack() as busy:
         while world.place(prompt(1)).worker.worker_id == "p1":
-            busy.enter_context(world.placer.in_flight(world.place(prompt(1))))
+            busy.enter_context(world.in_flight(world.place(prompt(1))))
             assert world.jobs < 5000
-        busy.enter_context(world.placer.in_flight(world.place(prompt(1))))
+        busy.enter_context(world.in_flight(world.place(prompt(1))))
     assert world.jobs > 100, "a hit costs a 160th of computing it, which weighs threefold"
 
 
@@ -142,7 +164,7 @@ def test_a_stale_index_is_not_asked(world: World) -> None:
     world.holds("p1", prompt(1))
     world.stale = True
     assert world.winners(prompt(1), times=20) == {"p0", "p1"}
-    with world.placer.in_flight(world.place(prompt(2))):
+    with world.in_flight(world.place(prompt(2))):
         pass
     assert world.placer.counts.load_only == 21
     world.stale = False
@@ -162,10 +184,10 @@ def test_long_prompts_keep_apart_where_that_is_asked_for(apart: bool, workers: s
 
 def test_decodes_of_a_prefix_gather(world: World) -> None:
     first = world.place(prompt(1), DECODE)
-    with world.placer.in_flight(first):
+    with world.in_flight(first):
         assert world.winners([*prompt(1), *prompt(7)], DECODE) == {first.worker.worker_id}
         assert world.place(prompt(2), DECODE).worker != first.worker
-    assert len(world.placer._running) == 0
+    assert world.place([*prompt(1), *prompt(7)], DECODE) and not world.shared(prompt(1))
 
 
 def test_a_session_s_prompt_is_looked_at_as_it_stands(world: World) -> None:
@@ -180,12 +202,12 @@ def test_a_session_s_prompt_is_looked_at_as_it_stands(world: World) -> None:
     assert (first.worker.worker_id, second.worker.worker_id) == ("p1", "p0")
 
 
-def test_a_request_counts_as_asked_for_once_with_its_whole_prompt(world: World) -> None:
+def test_a_request_counts_as_one_access_with_its_whole_prompt(world: World) -> None:
     job = world.job(prompt(1))
     world.placer.place(job, PREFILL)
     world.placer.keep(job)
     world.placer.keep(world.job([1, 2, 3]))
-    assert [len(keys) for keys in world.asked] == [10], "what fills no chunk is in no index"
+    assert [len(keys) for keys in world.accesses] == [10], "what fills no chunk is in no index"
 
 
 # Disaggregation.
@@ -197,11 +219,11 @@ def test_a_short_remainder_is_prefilled_where_it_is_decoded() -> None:
     world.holds("d1", prompt(1))
     with ExitStack() as decoding:
         for seed in range(2, 6):
-            decoding.enter_context(world.placer.in_flight(world.place(prompt(seed), DECODE)))
+            decoding.enter_context(world.in_flight(world.place(prompt(seed), DECODE)))
         reasons = [
-            world.placer.weigh(world.job(prompt(1)), is_whole=True),
-            world.placer.weigh(world.job(prompt(9)), is_whole=True),
-            world.placer.weigh(world.job(prompt(1)), is_whole=False),
+            world.reason(prompt(1)),
+            world.reason(prompt(9)),
+            world.reason(prompt(1), is_whole=False),
         ]
     assert reasons == [Reason.SHORT_REMAINDER, Reason.REMOTE_SOONER, Reason.SESSION]
     assert world.placer.counts.reasons == dict.fromkeys(reasons, 1)
@@ -209,40 +231,35 @@ def test_a_short_remainder_is_prefilled_where_it_is_decoded() -> None:
 
 def test_a_slow_or_missing_prefill_pool_is_gone_around() -> None:
     world = World(disaggregation="conditional", local_prefill_tokens=0)
-    assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.LONG_REMAINDER
+    assert world.reason(prompt(1)) is Reason.LONG_REMAINDER
     with ExitStack() as busy:
         for seed in range(10):
-            busy.enter_context(world.placer.in_flight(world.place(prompt(seed + 2))))
-        assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.PREFILL_SLOW
+            busy.enter_context(world.in_flight(world.place(prompt(seed + 2))))
+        assert world.reason(prompt(1)) is Reason.PREFILL_SLOW
     for pool, reason in ((PREFILL, Reason.PREFILL_DOWN), (DECODE, Reason.DECODE_DOWN)):
         world.membership.replace([each for each in world.records.values() if each.pool != pool], 1.0)
-        assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is reason
+        assert world.reason(prompt(1)) is reason
 
 
-def test_the_prefill_worker_found_in_weighing_is_taken_unless_anything_has_happened_since() -> None:
+def test_a_request_that_is_routed_is_decided_on_once_for_each_pool() -> None:
+    """The prefill worker that was found in comparing the two ways is the one that is placed on."""
     world = World(disaggregation="conditional", local_prefill_tokens=0)
-    looked_up: list[int] = []
+    lookups: list[int] = []
     lookup = world.index.lookup
-    world.index.lookup = lambda keys: looked_up.append(1) or lookup(keys)  # type: ignore[method-assign, func-returns-value]
-    job, other = world.job(prompt(1)), world.job(prompt(2))
 
-    def lookups(wanted: Job, excluded: frozenset[tuple[str, int]] = frozenset()) -> int:
-        looked_up.clear()
-        assert world.placer.place(wanted, PREFILL, excluded) is not None
-        return len(looked_up)
+    def counted(keys: Keys, now_s: float = 0.0) -> Matches:
+        lookups.append(len(keys))
+        return lookup(keys, now_s)
 
-    world.placer.weigh(job, is_whole=True)
-    assert lookups(job) == 0
-    assert lookups(job) == 1, "once only"
-    world.placer.weigh(job, is_whole=True)
-    assert lookups(job, frozenset({("p0", 1)})) == 1, "not where a worker is excluded"
-    world.placer.weigh(job, is_whole=True)
-    assert lookups(other) == 1, "not for another request"
-    assert lookups(job) == 1, "nor afterwards"
-    placed = world.place(prompt(3))
-    world.placer.weigh(job, is_whole=True)
-    with world.placer.in_flight(placed):
-        assert lookups(job) == 1, "not with more in flight"
+    world.index.lookup = counted  # type: ignore[method-assign]
+    for seed in range(20):
+        job = world.job(prompt(seed))
+        placement = world.placer.route(job, is_whole=True)
+        explanation = world.placer.log.explanation(job.request_id)
+        assert placement is not None and explanation is not None
+        (choice,) = explanation.choices
+        assert choice.worker == placement.worker
+    assert lookups == [10, 10] * 20
 
 
 def test_a_worker_that_starts_again_is_looked_for_under_its_new_generation(world: World) -> None:
@@ -257,29 +274,30 @@ def test_a_worker_that_starts_again_is_looked_for_under_its_new_generation(world
 
 def test_always_means_always(world: World) -> None:
     world.holds("d1", prompt(1))
-    assert world.placer.weigh(world.job(prompt(1)), is_whole=True) is Reason.ALWAYS
+    assert world.reason(prompt(1)) is Reason.ALWAYS
 
 
-# What people are told.
+# What is remembered for people.
 
 
 def test_decisions_are_remembered_by_request(world: World) -> None:
     world.holds("p1", prompt(1))
     job = world.job(prompt(1))
-    world.placer.weigh(job, is_whole=True)
+    world.placer.route(job, is_whole=True)
     world.placer.place(job, PREFILL, frozenset({("p1", 1)}))
     world.placer.place(job, DECODE)
-    told = world.placer.explanation(job.request_id)
-    assert told is not None and told.reason is Reason.ALWAYS
-    assert [(choice.pool, choice.decision.worker is not None) for choice in told.choices] == [
+    explanation = world.placer.log.explanation(job.request_id)
+    assert explanation is not None and explanation.reason is Reason.ALWAYS
+    assert [(choice.pool, choice.worker is not None) for choice in explanation.choices] == [
+        (PREFILL, True),
         (PREFILL, True),
         (DECODE, True),
     ]
-    assert told.choices[0].decision.passed.tolist() == [True, False]
-    assert told.choices[0].question.device.tolist() == [0, 160]
+    assert explanation.choices[1].decision.passed.tolist() == [True, False]
+    assert explanation.choices[1].view.device.tolist() == [0, 160]
     for _ in range(1000):
         world.place(prompt(1))
-    assert world.placer.explanation(job.request_id) is None and len(world.placer.explained) == 1000
+    assert world.placer.log.explanation(job.request_id) is None and len(world.placer.log.request_ids) == 1000
 
 
 def _record(name: str, number: int) -> wire.WorkerRegistration:

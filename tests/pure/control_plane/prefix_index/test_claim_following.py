@@ -191,13 +191,13 @@ def test_a_snapshot_that_is_older_than_the_view_is_refused(followed: Followed) -
     followed.carry_out(followed.feed.snapshot(snapshot(2)))
 
     assert followed.claims == {1, 2, 3}
-    assert followed.mode() is Mode.ASKED
+    assert followed.mode() is Mode.REQUESTED
 
 
 def test_without_a_snapshot_the_worker_is_asked_for_one(followed: Followed) -> None:
     followed.hear(batch(2))
     followed.carry_out(followed.feed.snapshot(None))
-    assert followed.mode() is Mode.ASKED
+    assert followed.mode() is Mode.REQUESTED
 
     followed.feed.answered()
     assert followed.mode() is Mode.LOST
@@ -218,7 +218,7 @@ def test_a_snapshot_that_does_not_reach_the_stream_is_taken_once_and_then_anothe
     followed.hear(batch(9))
     followed.carry_out(followed.feed.snapshot(snapshot(4)))
 
-    assert followed.mode() is Mode.ASKED
+    assert followed.mode() is Mode.REQUESTED
 
 
 def test_a_damaged_batch_is_a_missing_one(followed: Followed) -> None:

@@ -1,0 +1,39 @@
+"""What a decision of placement sees, frozen: a pool's workers at one moment, and what each has of one prompt."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from control_plane.fleet.candidates import Candidates
+from control_plane.fleet.loads import Floats
+from control_plane.model.worker_snapshot import Pool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolView:
+    """One pool as one prompt finds it. Columns have a row for each candidate and count tokens of the prompt."""
+
+    pool: Pool
+    candidates: Candidates
+    # Of the prompt's beginning: what lies on the device, or is predicted to.
+    device: Floats
+    # What follows that in host memory.
+    host: Floats
+    # What the prompt has in common with requests that run or wait there, as far as this router knows; with how many.
+    shared: Floats
+    sharers: Floats
+    # The index is too old to be believed: load alone decides.
+    is_stale: bool = False
+    # Seconds of engine time above which a prefill is long: see `long_prompts`.
+    long_s: float = math.inf
+
+    def uncached(self, prompt_tokens: int) -> Floats:
+        """Prompt tokens that would have to be computed; at least the last one always is."""
+        return np.maximum(prompt_tokens - self.device - self.host, 1.0)
+
+
+def unknown_prompt(pool: Pool, candidates: Candidates, *, is_stale: bool = False, long_s: float = math.inf) -> PoolView:
+    """A pool in which nobody has anything of the prompt."""
+    device, host, shared, sharers = np.zeros((4, len(candidates)))
+    return PoolView(pool, candidates, device, host, shared, sharers, is_stale, long_s)

@@ -1,0 +1,96 @@
+"""A placer over two workers in each pool on a clock that tests move, and all that a decision could leave behind."""
+
+import random
+from typing import Any
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import PlacementSection
+from cluster_core.ids import RequestId
+from control_plane.fleet.membership import Membership
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.placer import Placer
+from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
+
+CHUNK = 16
+PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+POOLS = {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
+COSTS = wire.WorkerCosts(
+    prefill_s_per_token=1e-3, load_s_per_token=1e-4, decode_step_s=0.01, pull_s=0.05, pull_s_per_token=1e-5
+)
+
+
+class RouterWorld:
+    """settings: of `PlacementSection`."""
+
+    def __init__(self, seed: int = 0, **settings: Any) -> None:
+        self.now_s = 100.0
+        self.is_stale = False
+        self.membership = Membership()
+        self.membership.replace([_record(name) for name in POOLS], 0.0)
+        self.index = PrefixIndex(1024, 100.0)
+        for name in POOLS:
+            self.index.join(name, 1)
+        self.accesses: list[Keys] = []
+        self.rng = random.Random(seed)
+        self.placer = Placer(
+            self.membership,
+            IndexPorts(self.index, lambda: self.is_stale, lambda: self.now_s, self.accesses.append),
+            PlacementSection(**settings),
+            service_id="s",
+            chunk_tokens=CHUNK,
+            rng=self.rng,
+            now_s=lambda: self.now_s,
+        )
+        self._jobs = 0
+
+    def job(self, tokens: list[int]) -> Job:
+        self._jobs += 1
+        name = RequestId(f"r{self._jobs}")
+        return Job(name, tokens, generation.SamplingParams(max_tokens=8), RequestLifecycle(name), 0.0, 1e9)
+
+    def holds(self, worker: str, tokens: list[int]) -> None:
+        self.index.apply(worker, ClaimChange(device_stored=self.placer.packed(tokens, "").keys))
+
+    def without(self, pool: wire.Pool.ValueType) -> None:
+        """The workers of this pool leave."""
+        self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool], 1.0)
+
+    def left_behind(self) -> dict[str, Any]:
+        """All that placements leave behind; equal where nothing has changed."""
+        ledger, table = self.placer._ledger, self.index._table
+        return {
+            "rng": self.rng.getstate(),
+            "counts": repr(ledger.counts),
+            "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids},
+            "long prompts": (list(ledger.long_prompts._works), ledger.long_prompts.long_s),
+            "recent": [prompt.keys.tolist() for prompt in ledger.recent._prompts],
+            "running": repr(ledger.running._by_key),
+            "loads": self.membership.loads._columns.tolist(),
+            "accesses": len(self.accesses),
+            "index": (table.keys.tolist(), table.sets.tolist(), table.heat.tolist()),
+            "sets": len(self.index._sets),
+            "predictions": len(self.index._predictions),
+        }
+
+
+def prompt(seed: int, tokens: int = 10 * CHUNK) -> list[int]:
+    return random.Random(seed).choices(range(1000), k=tokens)
+
+
+def _record(name: str) -> wire.WorkerRegistration:
+    return wire.WorkerRegistration(
+        worker_id=name,
+        generation=1,
+        pool=POOLS[name],
+        state=wire.WORKER_STATE_READY,
+        block_size_tokens=CHUNK,
+        max_running_requests=64,
+        load=wire.WorkerLoad(free_blocks=1000, total_blocks=1000),
+        costs=COSTS,
+    )

@@ -1,0 +1,111 @@
+"""A look at the index says what it would say once ended predictions were withdrawn, and withdraws none."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control_plane.prefix_index.holder_sets import UNKNOWN
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.predictions import Predictions
+from kv_transfer.claims.claims import ClaimChange
+from kv_transfer.claims.prefix_chunks import Keys
+
+WORKERS = ("a", "b", "c")
+CHUNKS = 12
+
+
+def chain(depth: int, branch: int = 0, split: int = CHUNKS) -> Keys:
+    """A prompt's chunks: two branches agree until they split, as names cover all that stands before."""
+    numbers = [at + 1 + (1000 * branch if at >= split else 0) for at in range(depth)]
+    return np.array([number * 0x9E3779B97F4A7C15 % 2**64 for number in numbers], dtype=np.uint64)
+
+
+def matched(index: PrefixIndex, keys: Keys, now_s: float) -> list[list[int]]:
+    found = index.lookup(keys, now_s)
+    return [found.device.tolist(), found.warm.tolist(), found.held.tolist()]
+
+
+prompts = st.builds(chain, st.integers(1, CHUNKS), st.integers(0, 2), st.integers(1, 8))
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("predict"), st.sampled_from(WORKERS), prompts, st.integers(1, 9)),
+        st.tuples(st.just("device"), st.sampled_from(WORKERS), prompts, st.booleans()),
+        st.tuples(st.just("host"), st.sampled_from(WORKERS), prompts, st.booleans()),
+        st.tuples(st.just("accessed"), st.none(), prompts, st.none()),
+        st.tuples(st.just("expire"), st.none(), st.none(), st.integers(0, 9)),
+        st.tuples(st.just("leave"), st.sampled_from(WORKERS), st.none(), st.none()),
+    ),
+    max_size=15,
+)
+
+
+def played(steps: list[Any], entries: int) -> PrefixIndex:
+    index = PrefixIndex(entries, 100.0)
+    for worker in WORKERS:
+        index.join(worker, 1)
+    for kind, worker, keys, value in steps:
+        match kind:
+            case "predict":
+                index.predict(worker, keys, float(value))
+            case "accessed":
+                index.accessed(keys, 1.0)
+            case "expire":
+                index.expire(float(value))
+            case "leave":
+                index.leave(worker)
+                index.join(worker, 2)
+            case tier:
+                index.apply(worker, ClaimChange(**{f"{tier}_{'stored' if value else 'removed'}": keys}))
+    return index
+
+
+@given(events, prompts, st.integers(0, 10), st.sampled_from([8, 1024]))
+@settings(max_examples=60, deadline=None)
+def test_a_lookup_sees_what_it_would_see_after_expiring(
+    steps: list[Any], prompt: Keys, now_s: int, entries: int
+) -> None:
+    """With room for everything, and in a table where chunks have to give way."""
+    index = played(steps, entries)
+    predictions, sets = len(index._predictions), index._table.sets.tolist()
+    seen = matched(index, prompt, float(now_s))
+    assert (len(index._predictions), index._table.sets.tolist()) == (predictions, sets)
+    index.expire(float(now_s))
+    assert seen == matched(index, prompt, float("-inf"))
+    assert seen == matched(index, prompt, float(now_s))
+
+
+def test_what_another_prediction_goes_on_with_has_not_ended() -> None:
+    predictions = Predictions()
+    predictions.add(3, chain(4), 5.0)
+    predictions.add(3, chain(2), 9.0)
+    predictions.add(4, chain(2), 5.0)
+    first = int(chain(1)[0])
+    assert predictions.ended(first, 4.9) == {}
+    ended = predictions.ended(first, 5.0)
+    assert {slot: set(keys.tolist()) for slot, keys in ended.items()} == {
+        3: set(chain(4)[2:].tolist()),
+        4: set(chain(2).tolist()),
+    }
+    assert len(predictions) == 3
+    assert {slot: len(keys) for slot, keys in predictions.expire(5.0)} == {3: 2, 4: 2}
+    assert len(predictions) == 1 and predictions.ended(first, 8.0) == {}
+    predictions.forget(3)
+    assert len(predictions) == 0 and predictions.expire(20.0) == []
+
+
+def test_a_predicted_chunk_that_gave_way_and_came_back_is_looked_at_as_it_will_be() -> None:
+    """Withdrawing makes it known that nobody holds it; before, it is where the next chunk is."""
+    index = PrefixIndex(1024, 100.0)
+    for worker in WORKERS:
+        index.join(worker, 1)
+    keys = chain(3)
+    index.predict("a", keys, 5.0)
+    index.apply("b", ClaimChange(device_stored=keys))
+    index._table.sets[index._table.find(keys[:1])] = UNKNOWN
+    assert matched(index, keys, 4.0)[0] == [0, 3, 0]
+    seen = matched(index, keys, 5.0)
+    index.expire(5.0)
+    assert seen == matched(index, keys, 5.0)
+    assert seen[0] == [0, 0, 0]
