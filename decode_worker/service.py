@@ -6,7 +6,7 @@ from contextlib import aclosing
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import EngineJob, EngineOutput, FirstToken, HandoffReport
+from cluster_core.engine_jobs import EngineJob, EngineOutput, FirstToken, HandoffReport
 from worker_runtime import wire_conversion
 from worker_runtime.service import WorkerServiceBase, answering
 

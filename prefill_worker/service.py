@@ -14,7 +14,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import Engine, EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
 from cluster_core.errors import InvalidInputError
 from prefill_worker.session_stream import SessionStream
 from worker_runtime import wire_conversion

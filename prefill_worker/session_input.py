@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import SessionMode, SessionRecord
+from cluster_core.engine_jobs import SessionMode, SessionRecord
 from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
 from prefill_worker.sessions import SessionBooks

@@ -12,7 +12,8 @@ from rachis import wire as conventions
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import EngineOutput, EngineSession, SessionMode
+from cluster_core.engine import EngineSession
+from cluster_core.engine_jobs import EngineOutput, SessionMode
 from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
 from worker_runtime import wire_conversion
 

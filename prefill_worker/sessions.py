@@ -7,7 +7,7 @@ Source: Stream2LLM section 4.2; the event names are those of its published code.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from cluster_core.engine import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_jobs import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
 
 # Of a very long session these many first and last events are told.
 EVENTS_KEPT = 64

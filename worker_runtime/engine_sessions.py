@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import EngineJob, EngineOutput, SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
 from kv_transfer import vllm_private
 

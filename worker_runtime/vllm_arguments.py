@@ -5,7 +5,7 @@ from typing import Any
 from vllm import EngineArgs
 from vllm.config import KVEventsConfig, KVTransferConfig
 
-from cluster_core.engine import EngineInfo
+from cluster_core.engine_reports import EngineInfo
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 

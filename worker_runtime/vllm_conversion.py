@@ -6,7 +6,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
+from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
 from kv_transfer.handoff.lease_params import decode_params
 from kv_transfer.handoff.rules import DEADLINE_PARAM, FIRST_TOKEN_ARG
 

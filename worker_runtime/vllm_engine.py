@@ -16,25 +16,27 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cluster_core.clock import ClusterClock, monotonic_s
-from cluster_core.engine import (
-    DecodeBatch,
-    EngineCounters,
-    EngineInfo,
+from cluster_core.engine import EngineSession
+from cluster_core.engine_jobs import (
     EngineJob,
-    EngineLoad,
     EngineOutput,
-    EngineSession,
-    EngineStatus,
     FinishReason,
     HandoffOutcome,
     HandoffReport,
-    HotPrefix,
     KvLease,
-    PrefixClaimChange,
-    PrefixClaims,
     SamplingSpec,
     SessionMode,
     SessionProgress,
+)
+from cluster_core.engine_reports import (
+    DecodeBatch,
+    EngineCounters,
+    EngineInfo,
+    EngineLoad,
+    EngineStatus,
+    HotPrefix,
+    PrefixClaimChange,
+    PrefixClaims,
     TierReport,
 )
 from cluster_core.errors import InvalidInputError, NotSupportedError, StartError, UnavailableError

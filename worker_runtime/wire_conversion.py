@@ -8,27 +8,29 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine import (
+from cluster_core.engine_jobs import (
+    EngineOutput,
+    FinishReason,
+    HandoffOutcome,
+    KvLease,
+    PositionLogprobs,
+    SamplingSpec,
+    SessionEventKind,
+    SessionMode,
+    SessionProgress,
+    SessionRecord,
+    TokenLogprob,
+)
+from cluster_core.engine_reports import (
     DecodeBatch,
     DecodeReport,
     EngineCosts,
     EngineCounters,
     EngineInfo,
     EngineLoad,
-    EngineOutput,
-    FinishReason,
-    HandoffOutcome,
     HotPrefix,
-    KvLease,
-    PositionLogprobs,
     PrefixClaims,
-    SamplingSpec,
-    SessionEventKind,
-    SessionMode,
-    SessionProgress,
-    SessionRecord,
     TierReport,
-    TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError
 from cluster_core.versions import Versions

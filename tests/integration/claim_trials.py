@@ -18,7 +18,8 @@ from typing import Any
 import redis.asyncio as redis
 
 from cluster_configs.schema import EngineSection, HandoffSection, IndexSection, ModelSection, TiersSection
-from cluster_core.engine import EngineJob, PrefixClaims, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import PrefixClaims
 from control_plane.service.embedded_redis import EmbeddedRedis
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from cluster_core.engine import SessionEventKind
+from cluster_core.engine_jobs import SessionEventKind
 from kv_transfer import vllm_private
 from prefill_worker.streaming_request import LOADING, PARKED
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens

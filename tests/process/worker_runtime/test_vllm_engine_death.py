@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.engine import EngineJob, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.errors import UnavailableError
 from tests.fakes.cluster import until
 from worker_runtime.engine_settings import EngineRole, EngineSettings

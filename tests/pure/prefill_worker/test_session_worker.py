@@ -10,7 +10,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.engine import SamplingSpec, SessionEventKind, SessionMode
+from cluster_core.engine_jobs import SamplingSpec, SessionEventKind, SessionMode
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until

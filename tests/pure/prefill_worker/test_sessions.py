@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_core.engine import SessionEventKind, SessionMode
+from cluster_core.engine_jobs import SessionEventKind, SessionMode
 from cluster_core.token_prefix import longest_common_prefix
 from prefill_worker.sessions import EVENTS_KEPT, SessionBooks
 

@@ -16,24 +16,26 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine import (
-    DecodeBatch,
-    DecodeReport,
-    EngineCounters,
+from cluster_core.engine_jobs import (
     EngineJob,
-    EngineLoad,
     EngineOutput,
     FinishReason,
     FirstToken,
     HandoffOutcome,
-    HotPrefix,
     KvLease,
-    PolicyRow,
     PositionLogprobs,
-    PrefixGroup,
     SamplingSpec,
-    TierReport,
     TokenLogprob,
+)
+from cluster_core.engine_reports import (
+    DecodeBatch,
+    DecodeReport,
+    EngineCounters,
+    EngineLoad,
+    HotPrefix,
+    PolicyRow,
+    PrefixGroup,
+    TierReport,
     WaitingRequest,
 )
 from decode_worker.service import DecodeService, decode_job
