@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_core.engine import EngineSession
 from cluster_core.engine_jobs import EngineOutput, SessionMode
 from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
-from worker_runtime import wire_conversion
+from worker_runtime.wire_conversion import to_wire
 
 
 class SessionStream:
@@ -103,7 +104,7 @@ class SessionStream:
         while not output.done():
             progress = self._session.progress()
             if progress != told:
-                message = wire.PrefillSessionResponse(progress=wire_conversion.progress_to_wire(progress))
+                message = wire.PrefillSessionResponse(progress=to_wire(progress, generation.SessionProgress))
                 await conventions.write(self._context, message)
                 told = progress
                 await asyncio.wait({output}, timeout=self._progress_interval_s)

@@ -25,12 +25,13 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
 from cluster_core.versions import Versions
-from worker_runtime import own_node, wire_conversion
+from worker_runtime import own_node
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
+from worker_runtime.wire_conversion import to_wire
 from worker_runtime.worker_server import WorkerServer
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class WorkerHost:
             pid=os.getpid(),
             node=NODE,
             phase="starting",
-            versions=wire_conversion.versions_to_wire(self._versions),
+            versions=to_wire(self._versions, wire.Versions),
         )
         self._feed: ClaimFeed | None = None
         self._clock = ClusterClock()
@@ -245,8 +246,8 @@ class WorkerHost:
     def _bring_up_to_date(self, engine: Engine) -> None:
         """What changes all the time and is as good as the last renewal."""
         status = engine.status()
-        self._record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
-        self._record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
+        self._record.load.CopyFrom(to_wire(status.load, wire.WorkerLoad))
+        self._record.costs.CopyFrom(to_wire(status.costs, wire.WorkerCosts))
         self._record.cacheable_requests = status.counters.cacheable_requests
         if self._feed is not None:
             self._record.stored_blocks = self._feed.stored_blocks
@@ -268,7 +269,7 @@ class WorkerHost:
             self._loop.call_soon_threadsafe(registration.changed)
 
         info = await engine.start(on_phase, self._end_process)
-        self._record.model.CopyFrom(wire_conversion.model_to_wire(info))
+        self._record.model.CopyFrom(to_wire(info, wire.ModelInfo))
         self._record.block_size_tokens = info.block_size_tokens
         self._record.max_running_requests = info.max_running_requests
 
