@@ -17,7 +17,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import SessionMode, SessionRecord
 from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
-from prefill_worker.sessions import SessionBooks
+from prefill_worker.session_ledger import SessionLedger
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class _Input(NamedTuple):
 class SessionInput(_Scheduler):
     """Mixin. Its calls come from the thread that steps the engine."""
 
-    _sessions: dict[str, SessionBooks]
-    _ended: dict[str, SessionBooks]
+    _sessions: dict[str, SessionLedger]
+    _ended: dict[str, SessionLedger]
     _lost_idle: set[str]
     _late_input: dict[str, list[_Input]]
     swaps: Any
@@ -46,8 +46,8 @@ class SessionInput(_Scheduler):
     def open_session(self, request: Request, mode: SessionMode) -> None:
         """Takes in a session's request, with the prompt as far as it is known."""
         now_s = monotonic_s()
-        books = self._sessions[request.request_id] = SessionBooks(mode, now_s)
-        books.opened(len(request._all_token_ids))
+        ledger = self._sessions[request.request_id] = SessionLedger(mode, now_s)
+        ledger.opened(len(request._all_token_ids))
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -65,18 +65,18 @@ class SessionInput(_Scheduler):
     def session_count(self) -> int:
         return len(self._sessions)
 
-    def session_books(self, request_id: str) -> SessionBooks | None:
+    def session_ledger(self, request_id: str) -> SessionLedger | None:
         return self._sessions.get(request_id)
 
     def session_cached_tokens(self, request_id: str) -> int:
         """Of a session that has not ended, or whose record was not taken yet."""
-        books = self._sessions.get(request_id) or self._ended[request_id]
-        return books.cached_tokens
+        ledger = self._sessions.get(request_id) or self._ended[request_id]
+        return ledger.cached_tokens
 
     def take_session_record(self, request_id: str) -> SessionRecord | None:
         """What happened to a session that has ended. To be asked once."""
-        books = self._ended.pop(request_id, None)
-        return books.record() if books is not None else None
+        ledger = self._ended.pop(request_id, None)
+        return ledger.record() if ledger is not None else None
 
     def _latest_prompt(self, request_id: str) -> list[int]:
         late = self._late_input.get(request_id)
@@ -84,12 +84,12 @@ class SessionInput(_Scheduler):
         return prompt
 
     def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
-        request, books = self.requests[request_id], self._sessions[request_id]
+        request, ledger = self.requests[request_id], self._sessions[request_id]
         request.last_chunk_s = monotonic_s()
         if given.closes:
-            books.closed(new_tokens, len(given.prompt))
+            ledger.closed(new_tokens, len(given.prompt))
         else:
-            books.received(new_tokens, len(given.prompt))
+            ledger.received(new_tokens, len(given.prompt))
         if request.status is LOADING:
             # Blocks are being written for it: the input waits until they have landed.
             self._late_input.setdefault(request_id, []).append(given)
@@ -98,12 +98,12 @@ class SessionInput(_Scheduler):
 
     def _apply(self, request: Any, given: _Input) -> None:
         now_s, prompt = monotonic_s(), given.prompt
-        books = self._sessions[request.request_id]
+        ledger = self._sessions[request.request_id]
         self._take_out(request)
         common = longest_common_prefix(request._all_token_ids, prompt)
-        self._invalidate(request, min(common, len(prompt) - 1), books, now_s)
+        self._invalidate(request, min(common, len(prompt) - 1), ledger, now_s)
         if given.replaces:
-            books.kept(self._ready_tokens(request))
+            ledger.kept(self._ready_tokens(request))
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
         request._all_token_ids[:] = prompt
@@ -119,9 +119,9 @@ class SessionInput(_Scheduler):
         # So that vLLM does not resume it with the prompt of before once blocks were loaded for it.
         request.num_preemptions = 0
         request.is_prefill_chunk = False
-        self._put_back(request, books, now_s)
+        self._put_back(request, ledger, now_s)
 
-    def _invalidate(self, request: Any, keep_tokens: int, books: SessionBooks, now_s: float) -> None:
+    def _invalidate(self, request: Any, keep_tokens: int, ledger: SessionLedger, now_s: float) -> None:
         """Frees the KV of all but the first `keep_tokens` tokens, wherever it is."""
         keep_tokens = max(0, keep_tokens)
         lost = 0
@@ -132,8 +132,8 @@ class SessionInput(_Scheduler):
             self._inflight_prefills.discard(request)
         if self.swaps is not None:
             lost += self.swaps.shorten(request.request_id, keep_tokens)
-        books.shortened(keep_tokens)
-        books.invalidated(lost, now_s)
+        ledger.shortened(keep_tokens)
+        ledger.invalidated(lost, now_s)
 
     def _set_lost(self, request: Any, lost: bool) -> None:
         request.lost_idle = lost
@@ -180,17 +180,17 @@ class SessionInput(_Scheduler):
             queue.remove_requests([request])
         self.deferred_waiting.discard(request)
 
-    def _put_back(self, request: Any, books: SessionBooks, now_s: float) -> None:
+    def _put_back(self, request: Any, ledger: SessionLedger, now_s: float) -> None:
         """Queues a session that was taken out, as one that has tokens to compute or as a parked one."""
         if self._ready_tokens(request) < request.num_tokens:
             request.status = RequestStatus.WAITING
             if request.waiting_since_s == NEVER:
                 request.waiting_since_s = now_s
-            books.wait(now_s)
+            ledger.wait(now_s)
         else:
             self._set_parked(request)
         self._enqueue_waiting_request(request)
-        books.ready(self._ready_tokens(request))
+        ledger.ready(self._ready_tokens(request))
 
     def _ready_tokens(self, request: Any) -> int:
         """Prompt tokens whose KV exists for this request, on the device or in host memory."""
@@ -202,18 +202,18 @@ class SessionInput(_Scheduler):
 
     def _settle(self, request_id: str, now_s: float) -> None:
         """After a step that computed tokens of a session."""
-        books, request = self._sessions[request_id], self.requests.get(request_id)
+        ledger, request = self._sessions[request_id], self.requests.get(request_id)
         if request is None or request.is_finished():
-            books.finish(now_s)
+            ledger.finish(now_s)
             self._ended[request_id] = self._sessions.pop(request_id)
             return
         if request.num_output_tokens:
-            books.finish(now_s)
+            ledger.finish(now_s)
             return
-        books.ready(min(self._ready_tokens(request), books.tokens.prompt_tokens))
+        ledger.ready(min(self._ready_tokens(request), ledger.tokens.prompt_tokens))
         if request.status is RequestStatus.RUNNING and request.input_open and not self._is_behind(request):
             self._leave_model_runner(request)
-            books.caught_up(now_s)
+            ledger.caught_up(now_s)
 
     def _is_behind(self, request: Any) -> bool:
         """Whether there are tokens whose KV is nowhere, and that no step computes yet."""

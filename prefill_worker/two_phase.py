@@ -216,10 +216,10 @@ class TwoPhase(SessionInput):
             self._requeue_preempted(request)
         if request.status is not PARKED and request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
-        books = self._sessions.get(request_id)
-        if books is not None:
-            books.preempt(swapped=swapped, tokens=tokens, now_s=now_s)
-            books.ready(self._ready_tokens(request))
+        ledger = self._sessions.get(request_id)
+        if ledger is not None:
+            ledger.preempt(swapped=swapped, tokens=tokens, now_s=now_s)
+            ledger.ready(self._ready_tokens(request))
 
     def _preempt_waiting(self, request: Any) -> None:
         """As vLLM's `_preempt_request`, for one that does not run but holds blocks."""
@@ -301,21 +301,21 @@ class TwoPhase(SessionInput):
             if request.waiting_since_s > now_s - self._starvation_s:
                 # Who was overdue keeps its turn until it has caught up: those it went before would only take it back.
                 request.waiting_since_s = NEVER
-            books = self._sessions.get(request_id)
-            if books is not None:
+            ledger = self._sessions.get(request_id)
+            if ledger is not None:
                 found = 0 if before.get(request_id) else request.num_computed_tokens - computed
-                books.scheduled(found, computed, request.num_computed_tokens, now_s)
+                ledger.scheduled(found, computed, request.num_computed_tokens, now_s)
         for request_id in before.keys() - output.num_scheduled_tokens.keys():
             self._note_unscheduled(self.requests[request_id], before[request_id], now_s)
 
     def _note_unscheduled(self, request: Any, computed_before: int, now_s: float) -> None:
         """Planned, and then not scheduled: no block was free, or vLLM preempted it for one that was."""
-        books = self._sessions.get(request.request_id)
+        ledger = self._sessions.get(request.request_id)
         if request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
-        if books is not None and request.status is RequestStatus.PREEMPTED and not books.preempted:
-            books.preempt(swapped=False, tokens=computed_before, now_s=now_s)
-            books.ready(0)
+        if ledger is not None and request.status is RequestStatus.PREEMPTED and not ledger.preempted:
+            ledger.preempt(swapped=False, tokens=computed_before, now_s=now_s)
+            ledger.ready(0)
             if request.input_open:
                 self._requeue_preempted(request)
 

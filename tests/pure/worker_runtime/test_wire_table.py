@@ -1,4 +1,4 @@
-"""The table between the engine protocol's types and the messages leaves out no field, and carries each there and back."""
+"""The table between engine types and messages leaves out no field, and carries each there and back."""
 
 import dataclasses
 import inspect
@@ -10,7 +10,6 @@ from types import UnionType
 from typing import Any
 
 import pytest
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
@@ -118,7 +117,7 @@ def test_no_row_is_there_twice_or_names_a_field_that_is_none() -> None:
 def test_every_word_of_the_engine_has_one_word_on_the_wire() -> None:
     assert ENUMS.keys() == {kind for kind in OURS if issubclass(kind, Enum)}
     for ours, numbers in ENUMS.items():
-        theirs: EnumTypeWrapper[int] = getattr(generation, ours.__name__)
+        theirs = getattr(generation, ours.__name__)
         assert set(numbers) == set(ours)
         assert sorted(numbers.values()) == [number for number in sorted(theirs.values()) if number]
         assert all(theirs.Name(number).endswith(f"_{each.name}") for each, number in numbers.items())
