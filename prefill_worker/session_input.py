@@ -47,7 +47,7 @@ class SessionInput(_Scheduler):
         """Takes in a session's request, with the prompt as far as it is known."""
         now_s = monotonic_s()
         ledger = self._sessions[request.request_id] = SessionLedger(mode, now_s)
-        ledger.opened(len(request._all_token_ids))
+        ledger.opened(len(vllm_private.token_ids(request)))
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class SessionInput(_Scheduler):
 
     def _latest_prompt(self, request_id: str) -> list[int]:
         late = self._late_input.get(request_id)
-        prompt: list[int] = late[-1].prompt if late else self.requests[request_id]._all_token_ids
+        prompt: list[int] = late[-1].prompt if late else vllm_private.token_ids(self.requests[request_id])
         return prompt
 
     def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
@@ -100,13 +100,13 @@ class SessionInput(_Scheduler):
         now_s, prompt = monotonic_s(), given.prompt
         ledger = self._sessions[request.request_id]
         self._take_out(request)
-        common = longest_common_prefix(request._all_token_ids, prompt)
+        common = longest_common_prefix(vllm_private.token_ids(request), prompt)
         self._invalidate(request, min(common, len(prompt) - 1), ledger, now_s)
         if given.replaces:
             ledger.kept(self._ready_tokens(request))
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
-        request._all_token_ids[:] = prompt
+        vllm_private.token_ids(request)[:] = prompt
         request.num_prompt_tokens = len(prompt)
         request.held_tokens = 0 if given.closes else min(1, len(prompt))
         request.input_open = not given.closes
@@ -129,7 +129,7 @@ class SessionInput(_Scheduler):
             kept = vllm_private.truncate_blocks(self, request, keep_tokens)
             lost = request.num_computed_tokens - kept
             request.num_computed_tokens = kept
-            self._inflight_prefills.discard(request)
+            vllm_private.drop_reservation(self, request)
         if self.swaps is not None:
             lost += self.swaps.shorten(request.request_id, keep_tokens)
         ledger.shortened(keep_tokens)
@@ -154,12 +154,12 @@ class SessionInput(_Scheduler):
     def _take_in_late_input(self) -> None:
         for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
             request = self.requests[request_id]
-            self._handle_blocked_waiting_request(request)
+            vllm_private.is_ready(self, request)
             for given in self._late_input.pop(request_id):
                 self._apply(request, given)
 
     def _hold_back(self, request: Any) -> None:
-        request.held_tokens = min(1, len(request._all_token_ids))
+        request.held_tokens = min(1, len(vllm_private.token_ids(request)))
         del request.block_hashes[request.num_tokens // self.hash_block_size :]
 
     def _set_parked(self, request: Any) -> None:
@@ -189,7 +189,7 @@ class SessionInput(_Scheduler):
             ledger.wait(now_s)
         else:
             self._set_parked(request)
-        self._enqueue_waiting_request(request)
+        vllm_private.enqueue(self, request)
         ledger.ready(self._ready_tokens(request))
 
     def _ready_tokens(self, request: Any) -> int:
@@ -227,6 +227,6 @@ class SessionInput(_Scheduler):
         if self._is_behind(request):
             request.status = RequestStatus.WAITING
         else:
-            self._inflight_prefills.discard(request)
+            vllm_private.drop_reservation(self, request)
             self._set_parked(request)
-        self._enqueue_waiting_request(request)
+        vllm_private.enqueue(self, request)

@@ -2,6 +2,8 @@
 
 from vllm.v1.request import Request, RequestStatus
 
+from kv_transfer import vllm_private
+
 # What vLLM calls a streaming session that waits for its next input.
 PARKED = RequestStatus.WAITING_FOR_STREAMING_REQ
 # What vLLM calls a request whose blocks are being written by a connector.
@@ -27,7 +29,7 @@ class StreamingRequest(Request):
 
     @property
     def num_tokens(self) -> int:
-        visible = len(self._all_token_ids) - self.held_tokens
+        visible = len(vllm_private.token_ids(self)) - self.held_tokens
         return visible if self.step_limit is None else min(visible, self.step_limit)
 
     @property

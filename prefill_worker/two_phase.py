@@ -106,7 +106,7 @@ class TwoPhase(SessionInput):
             found.append(self._candidate(request, Tenure.RUNNING, index))
         for queue in (self.kv_holding_waiting, self.waiting):
             for index, request in enumerate(queue):
-                if request.status is not PARKED and not self._handle_blocked_waiting_request(request):
+                if request.status is not PARKED and not vllm_private.is_ready(self, request):
                     continue
                 preempted = request.status is RequestStatus.PREEMPTED or queue is self.kv_holding_waiting
                 found.append(self._candidate(request, Tenure.PREEMPTED if preempted else Tenure.WAITING, index))
@@ -133,7 +133,7 @@ class TwoPhase(SessionInput):
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
-            evictable=self._request_blocks_can_be_freed(request) and not last_step_runs,
+            evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
@@ -207,7 +207,7 @@ class TwoPhase(SessionInput):
         swapped = how is Preemption.SWAP and self.swaps.swap_out(request_id, blocks, tokens)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
+            vllm_private.preempt(self, request, now_s, drop_stale_output=self.requires_kv_delivery)
         else:
             self._preempt_waiting(request)
         self.prev_step_scheduled_req_ids.discard(request_id)
@@ -224,8 +224,8 @@ class TwoPhase(SessionInput):
     def _preempt_waiting(self, request: Any) -> None:
         """As vLLM's `_preempt_request`, for one that does not run but holds blocks."""
         self._take_out(request)
-        self._free_request_blocks(request)
-        self._inflight_prefills.discard(request)
+        vllm_private.free_blocks(self, request)
+        vllm_private.drop_reservation(self, request)
         request.num_computed_tokens = 0
         self.reset_preempted_req_ids.add(request.request_id)
         self.waiting.prepend_request(request)
