@@ -3,7 +3,7 @@
 Input lengthens or replaces the prompt; the KV of the longest common prefix is kept, the rest is freed, on the device
 and in host memory; then the session is queued again. It enters the model runner as a new request under its own name,
 which both of vLLM's runners allow. Blocks that are published in the prefix cache are never written again: a common
-prefix that ends inside one is rounded down (Stream2LLM section 4.2, as corrected in the project's notes).
+prefix that ends inside one is rounded down (Stream2LLM section 4.2; docs/decisions/0013).
 
 While a connector writes blocks for a session its input waits until they have landed.
 """
@@ -27,10 +27,12 @@ else:
 
 
 class _Input(NamedTuple):
-    """What the prompt is from now on. replaces: it is another one, not a longer one. closes: it is complete."""
+    """What the prompt is from now on."""
 
     prompt: list[int]
+    # It is another prompt, not a longer one.
     replaces: bool = False
+    # It is complete.
     closes: bool = False
 
 
@@ -74,7 +76,7 @@ class SessionInput(_Scheduler):
         return ledger.cached_tokens
 
     def take_session_record(self, request_id: str) -> SessionRecord | None:
-        """What happened to a session that has ended. To be asked once."""
+        """What happened to a session that has ended; there once."""
         ledger = self._ended.pop(request_id, None)
         return ledger.record() if ledger is not None else None
 

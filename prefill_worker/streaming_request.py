@@ -12,16 +12,15 @@ NEVER = float("inf")
 
 
 class StreamingRequest(Request):
-    """See the module.
+    """See the module."""
 
-    held_tokens: at the end of the prompt, not computed before the input is closed. step_limit: most tokens of it that
-    may be computed when the step that is being scheduled has run. lost_idle: a session lost its blocks while it waited
-    for input; what it had is computed again where there is room for it, at nobody's expense, or when input comes.
-    """
-
+    # At the end of the prompt, not computed before the input is closed.
     held_tokens = 0
+    # Most tokens of it that may be computed when the step that is being scheduled has run.
     step_limit: int | None = None
     input_open = False
+    # A session that lost its blocks while it waited for input; what it had is computed again where there is room for
+    # it, at nobody's expense, or when input comes.
     lost_idle = False
     arrived_s = 0.0
     last_chunk_s = 0.0

@@ -21,7 +21,7 @@ from worker_runtime.step_costs import StepCosts
 
 
 class EngineFigures:
-    """`counters` and `costs` are written by who runs the jobs, too."""
+    """`counters` and `costs` are written by `RunningJobs`, too."""
 
     def __init__(self, engine: Any, info: EngineInfo, settings: EngineSettings) -> None:
         self._engine = engine

@@ -50,7 +50,7 @@ class EngineWork:
         self.figures.count_step(monotonic_s() - began_s)
         self.claims.report_changes()
         self.jobs.report_progress()
-        # Before the outputs: who has heard of a lease finds it in the status.
+        # Before the outputs: a caller that has a lease finds it in the status.
         self.publish_status()
         if made:
             self._on_loop(_deliver, made)

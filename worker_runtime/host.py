@@ -48,10 +48,7 @@ _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DE
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What one worker is started with. versions: those of the service, which the worker's have to fit.
-
-    drain_timeout_s, session_grace_s: what a worker whose process is asked to end leaves to what it runs.
-    """
+    """What one worker is started with."""
 
     worker_id: str
     service_id: str
@@ -60,7 +57,9 @@ class WorkerSettings:
     redis_lease_s: float
     max_message_bytes: int
     start_timeout_s: float
+    # Of the service; the worker's have to fit.
     versions: Versions = field(default_factory=Versions)
+    # What a worker whose process is asked to end leaves to what it runs, and to sessions that still take input.
     drain_timeout_s: float = 600.0
     session_grace_s: float = 5.0
 
@@ -142,7 +141,7 @@ class WorkerHost:
             self._failure = str(error) or type(error).__name__
             logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
             self._ready.set()
-            # Long enough for who waits to hear the reason; then Ray starts the worker again.
+            # Long enough for those that wait to learn the reason; then Ray starts the worker again.
             if self._ends_process or not self._stopped.wait(FAILURE_LINGER_S):
                 os._exit(START_FAILED_EXIT_CODE)
         finally:
@@ -196,7 +195,7 @@ class WorkerHost:
         servicer = self._service(engine, self._record, on_state)
         servicer.claim_feed = feed
         self._record.address = await server.start(servicer, engine_settings.host, engine_settings.ports)
-        # Whoever sees that this generation is ready finds that what the one before has claimed is void.
+        # A reader that sees this generation ready finds that what the one before has claimed is void.
         await self._with_retries(feed.open)
         tasks.append(asyncio.create_task(feed.keep()))
         self._record.phase = "serving"
@@ -217,7 +216,7 @@ class WorkerHost:
         try:
             async with asyncio.timeout(settings.drain_timeout_s):
                 while not self._stopped.is_set() and idle_polls < _IDLE_POLLS:
-                    # Nor does it take requests again because somebody says so now.
+                    # It does not take requests again, even where somebody says so now.
                     if self._record.state != wire.WORKER_STATE_DRAINING:
                         servicer.start_draining(settings.session_grace_s)
                     await asyncio.sleep(_DRAIN_POLL_S)

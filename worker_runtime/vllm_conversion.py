@@ -13,7 +13,7 @@ from kv_transfer.handoff.rules import DEADLINE_PARAM, FIRST_TOKEN_ARG
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
-# What vLLM wants to hear from a prefill request whose blocks another engine will pull.
+# What vLLM expects of a prefill request whose blocks another engine will pull.
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

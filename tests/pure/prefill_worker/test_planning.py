@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill_worker.planning import StepPlan, footprint_blocks, plan_step, victims
-from prefill_worker.policies import Candidate, Tenure
+from prefill_worker.policies import Contender, Tenure
 
 BLOCK = 4
 
 
 def candidate(
     name: str, remaining: int, known: int | None = None, held: int = 0, *, evictable: bool = True
-) -> Candidate:
+) -> Contender:
     known = remaining if known is None else known
-    return Candidate(
+    return Contender(
         name, False, 0.0, 0.0, math.inf, known - remaining, Tenure.WAITING, 0, remaining, known, held, evictable
     )
 
@@ -31,7 +31,7 @@ def left_out(plan: StepPlan) -> list[str]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Candidate], int, int, int]:
+def cases(draw: st.DrawFn) -> tuple[list[Contender], int, int, int]:
     """Candidates in priority order, token budget, capacity, most scheduled. What cannot be taken fits the pool."""
     candidates = []
     for index in range(draw(st.integers(0, 12))):
@@ -43,14 +43,14 @@ def cases(draw: st.DrawFn) -> tuple[list[Candidate], int, int, int]:
     return candidates, draw(st.integers(0, 60)), fixed + draw(st.integers(0, 20)), draw(st.integers(0, 8))
 
 
-def charge_blocks(each: Candidate) -> int:
+def charge_blocks(each: Contender) -> int:
     """What a grant adds to what is charged for blocks that nobody can take."""
     footprint = footprint_blocks(each, BLOCK)
     return footprint if each.evictable else max(0, footprint - each.held_blocks)
 
 
 @given(case=cases())
-def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Contender], int, int, int]) -> None:
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
     assert sum(each.tokens for each in plan.grants) <= budget
@@ -61,7 +61,7 @@ def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Candidate], in
 
 
 @given(case=cases())
-def test_every_candidate_is_granted_or_left_out_once_and_in_order(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_every_candidate_is_granted_or_left_out_once_and_in_order(case: tuple[list[Contender], int, int, int]) -> None:
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
     takers = [each.candidate for each in plan.grants]
@@ -72,7 +72,7 @@ def test_every_candidate_is_granted_or_left_out_once_and_in_order(case: tuple[li
 
 
 @given(case=cases())
-def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Contender], int, int, int]) -> None:
     """Replays the grants above each one left out: what was left then, was not enough for it."""
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
@@ -91,17 +91,17 @@ def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Cand
 
 
 @given(case=cases())
-def test_planning_changes_nothing(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_planning_changes_nothing(case: tuple[list[Contender], int, int, int]) -> None:
     candidates, budget, capacity, most = case
     before = [copy.copy(each) for each in candidates]
     list(victims(plan_step(candidates, budget, capacity, most, BLOCK).left_out))
     for each, was in zip(candidates, before, strict=True):
-        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Candidate))
+        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Contender))
 
 
 @given(case=cases())
 def test_victims_hold_blocks_that_can_be_taken_and_come_lowest_first(
-    case: tuple[list[Candidate], int, int, int],
+    case: tuple[list[Contender], int, int, int],
 ) -> None:
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
@@ -113,7 +113,7 @@ def test_victims_hold_blocks_that_can_be_taken_and_come_lowest_first(
 
 
 @given(case=cases())
-def test_blocks_of_all_victims_are_enough_for_every_grant(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_blocks_of_all_victims_are_enough_for_every_grant(case: tuple[list[Contender], int, int, int]) -> None:
     """With every victim preempted, what the granted ones miss fits what is free."""
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)

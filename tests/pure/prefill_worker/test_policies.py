@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ordering import measure_ordering, random_candidates
+from benchmarks.ordering import measure_ordering, random_contenders
 from cluster_core.clock import cpu_s
-from prefill_worker.policies import POLICIES, Candidate, Tenure, default_vllm, fcfs, lcas, make_policy, mcps
+from prefill_worker.policies import POLICIES, Contender, Tenure, default_vllm, fcfs, lcas, make_policy, mcps
 
 NOW_S = 100.0
 STARVATION_S = 5.0
 ORDERING_LIMIT_US = 165.0
 
 
-def candidate(name: str, **given: object) -> Candidate:
+def candidate(name: str, **given: object) -> Contender:
     values: dict[str, object] = {
         "complete": False,
         "arrival_s": 0.0,
@@ -28,15 +28,15 @@ def candidate(name: str, **given: object) -> Candidate:
         "tenure": Tenure.WAITING,
         "queue_index": 0,
     }
-    return Candidate(name, **(values | given))  # type: ignore[arg-type]
+    return Contender(name, **(values | given))  # type: ignore[arg-type]
 
 
-def names(ordered: list[Candidate]) -> list[str]:
+def names(ordered: list[Contender]) -> list[str]:
     return [each.request_id for each in ordered]
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> list[Candidate]:
+def snapshots(draw: st.DrawFn) -> list[Contender]:
     """Few different values, so that ties are common."""
     count = draw(st.integers(0, 30))
     moment = st.integers(90, 100).map(float)
@@ -70,13 +70,13 @@ SLOW_KEYS = {
 @pytest.mark.parametrize("name", POLICIES)
 @given(given_candidates=snapshots())
 def test_order_is_that_of_a_plain_sort_by_tuples_and_the_snapshot_is_untouched(
-    name: str, given_candidates: list[Candidate]
+    name: str, given_candidates: list[Contender]
 ) -> None:
     before = [copy.copy(each) for each in given_candidates]
     ordered = make_policy(name, STARVATION_S)(given_candidates, NOW_S)
     assert names(ordered) == names(sorted(given_candidates, key=SLOW_KEYS[name]))
     for each, was in zip(given_candidates, before, strict=True):
-        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Candidate))
+        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Contender))
 
 
 def test_default_vllm_takes_running_then_preempted_then_waiting_in_queue_order() -> None:
@@ -147,6 +147,6 @@ def test_lcas_never_calls_a_candidate_overdue_that_is_being_served() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_ordering_500_takes_less_than_the_papers_figure(name: str) -> None:
     """On the processor's clock and the best of several rounds: what else runs here makes a round slow, never fast."""
-    candidates, policy = random_candidates(random.Random(0), 500), make_policy(name, STARVATION_S)
+    candidates, policy = random_contenders(random.Random(0), 500), make_policy(name, STARVATION_S)
     best_us = min(measure_ordering(policy, [candidates], 200, cpu_s).p99_us for _ in range(20))
     assert best_us < ORDERING_LIMIT_US
