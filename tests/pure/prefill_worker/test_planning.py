@@ -23,7 +23,7 @@ def candidate(
 
 
 def granted(plan: StepPlan) -> list[tuple[str, int]]:
-    return [(each.candidate.request_id, each.tokens) for each in plan.grants]
+    return [(each.contender.request_id, each.tokens) for each in plan.grants]
 
 
 def left_out(plan: StepPlan) -> list[str]:
@@ -55,16 +55,16 @@ def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Contender], in
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
     assert sum(each.tokens for each in plan.grants) <= budget
     assert len(plan.grants) <= most
-    assert all(0 < each.tokens <= each.candidate.remaining_tokens for each in plan.grants)
+    assert all(0 < each.tokens <= each.contender.remaining_tokens for each in plan.grants)
     fixed = sum(each.held_blocks for each in candidates if not each.evictable)
-    assert fixed + sum(charge_blocks(each.candidate) for each in plan.grants) <= capacity
+    assert fixed + sum(charge_blocks(each.contender) for each in plan.grants) <= capacity
 
 
 @given(case=cases())
 def test_every_candidate_is_granted_or_left_out_once_and_in_order(case: tuple[list[Contender], int, int, int]) -> None:
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
-    takers = [each.candidate for each in plan.grants]
+    takers = [each.contender for each in plan.grants]
     place = {id(each): index for index, each in enumerate(candidates)}
     for group in (takers, plan.left_out):
         assert [place[id(each)] for each in group] == sorted(place[id(each)] for each in group)
@@ -76,7 +76,7 @@ def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Cont
     """Replays the grants above each one left out: what was left then, was not enough for it."""
     candidates, budget, capacity, most = case
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
-    tokens = {id(each.candidate): each.tokens for each in plan.grants}
+    tokens = {id(each.contender): each.tokens for each in plan.grants}
     room = capacity - sum(each.held_blocks for each in candidates if not each.evictable)
     served = 0
     for each in candidates:
@@ -119,7 +119,7 @@ def test_blocks_of_all_victims_are_enough_for_every_grant(case: tuple[list[Conte
     plan = plan_step(candidates, budget, capacity, most, BLOCK)
     gone = {id(each) for each in victims(plan.left_out)}
     held = sum(each.held_blocks for each in candidates if id(each) not in gone)
-    missing = sum(footprint_blocks(each.candidate, BLOCK) - each.candidate.held_blocks for each in plan.grants)
+    missing = sum(footprint_blocks(each.contender, BLOCK) - each.contender.held_blocks for each in plan.grants)
     assert held + missing <= capacity
 
 
