@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import Engine, EngineJob, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.errors import UnavailableError, ungrouped
 
 

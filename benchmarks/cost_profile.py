@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measuring_process import Reports, in_process_engine, run_measurement
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import Engine, EngineInfo, EngineJob, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import EngineInfo
 from prefill_worker.preemption import CostModel, LatencyCurve
 from worker_runtime.engine_settings import EngineRole
 
@@ -147,7 +149,7 @@ async def profile(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]
         return lambda: end_s - (monotonic_s() - began_s)
 
     async with in_process_engine(config, EngineRole.ALONE, reports) as (engine, info):
-        layout = _layout(engine, info)
+        layout = await _layout(engine, info)
         slots = layout.host_slots(int(config.tiers.host_gib * 2**30))
         sizes = prompt_sizes(info.max_model_len)
         copied = copy_sizes(sizes, layout, slots)
@@ -177,11 +179,10 @@ async def profile(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]
     return {}
 
 
-def _layout(engine: "VllmEngine", info: EngineInfo) -> BlockLayout:
-    """Read from the engine at rest: nothing of it changes after its start."""
+async def _layout(engine: "VllmEngine", info: EngineInfo) -> BlockLayout:
     from kv_transfer import vllm_private
 
-    cache = vllm_private.scheduler_of(engine._engine).kv_cache_config
+    cache = await engine.look(lambda work: vllm_private.scheduler_of(work.engine).kv_cache_config)
     pages = [group.kv_cache_spec.page_size_bytes for group in cache.kv_cache_groups for _ in group.layer_names]
     return BlockLayout(tuple(pages), cache.num_blocks, info.block_size_tokens)
 

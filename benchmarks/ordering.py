@@ -1,6 +1,6 @@
-"""How long a policy takes to order candidates: the part of a step that Stream2LLM adds to every one.
+"""How long a policy takes to order contenders: the part of a step that Stream2LLM adds to every one.
 
-Every run orders candidates whose values are drawn at random, in random order; in service the table of requests is
+Every run orders contenders whose values are drawn at random, in random order; in service the table of requests is
 mostly in order of arrival already, which is faster. Source of the figure to compare with: Stream2LLM
 (arXiv:2604.16395), 165 us at P99 for 500.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster_core.clock import monotonic_s
-from prefill_worker.policies import POLICIES, Candidate, Policy, Tenure, make_policy
+from prefill_worker.policies import POLICIES, Contender, Policy, Tenure, make_policy
 
 SIZES = (10, 50, 500)
 RUNS = 2_000
@@ -34,11 +34,11 @@ class Ordering:
 
 
 def ordering_table(on_done: Callable[[], None], seed: int = 0) -> dict[str, dict[int, Ordering]]:
-    """By policy and number of candidates. `on_done` is called after each of those."""
+    """By policy and number of contenders. `on_done` is called after each of those."""
     rng = random.Random(seed)
     table: dict[str, dict[int, Ordering]] = {name: {} for name in POLICIES}
     for size in SIZES:
-        snapshots = [random_candidates(rng, size) for _ in range(SNAPSHOTS)]
+        snapshots = [random_contenders(rng, size) for _ in range(SNAPSHOTS)]
         for name in POLICIES:
             table[name][size] = measure_ordering(make_policy(name, STARVATION_S), snapshots, RUNS)
             on_done()
@@ -46,24 +46,24 @@ def ordering_table(on_done: Callable[[], None], seed: int = 0) -> dict[str, dict
 
 
 def measure_ordering(
-    policy: Policy, snapshots: Sequence[Sequence[Candidate]], runs: int, clock_s: Callable[[], float] = monotonic_s
+    policy: Policy, snapshots: Sequence[Sequence[Contender]], runs: int, clock_s: Callable[[], float] = monotonic_s
 ) -> Ordering:
     """Orders the snapshots in turn, `runs` times in all."""
     for run in range(WARM_UP_RUNS):
         policy(snapshots[run % len(snapshots)], NOW_S)
     took_us = []
     for run in range(runs):
-        candidates = snapshots[run % len(snapshots)]
+        contenders = snapshots[run % len(snapshots)]
         began_s = clock_s()
-        policy(candidates, NOW_S)
+        policy(contenders, NOW_S)
         took_us.append((clock_s() - began_s) * 1e6)
     return Ordering(float(np.quantile(took_us, 0.5)), float(np.quantile(took_us, 0.99)), runs)
 
 
-def random_candidates(rng: random.Random, count: int) -> list[Candidate]:
+def random_contenders(rng: random.Random, count: int) -> list[Contender]:
     """Half complete, half waiting, some of these overdue."""
     return [
-        Candidate(
+        Contender(
             request_id=f"session-{index}",
             complete=rng.random() < 0.5,
             arrival_s=rng.uniform(0, NOW_S),

@@ -20,8 +20,8 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
 from control_plane.service.child_process import bind_to_parent
-from worker_runtime import wire_conversion
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.wire_conversion import to_wire
 
 GENERATION = 0
 _MAX_MESSAGE_BYTES = 256 << 20
@@ -90,7 +90,7 @@ async def _serve(config: RachisConfig) -> None:
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(DecodeService(engine, record, lambda: None), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    model = wire_conversion.model_to_wire(info).SerializeToString().hex()
+    model = to_wire(info, wire.ModelInfo).SerializeToString().hex()
     print(f"ready 127.0.0.1:{port} {model}", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(grace=0.5)

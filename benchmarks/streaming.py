@@ -25,7 +25,9 @@ from benchmarks.measuring_process import Reports, foreign_cpu_s, in_process_engi
 from benchmarks.streaming_replay import Replay, replay
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import Engine, EngineInfo, SessionMode
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import SessionMode
+from cluster_core.engine_reports import EngineInfo
 from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from prefill_worker.policies import POLICIES
 from worker_runtime.engine_settings import EngineRole

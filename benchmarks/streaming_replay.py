@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import Engine, EngineJob, EngineOutput, SamplingSpec, SessionMode, SessionRecord
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode, SessionRecord
 from cluster_core.errors import RachisError, UnavailableError
 from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession
 

@@ -34,7 +34,8 @@ from benchmarks.tiers_workload import (
 )
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import Engine, EngineInfo, TierReport
+from cluster_core.engine import Engine
+from cluster_core.engine_reports import EngineInfo, TierReport
 from cluster_core.errors import UnavailableError
 from cluster_sim.traces import Trace
 from worker_runtime.engine_settings import EngineRole

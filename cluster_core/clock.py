@@ -45,9 +45,10 @@ class _Measurement:
 class ClusterClock:
     """Unix time by the clock that all hosts of a service share, Redis's, as far as this process knows it.
 
-    Who asks Redis for the time knows it within half of the round trip. The best measurement counts, worth less the
-    older it is; one that contradicts it shows that Redis's clock was set, or that another server answers, and replaces
-    it. In between the monotonic clock goes on, whatever Redis does. Before the first one it is this host's time.
+    A process that asks Redis for the time knows it within half of the round trip. The best measurement counts, worth
+    less the older it is; one that contradicts it shows that Redis's clock was set, or that another server answers, and
+    replaces it. In between the monotonic clock goes on, whatever Redis does. Before the first one it is this host's
+    time.
 
     host_unix_ms: this host's clock. Measured on one thread, read on any.
     """

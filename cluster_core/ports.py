@@ -1,4 +1,4 @@
-"""TCP ports for servers that want to be told one: chosen now, listened on seconds later.
+"""TCP ports for servers that are given theirs: chosen now, listened on seconds later.
 
 A port that was merely found free is anybody's until then. The system hands it to the next outgoing connection that asks
 for any port, the server cannot bind, and vLLM's NIXL listener for one then keeps its engine waiting without a word.
@@ -78,8 +78,8 @@ def _bound(host: str, port: int, field: str = "") -> list[socket.socket]:
     """What holds the port; its own socket is the last. Empty where somebody listens on it or holds it already."""
     holders: list[socket.socket] = []
     try:
-        # Two that set SO_REUSEADDR and do not listen may have the same port. So whoever wants a certain one claims it
-        # by a name that only one process of this network namespace can have, and that goes with the process.
+        # Two that set SO_REUSEADDR and do not listen may have the same port. So a process that wants a certain one
+        # claims it by a name that only one process of this network namespace can have, and that goes with the process.
         if port:
             holders.append(socket.socket(socket.AF_UNIX))
             holders[-1].bind(f"\0rachis-port-{port}")

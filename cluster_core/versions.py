@@ -14,7 +14,7 @@ _NAMES = {"rachis": "Rachis", "vllm": "vLLM", "nixl": "NIXL"}
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Empty: not installed, or not told; that is not compared."""
+    """Empty: not installed, or not known; that is not compared."""
 
     rachis: str = ""
     vllm: str = ""

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from cluster_core.engine import EngineCosts, SessionMode
+from cluster_core.engine_jobs import SessionMode
+from cluster_core.engine_reports import EngineCosts
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
 

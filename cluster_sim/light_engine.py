@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from cluster_core.engine import EngineCosts, SessionMode
+from cluster_core.engine_jobs import SessionMode
+from cluster_core.engine_reports import EngineCosts
 from cluster_sim.block_cache import BlockCache
 from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob

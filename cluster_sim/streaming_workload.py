@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import InvalidInputError
 
 # (share, value), ascending: the value below which that share of the draws lies.

@@ -21,7 +21,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from cluster_core.engine import EngineCosts, SessionMode, SessionRecord
+from cluster_core.engine_jobs import SessionMode, SessionRecord
+from cluster_core.engine_reports import EngineCosts
 from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.vllm_schedulers import (

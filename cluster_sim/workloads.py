@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from cluster_configs.schema import Section
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import InvalidInputError
 from cluster_sim.engine import SimInput
 from cluster_sim.streaming_workload import TracedSession, WorkloadSpec, draw_sessions

@@ -13,7 +13,7 @@ from rachis.v1 import admin_pb2 as admin
 from rich.markup import escape
 
 from cluster_configs import loading
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import ClientFault, ConfigError, RachisError
 from cluster_core.ids import new_request_id
 from command_line import options

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_core.engine import DecodeBatch, DecodeReport, PrefixGroup, WaitingRequest
+from cluster_core.engine_reports import DecodeBatch, DecodeReport, PrefixGroup, WaitingRequest
 from decode_worker.batch_members import Cause, Member
 from decode_worker.batching import Batching
 from decode_worker.chunk_hashes import ChunkHash

@@ -21,7 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import DecodeBatch, DecodeReport
+from cluster_core.engine_reports import DecodeBatch, DecodeReport
 from cluster_core.errors import UnavailableError
 from decode_worker import batch_report, chunk_hashes
 from decode_worker.batch_members import Plan

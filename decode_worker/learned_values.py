@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-from cluster_core.engine import PolicyRow
+from cluster_core.engine_reports import PolicyRow
 
 _LOWER_ENDS = (0, 1, *(2**each + 1 for each in range(10)))
 _MOST_LOSS = 5

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import EngineJob, EngineOutput, FirstToken, HandoffReport
-from worker_runtime import wire_conversion
+from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport
 from worker_runtime.service import WorkerServiceBase, answering
+from worker_runtime.wire_conversion import from_wire, to_wire
 
 
 class DecodeService(WorkerServiceBase):
@@ -26,40 +27,16 @@ class DecodeService(WorkerServiceBase):
                             yield wire.DecodeResponse(started=_started(output))
                         generated += len(output.token_ids)
                         if output.token_ids or output.text:
-                            yield wire.DecodeResponse(delta=wire_conversion.delta_to_wire(output))
+                            yield wire.DecodeResponse(delta=to_wire(output, generation.CompletionDelta))
                         if output.finish_reason is not None:
-                            yield wire.DecodeResponse(end=_end(output, generated))
+                            end = to_wire(output, wire.DecodeEnd, completion_tokens=generated)
+                            yield wire.DecodeResponse(end=end)
 
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:
     """The engine job of a decode request, with or without a hand-off. deadline_s: how long the call still waits."""
-    first = None
-    if request.HasField("first"):
-        first = FirstToken(request.first.token_id, request.first.sent_text)
-    return EngineJob(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        sampling=wire_conversion.sampling_from_wire(request.sampling),
-        pull=wire_conversion.lease_from_wire(request.handoff) if request.HasField("handoff") else None,
-        first=first,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-        deadline_s=deadline_s,
-    )
+    return from_wire(request, EngineJob, deadline_s=deadline_s)
 
 
 def _started(output: EngineOutput) -> wire.DecodeStarted:
-    report = output.handoff or HandoffReport()
-    return wire.DecodeStarted(
-        handoff=wire_conversion.HANDOFF_OUTCOMES[report.outcome],
-        kv_bytes=report.kv_bytes,
-        pulled_tokens=report.pulled_tokens,
-        transfer_ms=report.transfer_ms,
-        cached_tokens=output.cached_tokens,
-    )
-
-
-def _end(output: EngineOutput, generated: int) -> wire.DecodeEnd:
-    return wire.DecodeEnd(
-        finish_reason=wire_conversion.finish_to_wire(output.finish_reason), completion_tokens=generated
-    )
+    return to_wire(output.handoff or HandoffReport(), wire.DecodeStarted, cached_tokens=output.cached_tokens)

@@ -24,7 +24,7 @@ from math import log, sqrt
 from random import Random
 from typing import Any, Protocol
 
-from cluster_core.engine import PolicyRow
+from cluster_core.engine_reports import PolicyRow
 from decode_worker.learned_values import Bins, LearnedValues, Value, bins_of, entries, is_number
 
 

@@ -1,6 +1,6 @@
 """How stand-ins for engines end an answer, and what they say of its tokens. Tokens are characters."""
 
-from cluster_core.engine import FinishReason, PositionLogprobs, SamplingSpec, TokenLogprob
+from cluster_core.engine_jobs import FinishReason, PositionLogprobs, SamplingSpec, TokenLogprob
 
 
 def ending(text: str, token: int, position: int, sampling: SamplingSpec) -> tuple[str, FinishReason | None]:

@@ -1,6 +1,6 @@
 """What the runs of a `BlockEngine` write to blocks, find in them, and leave for others to find."""
 
-from cluster_core.engine import PrefixClaims
+from cluster_core.engine_reports import PrefixClaims
 from cluster_core.token_prefix import longest_common_prefix
 from fault_sim.block_pool import BlockPool, block_hash, first_kv, next_kv, next_token
 from fault_sim.block_run import Run

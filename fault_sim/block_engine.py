@@ -18,23 +18,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster_core.clock import ClusterClock, monotonic_s
-from cluster_core.engine import (
+from cluster_core.engine_jobs import (
+    EngineJob,
+    EngineOutput,
+    FinishReason,
+    HandoffOutcome,
+    HandoffReport,
+    KvLease,
+    SessionMode,
+)
+from cluster_core.engine_reports import (
     DecodeBatch,
     EngineCosts,
     EngineCounters,
     EngineInfo,
-    EngineJob,
     EngineLoad,
-    EngineOutput,
     EngineStatus,
-    FinishReason,
-    HandoffOutcome,
-    HandoffReport,
     HotPrefix,
-    KvLease,
     PrefixClaimChange,
     PrefixClaims,
-    SessionMode,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
 from fault_sim.block_content import BlockContent

@@ -15,7 +15,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from cluster_core.engine import SamplingSpec
+from cluster_core.engine_jobs import SamplingSpec
 
 BlockHash = bytes
 Kv = bytes

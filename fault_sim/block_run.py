@@ -4,11 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cluster_core.engine import (
-    EngineJob,
-    EngineOutput,
-    HandoffReport,
-)
+from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport
 from fault_sim.answers import ending, held_back, logprobs
 
 if TYPE_CHECKING:

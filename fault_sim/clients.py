@@ -12,7 +12,7 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 from rachis.wire import next_message
 
-from cluster_core.engine import SamplingSpec
+from cluster_core.engine_jobs import SamplingSpec
 from fault_sim.plan import Request
 
 Trace = Callable[[str], None]

@@ -16,10 +16,10 @@ from fault_sim.block_fabric import BlockEngineSettings, Fabric
 from fault_sim.local_grpc import LocalTransport
 from fault_sim.local_server import LocalServer
 from prefill_worker.service import PrefillService
-from worker_runtime import wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
+from worker_runtime.wire_conversion import to_wire
 
 _RETRY_S = 0.25
 
@@ -113,7 +113,7 @@ class LocalWorker:
         self._tasks.append(asyncio.create_task(registration.keep()))
         engine.follow_claims(self._feed.changed)
         info = await engine.start(lambda phase: None, lambda why: None)
-        self.record.model.CopyFrom(wire_conversion.model_to_wire(info))
+        self.record.model.CopyFrom(to_wire(info, wire.ModelInfo))
         self.record.block_size_tokens = info.block_size_tokens
         self.record.max_running_requests = info.max_running_requests
         server = self._server = self._transport.server(self.name)
@@ -133,8 +133,8 @@ class LocalWorker:
         if self.engine is None:
             return
         status = self.engine.status()
-        self.record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
-        self.record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
+        self.record.load.CopyFrom(to_wire(status.load, wire.WorkerLoad))
+        self.record.costs.CopyFrom(to_wire(status.costs, wire.WorkerCosts))
         self.record.cacheable_requests = status.counters.cacheable_requests
         self.record.stored_blocks = self._feed.stored_blocks
         self.record.claims_sequence = self._feed.claims_sequence

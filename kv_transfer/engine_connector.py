@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import HandoffReport
+from cluster_core.engine_jobs import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff.nixl_progress import progress_interval
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late

@@ -1,7 +1,17 @@
-"""Every private field of vLLM that Rachis touches, but for the methods that `kv_transfer.tiers.device_pool` overrides.
+"""Every private member of vLLM that Rachis touches, but for the methods that subclasses of vLLM's classes override.
 
 vLLM's plug-in points do most of what is needed; what they leave out is reached here, for the one version the lock
-files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed field.
+files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed field, and
+`tests/pure/kv_transfer/test_vllm_private.py` for a private member that is touched elsewhere.
+
+Overridden, or a field of the class that is subclassed:
+    `kv_transfer.engine_connector`           `_connector_metadata`
+    `kv_transfer.claims.block_events`        `_emit_block_removed_events`
+    `kv_transfer.tiers.device_pool`          `_insert_block_hash`, `_remove_cached_block_hashes`
+    `kv_transfer.tiers.host_tier`            `_vllm_config`
+    `kv_transfer.tiers.tiered_scheduling`    `_free_request`, `_update_after_schedule`
+    `decode_worker.batch_scheduling`         `_free_request`, `_preempt_request`
+    `prefill_worker.engine_scheduler`        `_update_after_schedule`
 """
 
 import time
@@ -248,7 +258,7 @@ def is_cached(scheduler: Any, block_hash: Any) -> bool:
 
 
 def drop_reservation(scheduler: Any, request: Any) -> None:
-    """vLLM goes on reserving blocks for a request that it has put back after its pull failed."""
+    """No blocks are reserved any more for the rest of its prefill: vLLM does not see that it does not run."""
     scheduler._inflight_prefills.discard(request)
 
 
@@ -301,3 +311,37 @@ def block_hasher(engine: Any) -> Any:
 def expect_outputs(engine: Any, core_request: Any) -> None:
     """Makes the front end ready for the outputs of a request that the scheduler knows already."""
     engine.output_processor.add_request(core_request, None, None, 0)
+
+
+# What worker_runtime and prefill_worker touch.
+
+
+def token_ids(request: Any) -> list[int]:
+    """All that is known of a request's prompt and output; the request's own list."""
+    tokens: list[int] = request._all_token_ids
+    return tokens
+
+
+def is_ready(scheduler: Any, request: Any) -> bool:
+    """Whether nothing that vLLM has it wait for is still missing; what has come is taken note of."""
+    return bool(scheduler._handle_blocked_waiting_request(request))
+
+
+def enqueue(scheduler: Any, request: Any) -> None:
+    """Into the queue that its status and its blocks belong to."""
+    scheduler._enqueue_waiting_request(request)
+
+
+def preempt(scheduler: Any, request: Any, now_s: float, *, drop_stale_output: bool) -> None:
+    """A request that was running and has been taken out of `running`: frees its blocks, queues it again."""
+    scheduler._preempt_request(request, now_s, drop_stale_output=drop_stale_output)
+
+
+def may_free_blocks(scheduler: Any, request: Any) -> bool:
+    """Whether no step in flight and no connector may still write into the blocks of a request."""
+    return bool(scheduler._request_blocks_can_be_freed(request))
+
+
+def free_blocks(scheduler: Any, request: Any) -> None:
+    """All that a request holds, as soon as nothing may write into them any more."""
+    scheduler._free_request_blocks(request)

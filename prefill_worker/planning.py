@@ -1,65 +1,65 @@
-"""Who is computed in a step, and who may lose blocks for it: both phases' decisions, pure.
+"""Which contenders are computed in a step, and which may lose blocks for it: both phases' decisions, pure.
 
-Source: Stream2LLM (arXiv:2604.16395), section 4.1, as corrected in the project's notes:
+Source: Stream2LLM (arXiv:2604.16395), section 4.1; docs/decisions/0014 says why it departs from the paper's text:
 
-- Phase 1 charges the whole pool that candidates can hold, not the blocks that are free: what a lower priority holds
+- Phase 1 charges the whole pool that contenders can hold, not the blocks that are free: what a lower priority holds
   can be taken in Phase 2. It changes nothing. What does not fit is skipped, not waited for.
-- A candidate is charged for all of its known prompt, so that a lower one is only admitted where everything above it
+- A contender is charged for all of its known prompt, so that a lower one is only admitted where everything above it
   can finish what is known.
 - Phase 2 preempts the lowest-priority holder among those that Phase 1 left out.
 
 Who owns which blocks while a plan is made:
-    evictable candidate        its held blocks, until Phase 2 takes them; charged only when it is granted tokens
-    candidate not evictable    its held blocks, which nobody can take: charged before anybody else
+    evictable contender        its held blocks, until Phase 2 takes them; charged only when it is granted tokens
+    contender not evictable    its held blocks, which nobody can take: charged before anybody else
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from prefill_worker.policies import Candidate
+from prefill_worker.policies import Contender
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Up to so many tokens of the candidate may be computed in this step."""
+    """Up to so many tokens of the contender may be computed in this step."""
 
-    candidate: Candidate
+    contender: Contender
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Both in priority order; together they are all candidates."""
+    """Both in priority order; together they are all contenders."""
 
     grants: list[Grant]
-    left_out: list[Candidate]
+    left_out: list[Contender]
 
 
 class _Room:
-    """Blocks that are left to charge. Shared blocks are charged once, to whoever is asked first."""
+    """Blocks that are left to charge. Shared blocks are charged once, to the first that is charged."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
         self._paid: dict[int, int] = {}
 
-    def has(self, candidate: Candidate, blocks: int) -> bool:
-        return self._price(candidate, blocks) <= self._blocks
+    def has(self, contender: Contender, blocks: int) -> bool:
+        return self._price(contender, blocks) <= self._blocks
 
-    def charge(self, candidate: Candidate, blocks: int) -> None:
-        self._blocks -= self._price(candidate, blocks)
-        if candidate.first_block >= 0:
-            # Whoever shares blocks with this one shares those in front.
-            paid = self._paid.get(candidate.first_block, 0)
-            self._paid[candidate.first_block] = max(paid, candidate.shared_blocks, candidate.held_blocks)
+    def charge(self, contender: Contender, blocks: int) -> None:
+        self._blocks -= self._price(contender, blocks)
+        if contender.first_block >= 0:
+            # Others that share blocks with this one share those in front.
+            paid = self._paid.get(contender.first_block, 0)
+            self._paid[contender.first_block] = max(paid, contender.shared_blocks, contender.held_blocks)
 
-    def _price(self, candidate: Candidate, blocks: int) -> int:
-        paid = self._paid.get(candidate.first_block, 0)
-        return max(0, blocks - min(candidate.shared_blocks, paid))
+    def _price(self, contender: Contender, blocks: int) -> int:
+        paid = self._paid.get(contender.first_block, 0)
+        return max(0, blocks - min(contender.shared_blocks, paid))
 
 
 def plan_step(
-    ordered: Sequence[Candidate],
+    ordered: Sequence[Contender],
     token_budget: int,
     capacity_blocks: int,
     max_scheduled: int,
@@ -67,11 +67,11 @@ def plan_step(
     *,
     overdue_since_s: float = -inf,
 ) -> StepPlan:
-    """Phase 1 over candidates in priority order.
+    """Phase 1 over contenders in priority order.
 
-    token_budget: tokens of one step. capacity_blocks: the pool, whoever holds it now. max_scheduled: most candidates
-    of one step. block_size: tokens of one block. A candidate without tokens to compute is left out: it is parked.
-    overdue_since_s: behind one that has waited since then and does not fit, nobody is admitted who holds nothing;
+    token_budget: tokens of one step. capacity_blocks: the pool, whoever holds it now. max_scheduled: most contenders
+    of one step. block_size: tokens of one block. A contender without tokens to compute is left out: it is parked.
+    overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
     otherwise small ones could keep a large one out for ever.
     """
     plan = StepPlan([], [])
@@ -94,15 +94,15 @@ def plan_step(
     return plan
 
 
-def _growth_blocks(candidate: Candidate, block_size: int) -> int:
-    return max(0, footprint_blocks(candidate, block_size) - candidate.held_blocks)
+def _growth_blocks(contender: Contender, block_size: int) -> int:
+    return max(0, footprint_blocks(contender, block_size) - contender.held_blocks)
 
 
-def footprint_blocks(candidate: Candidate, block_size: int) -> int:
+def footprint_blocks(contender: Contender, block_size: int) -> int:
     """Blocks of everything that is known of its prompt."""
-    return -(-candidate.known_tokens // block_size)
+    return -(-contender.known_tokens // block_size)
 
 
-def victims(left_out: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Who may be preempted in Phase 2, lowest priority first: those left out that hold blocks which can be taken."""
+def victims(left_out: Sequence[Contender]) -> Iterator[Contender]:
+    """What may be preempted in Phase 2, lowest priority first: those left out that hold blocks which can be taken."""
     return (each for each in reversed(left_out) if each.held_blocks > 0 and each.evictable)

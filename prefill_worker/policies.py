@@ -1,13 +1,13 @@
 """In which order sessions and requests are computed: one pure function for each policy.
 
-Source: Stream2LLM (arXiv:2604.16395), section 4.4, as corrected in the project's notes. A policy takes a snapshot of
-everything unfinished (running, preempted, waiting and parked alike) and returns all of it, highest priority first.
-What is preempted follows from the same order, read from its end (`planning.victims`).
+Source: Stream2LLM (arXiv:2604.16395), section 4.4. A policy takes everything unfinished (running, preempted, waiting
+and parked alike) and returns all of it, highest priority first. What is preempted follows from the same order, read
+from its end (`planning.victims`).
 
 Ties: `mcps` by arrival; what is still equal keeps the order given. The scheduler gives its requests in the order in
 which they were added, so the same state always gives the same order. Nothing is changed.
 
-Ordering 500 candidates costs a fraction of a short engine step because no key is a tuple: tiers are lists, each sorted
+Ordering 500 contenders costs a fraction of a short engine step because no key is a tuple: tiers are lists, each sorted
 by one number. `rachis bench ordering` measures.
 """
 
@@ -18,7 +18,7 @@ from operator import attrgetter
 
 
 class Tenure(IntEnum):
-    """Where the engine's own queues hold a candidate, in the order in which vLLM serves them."""
+    """Where the engine's own queues hold a contender, in the order in which vLLM serves them."""
 
     RUNNING = 0
     PREEMPTED = 1
@@ -26,38 +26,41 @@ class Tenure(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Candidate:
-    """One unfinished request or session, as it stood when the step was planned.
-
-    complete: no input will come any more. last_chunk_s: when its last input came.
-    waiting_since_s: since when it has had tokens to compute and got none; infinite while it is being served or has
-    nothing to compute. Once overdue it stays until the candidate has caught up.
-    queue_index: its place among those of its tenure in the engine's own order.
-    computed_tokens: tokens whose KV exists, on the device or in host memory.
-
-    For planning alone: remaining_tokens is what could be computed now; known_tokens the prompt as far as it is known;
-    held_blocks the device blocks it has; shared_blocks how many blocks in front of its prompt others hold as well, and
-    first_block the number of the first of them, which those that share have in common; evictable whether its blocks can
-    be taken from it before the next step.
-    """
+class Contender:
+    """One unfinished request or session, as it stood when the step was planned."""
 
     request_id: str
+    # No input will come any more.
     complete: bool
     arrival_s: float
+    # When its last input came.
     last_chunk_s: float
+    # Since when it has had tokens to compute and got none; infinite while it is being served or has nothing to compute.
+    # Once overdue it stays so until the contender has caught up.
     waiting_since_s: float
+    # Tokens whose KV exists, on the device or in host memory.
     computed_tokens: int
     tenure: Tenure
+    # Its place among those of its tenure in the engine's own order.
     queue_index: int
+
+    # For planning alone.
+
+    # What could be computed now.
     remaining_tokens: int = 0
+    # The prompt as far as it is known.
     known_tokens: int = 0
+    # The device blocks it has.
     held_blocks: int = 0
+    # Its blocks can be taken from it before the next step.
     evictable: bool = True
+    # How many blocks in front of its prompt others hold as well.
     shared_blocks: int = 0
+    # The number of the first of those, which all that share it have in common.
     first_block: int = -1
 
 
-Policy = Callable[[Sequence[Candidate], float], list[Candidate]]
+Policy = Callable[[Sequence[Contender], float], list[Contender]]
 
 _arrival = attrgetter("arrival_s")
 _last_chunk = attrgetter("last_chunk_s")
@@ -66,24 +69,24 @@ _computed = attrgetter("computed_tokens")
 _queue_index = attrgetter("queue_index")
 
 
-def default_vllm(candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
+def default_vllm(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
     """What stock vLLM does: the running ones in their order, then the preempted, then the waiting ones (4.4.1)."""
-    queues: tuple[list[Candidate], ...] = tuple([] for _ in Tenure)
-    for each in candidates:
+    queues: tuple[list[Contender], ...] = tuple([] for _ in Tenure)
+    for each in contenders:
         queues[each.tenure].append(each)
     return [each for queue in queues for each in sorted(queue, key=_queue_index)]
 
 
-def fcfs(candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
+def fcfs(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
     """Complete before partial, each by arrival (4.4.2)."""
-    complete = [each for each in candidates if each.complete]
-    partial = [each for each in candidates if not each.complete]
+    complete = [each for each in contenders if each.complete]
+    partial = [each for each in contenders if not each.complete]
     return sorted(complete, key=_arrival) + sorted(partial, key=_arrival)
 
 
-def mcps(candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
-    """Most chunks processed: who has most computed tokens comes first (4.4.3)."""
-    ordered = sorted(candidates, key=_arrival)
+def mcps(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
+    """Most chunks processed: the most computed tokens come first (4.4.3)."""
+    ordered = sorted(contenders, key=_arrival)
     ordered.sort(key=_computed, reverse=True)
     return ordered
 
@@ -91,19 +94,19 @@ def mcps(candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
 def lcas(starvation_s: float) -> Policy:
     """Last chunk arrival: complete before partial, each by most recent input first (4.4.4), with a bound on waiting.
 
-    The paper names the weakness: who gets input rarely may wait for ever. Here who has waited `starvation_s` comes
-    before all others, longest wait first, complete or not. The bound is a step because no slope is one: with a
-    priority of recency + w * waiting time, a request that waits since its last input at t has t + w * (now - t). For
-    w > 1 the oldest t always wins, which is first come, first served; for w < 1 the newest does, however long the
-    others have waited.
+    The paper names the weakness: a session that rarely gets input may wait for ever. Here one that has waited
+    `starvation_s` comes before all others, longest wait first, complete or not. The bound is a step because no slope is
+    one: with a priority of recency + w * waiting time, a request that waits since its last input at t has t + w * (now
+    - t). For w > 1 the oldest t always wins, which is first come, first served; for w < 1 the newest does, however long
+    the others have waited.
     """
 
-    def policy(candidates: Sequence[Candidate], now_s: float) -> list[Candidate]:
+    def policy(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
         overdue_since_s = now_s - starvation_s
-        overdue: list[Candidate] = []
-        complete: list[Candidate] = []
-        partial: list[Candidate] = []
-        for each in candidates:
+        overdue: list[Contender] = []
+        complete: list[Contender] = []
+        partial: list[Contender] = []
+        for each in contenders:
             if each.waiting_since_s <= overdue_since_s:
                 overdue.append(each)
             elif each.complete:

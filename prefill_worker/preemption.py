@@ -1,8 +1,8 @@
 """What happens to a preempted victim's blocks: thrown away and recomputed, or swapped to host memory and back.
 
-Source: Stream2LLM (arXiv:2604.16395), section 4.3, as corrected in the project's notes: both costs are taken for the
-victim's size, swapping costs the way out and the way in, the curves are the measured points with straight lines
-between them, and where host memory has no room the victim is recomputed.
+Source: Stream2LLM (arXiv:2604.16395), section 4.3. Here both costs are taken for the victim's size, swapping costs the
+way out and the way in, the curves are the measured points with straight lines between them, and where host memory has
+no room the victim is recomputed (docs/decisions/0015).
 
 File format (that of the paper's artifact, both of its files in one): a JSON object with `recomputation_latencies`,
 `swap_out_latency` and `swap_in_latency`, each `{tokens: [milliseconds, ...]}`, and `metadata`. One of the artifact's

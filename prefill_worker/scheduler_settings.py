@@ -1,4 +1,4 @@
-"""What the streaming scheduler is told: it travels in vLLM's own configuration, as `additional_config`."""
+"""The settings of the streaming scheduler, which travel in vLLM's own configuration, as `additional_config`."""
 
 from dataclasses import dataclass
 from pathlib import Path

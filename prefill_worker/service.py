@@ -14,11 +14,12 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import Engine, EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, EngineOutput, KvLease, SamplingSpec
 from cluster_core.errors import InvalidInputError
 from prefill_worker.session_stream import SessionStream
-from worker_runtime import wire_conversion
 from worker_runtime.service import WorkerServiceBase, answering
+from worker_runtime.wire_conversion import from_wire, session_mode_from_wire, to_wire
 
 REPLACEMENT_CHARACTER = "�"
 DEFAULT_PROGRESS_INTERVAL_MS = 50
@@ -52,7 +53,7 @@ class PrefillService(WorkerServiceBase):
             if request is None or not request.HasField("open"):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
-            mode = wire_conversion.session_mode_from_wire(opened.mode)
+            mode = session_mode_from_wire(opened.mode)
             with (
                 self._taken(opened.generation),
                 closing(self._engine.open_session(prefill_job(opened), mode)) as session,
@@ -79,36 +80,32 @@ class PrefillService(WorkerServiceBase):
     def _response(
         self, output: EngineOutput, request: wire.PrefillRequest | wire.PrefillSessionOpen
     ) -> wire.PrefillResponse:
-        ended = output.lease is None
-        first = wire_conversion.delta_to_wire(output)
-        if not ended:
-            first.text = presentable_text(output.text, has_stop_strings=bool(request.sampling.stop))
-        response = wire.PrefillResponse(
+        first = to_wire(output, generation.CompletionDelta)
+        if output.lease is None:
+            return to_wire(output, wire.PrefillResponse, first=first)
+        first.text = presentable_text(output.text, has_stop_strings=bool(request.sampling.stop))
+        return to_wire(
+            output,
+            wire.PrefillResponse,
             first=first,
-            finish_reason=(
-                wire_conversion.finish_to_wire(output.finish_reason) if ended else generation.FINISH_REASON_UNSPECIFIED
-            ),
-            cached_tokens=output.cached_tokens,
-            engine_queue_ms=output.queue_ms,
-            engine_prefill_ms=output.prefill_ms,
+            handoff=self._handoff(output.lease),
+            # The decode worker ends it.
+            finish_reason=generation.FINISH_REASON_UNSPECIFIED,
         )
-        if output.lease is not None:
-            name, number = self._registration.worker_id, self._registration.generation
-            response.handoff.CopyFrom(wire_conversion.lease_to_wire(output.lease, name, number))
-        if output.session is not None:
-            response.session.CopyFrom(wire_conversion.record_to_wire(output.session))
-        return response
+
+    def _handoff(self, lease: KvLease) -> wire.KvHandoff:
+        return to_wire(
+            lease,
+            wire.KvHandoff,
+            prefill_worker_id=self._registration.worker_id,
+            prefill_generation=self._registration.generation,
+        )
 
 
 def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> EngineJob:
     """The one-token job of a prefill request or of a session."""
-    return EngineJob(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        sampling=first_token_sampling(wire_conversion.sampling_from_wire(request.sampling)),
-        hand_off=request.hand_off,
-        cache_salt=request.cache_salt,
-    )
+    job = from_wire(request, EngineJob)
+    return replace(job, sampling=first_token_sampling(job.sampling))
 
 
 def first_token_sampling(sampling: SamplingSpec) -> SamplingSpec:

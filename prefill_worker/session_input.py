@@ -3,7 +3,7 @@
 Input lengthens or replaces the prompt; the KV of the longest common prefix is kept, the rest is freed, on the device
 and in host memory; then the session is queued again. It enters the model runner as a new request under its own name,
 which both of vLLM's runners allow. Blocks that are published in the prefix cache are never written again: a common
-prefix that ends inside one is rounded down (Stream2LLM section 4.2, as corrected in the project's notes).
+prefix that ends inside one is rounded down (Stream2LLM section 4.2; docs/decisions/0013).
 
 While a connector writes blocks for a session its input waits until they have landed.
 """
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import SessionMode, SessionRecord
+from cluster_core.engine_jobs import SessionMode, SessionRecord
 from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
-from prefill_worker.sessions import SessionBooks
+from prefill_worker.session_ledger import SessionLedger
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 
 if TYPE_CHECKING:
@@ -27,18 +27,20 @@ else:
 
 
 class _Input(NamedTuple):
-    """What the prompt is from now on. replaces: it is another one, not a longer one. closes: it is complete."""
+    """What the prompt is from now on."""
 
     prompt: list[int]
+    # It is another prompt, not a longer one.
     replaces: bool = False
+    # It is complete.
     closes: bool = False
 
 
 class SessionInput(_Scheduler):
     """Mixin. Its calls come from the thread that steps the engine."""
 
-    _sessions: dict[str, SessionBooks]
-    _ended: dict[str, SessionBooks]
+    _sessions: dict[str, SessionLedger]
+    _ended: dict[str, SessionLedger]
     _lost_idle: set[str]
     _late_input: dict[str, list[_Input]]
     swaps: Any
@@ -46,8 +48,8 @@ class SessionInput(_Scheduler):
     def open_session(self, request: Request, mode: SessionMode) -> None:
         """Takes in a session's request, with the prompt as far as it is known."""
         now_s = monotonic_s()
-        books = self._sessions[request.request_id] = SessionBooks(mode, now_s)
-        books.opened(len(request._all_token_ids))
+        ledger = self._sessions[request.request_id] = SessionLedger(mode, now_s)
+        ledger.opened(len(vllm_private.token_ids(request)))
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -65,31 +67,31 @@ class SessionInput(_Scheduler):
     def session_count(self) -> int:
         return len(self._sessions)
 
-    def session_books(self, request_id: str) -> SessionBooks | None:
+    def session_ledger(self, request_id: str) -> SessionLedger | None:
         return self._sessions.get(request_id)
 
     def session_cached_tokens(self, request_id: str) -> int:
         """Of a session that has not ended, or whose record was not taken yet."""
-        books = self._sessions.get(request_id) or self._ended[request_id]
-        return books.cached_tokens
+        ledger = self._sessions.get(request_id) or self._ended[request_id]
+        return ledger.cached_tokens
 
     def take_session_record(self, request_id: str) -> SessionRecord | None:
-        """What happened to a session that has ended. To be asked once."""
-        books = self._ended.pop(request_id, None)
-        return books.record() if books is not None else None
+        """What happened to a session that has ended; there once."""
+        ledger = self._ended.pop(request_id, None)
+        return ledger.record() if ledger is not None else None
 
     def _latest_prompt(self, request_id: str) -> list[int]:
         late = self._late_input.get(request_id)
-        prompt: list[int] = late[-1].prompt if late else self.requests[request_id]._all_token_ids
+        prompt: list[int] = late[-1].prompt if late else vllm_private.token_ids(self.requests[request_id])
         return prompt
 
     def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
-        request, books = self.requests[request_id], self._sessions[request_id]
+        request, ledger = self.requests[request_id], self._sessions[request_id]
         request.last_chunk_s = monotonic_s()
         if given.closes:
-            books.closed(new_tokens, len(given.prompt))
+            ledger.closed(new_tokens, len(given.prompt))
         else:
-            books.received(new_tokens, len(given.prompt))
+            ledger.received(new_tokens, len(given.prompt))
         if request.status is LOADING:
             # Blocks are being written for it: the input waits until they have landed.
             self._late_input.setdefault(request_id, []).append(given)
@@ -98,15 +100,15 @@ class SessionInput(_Scheduler):
 
     def _apply(self, request: Any, given: _Input) -> None:
         now_s, prompt = monotonic_s(), given.prompt
-        books = self._sessions[request.request_id]
+        ledger = self._sessions[request.request_id]
         self._take_out(request)
-        common = longest_common_prefix(request._all_token_ids, prompt)
-        self._invalidate(request, min(common, len(prompt) - 1), books, now_s)
+        common = longest_common_prefix(vllm_private.token_ids(request), prompt)
+        self._invalidate(request, min(common, len(prompt) - 1), ledger, now_s)
         if given.replaces:
-            books.kept(self._ready_tokens(request))
+            ledger.kept(self._ready_tokens(request))
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
-        request._all_token_ids[:] = prompt
+        vllm_private.token_ids(request)[:] = prompt
         request.num_prompt_tokens = len(prompt)
         request.held_tokens = 0 if given.closes else min(1, len(prompt))
         request.input_open = not given.closes
@@ -119,9 +121,9 @@ class SessionInput(_Scheduler):
         # So that vLLM does not resume it with the prompt of before once blocks were loaded for it.
         request.num_preemptions = 0
         request.is_prefill_chunk = False
-        self._put_back(request, books, now_s)
+        self._put_back(request, ledger, now_s)
 
-    def _invalidate(self, request: Any, keep_tokens: int, books: SessionBooks, now_s: float) -> None:
+    def _invalidate(self, request: Any, keep_tokens: int, ledger: SessionLedger, now_s: float) -> None:
         """Frees the KV of all but the first `keep_tokens` tokens, wherever it is."""
         keep_tokens = max(0, keep_tokens)
         lost = 0
@@ -129,11 +131,11 @@ class SessionInput(_Scheduler):
             kept = vllm_private.truncate_blocks(self, request, keep_tokens)
             lost = request.num_computed_tokens - kept
             request.num_computed_tokens = kept
-            self._inflight_prefills.discard(request)
+            vllm_private.drop_reservation(self, request)
         if self.swaps is not None:
             lost += self.swaps.shorten(request.request_id, keep_tokens)
-        books.shortened(keep_tokens)
-        books.invalidated(lost, now_s)
+        ledger.shortened(keep_tokens)
+        ledger.invalidated(lost, now_s)
 
     def _set_lost(self, request: Any, lost: bool) -> None:
         request.lost_idle = lost
@@ -154,12 +156,12 @@ class SessionInput(_Scheduler):
     def _take_in_late_input(self) -> None:
         for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
             request = self.requests[request_id]
-            self._handle_blocked_waiting_request(request)
+            vllm_private.is_ready(self, request)
             for given in self._late_input.pop(request_id):
                 self._apply(request, given)
 
     def _hold_back(self, request: Any) -> None:
-        request.held_tokens = min(1, len(request._all_token_ids))
+        request.held_tokens = min(1, len(vllm_private.token_ids(request)))
         del request.block_hashes[request.num_tokens // self.hash_block_size :]
 
     def _set_parked(self, request: Any) -> None:
@@ -180,17 +182,17 @@ class SessionInput(_Scheduler):
             queue.remove_requests([request])
         self.deferred_waiting.discard(request)
 
-    def _put_back(self, request: Any, books: SessionBooks, now_s: float) -> None:
+    def _put_back(self, request: Any, ledger: SessionLedger, now_s: float) -> None:
         """Queues a session that was taken out, as one that has tokens to compute or as a parked one."""
         if self._ready_tokens(request) < request.num_tokens:
             request.status = RequestStatus.WAITING
             if request.waiting_since_s == NEVER:
                 request.waiting_since_s = now_s
-            books.wait(now_s)
+            ledger.wait(now_s)
         else:
             self._set_parked(request)
-        self._enqueue_waiting_request(request)
-        books.ready(self._ready_tokens(request))
+        vllm_private.enqueue(self, request)
+        ledger.ready(self._ready_tokens(request))
 
     def _ready_tokens(self, request: Any) -> int:
         """Prompt tokens whose KV exists for this request, on the device or in host memory."""
@@ -202,18 +204,18 @@ class SessionInput(_Scheduler):
 
     def _settle(self, request_id: str, now_s: float) -> None:
         """After a step that computed tokens of a session."""
-        books, request = self._sessions[request_id], self.requests.get(request_id)
+        ledger, request = self._sessions[request_id], self.requests.get(request_id)
         if request is None or request.is_finished():
-            books.finish(now_s)
+            ledger.finish(now_s)
             self._ended[request_id] = self._sessions.pop(request_id)
             return
         if request.num_output_tokens:
-            books.finish(now_s)
+            ledger.finish(now_s)
             return
-        books.ready(min(self._ready_tokens(request), books.tokens.prompt_tokens))
+        ledger.ready(min(self._ready_tokens(request), ledger.tokens.prompt_tokens))
         if request.status is RequestStatus.RUNNING and request.input_open and not self._is_behind(request):
             self._leave_model_runner(request)
-            books.caught_up(now_s)
+            ledger.caught_up(now_s)
 
     def _is_behind(self, request: Any) -> bool:
         """Whether there are tokens whose KV is nowhere, and that no step computes yet."""
@@ -227,6 +229,6 @@ class SessionInput(_Scheduler):
         if self._is_behind(request):
             request.status = RequestStatus.WAITING
         else:
-            self._inflight_prefills.discard(request)
+            vllm_private.drop_reservation(self, request)
             self._set_parked(request)
-        self._enqueue_waiting_request(request)
+        vllm_private.enqueue(self, request)

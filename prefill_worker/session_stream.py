@@ -1,7 +1,7 @@
 """One session's stream at the prefill worker: inputs go to the engine as they come, progress goes back meanwhile.
 
-The stream has one reader and one writer, under one TaskGroup. Progress is never queued: what is told is where the
-session stands when it is told, at most once per interval.
+The stream has one reader and one writer, under one TaskGroup. Progress is never queued: a report says where the
+session stands when it is written, at most once per interval.
 """
 
 import asyncio
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
-from cluster_core.engine import EngineOutput, EngineSession, SessionMode
+from cluster_core.engine import EngineSession
+from cluster_core.engine_jobs import EngineOutput, SessionMode
 from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
-from worker_runtime import wire_conversion
+from worker_runtime.wire_conversion import to_wire
 
 
 class SessionStream:
@@ -43,14 +45,14 @@ class SessionStream:
     async def run(self) -> EngineOutput:
         """The job's last output.
 
-        Raises what the engine refuses, InvalidInputError and OutOfOrderError for what it is never asked, DrainingError
+        Raises what the engine refuses, InvalidInputError and OutOfOrderError for what never reaches it, DrainingError
         when the session moves, and UnavailableError when the engine dies.
         """
         with ungrouped():
             async with asyncio.TaskGroup() as tasks:
                 output = tasks.create_task(self._take_input())
                 moving = tasks.create_task(self._give_back())
-                await self._tell_progress(output, tasks)
+                await self._report_progress(output, tasks)
                 moving.cancel()
         return output.result()
 
@@ -96,15 +98,15 @@ class SessionStream:
                     return output
         raise AssertionError("a job ends with a finish reason")
 
-    async def _tell_progress(self, output: asyncio.Task[EngineOutput], tasks: asyncio.TaskGroup) -> None:
+    async def _report_progress(self, output: asyncio.Task[EngineOutput], tasks: asyncio.TaskGroup) -> None:
         """Until the output is there. Raises UnavailableError when the engine dies before `finish`."""
-        told = None
+        reported = None
         while not output.done():
             progress = self._session.progress()
-            if progress != told:
-                message = wire.PrefillSessionResponse(progress=wire_conversion.progress_to_wire(progress))
+            if progress != reported:
+                message = wire.PrefillSessionResponse(progress=to_wire(progress, generation.SessionProgress))
                 await conventions.write(self._context, message)
-                told = progress
+                reported = progress
                 await asyncio.wait({output}, timeout=self._progress_interval_s)
             else:
                 changed = tasks.create_task(self._changed(output))

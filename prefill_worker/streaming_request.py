@@ -2,6 +2,8 @@
 
 from vllm.v1.request import Request, RequestStatus
 
+from kv_transfer import vllm_private
+
 # What vLLM calls a streaming session that waits for its next input.
 PARKED = RequestStatus.WAITING_FOR_STREAMING_REQ
 # What vLLM calls a request whose blocks are being written by a connector.
@@ -10,16 +12,15 @@ NEVER = float("inf")
 
 
 class StreamingRequest(Request):
-    """See the module.
+    """See the module."""
 
-    held_tokens: at the end of the prompt, not computed before the input is closed. step_limit: most tokens of it that
-    may be computed when the step that is being scheduled has run. lost_idle: a session lost its blocks while it waited
-    for input; what it had is computed again where there is room for it, at nobody's expense, or when input comes.
-    """
-
+    # At the end of the prompt, not computed before the input is closed.
     held_tokens = 0
+    # Most tokens of it that may be computed when the step that is being scheduled has run.
     step_limit: int | None = None
     input_open = False
+    # A session that lost its blocks while it waited for input; what it had is computed again where there is room for
+    # it, at nobody's expense, or when input comes.
     lost_idle = False
     arrived_s = 0.0
     last_chunk_s = 0.0
@@ -27,7 +28,7 @@ class StreamingRequest(Request):
 
     @property
     def num_tokens(self) -> int:
-        visible = len(self._all_token_ids) - self.held_tokens
+        visible = len(vllm_private.token_ids(self)) - self.held_tokens
         return visible if self.step_limit is None else min(visible, self.step_limit)
 
     @property

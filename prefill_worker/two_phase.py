@@ -3,7 +3,7 @@
 Phase 1 orders everything unfinished by the policy and finds out who gets which tokens, changing nothing. Phase 2
 preempts those that were left out, lowest priority first, until the planned ones have their blocks. Then vLLM schedules
 with the planned requests alone in its queues; the others are put back behind it.
-Source: Stream2LLM section 4.1, as corrected in the project's notes.
+Source: Stream2LLM section 4.1; docs/decisions/0014.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
-from prefill_worker.policies import Candidate, Policy, Tenure
+from prefill_worker.policies import Contender, Policy, Tenure
 from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
@@ -35,7 +35,7 @@ class TwoPhase(SessionInput):
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
-    # Blocks of a waiting candidate's prefix hit that others hold: they cost it nothing.
+    # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
     _refused: set[str]
@@ -46,14 +46,14 @@ class TwoPhase(SessionInput):
         self._take_in_late_input()
         plan = self._plan(now_s)
         self._make_room(plan, now_s)
-        before = {grant.candidate.request_id: self._computed(grant.candidate.request_id) for grant in plan.grants}
+        before = {grant.contender.request_id: self._computed(grant.contender.request_id) for grant in plan.grants}
         with self._only(plan):
             output = schedule()
         self._note_scheduled(output, before, now_s)
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
-        for candidate in plan.left_out:
-            request = self.requests[candidate.request_id]
-            if candidate.remaining_tokens and request.waiting_since_s == NEVER:
+        for contender in plan.left_out:
+            request = self.requests[contender.request_id]
+            if contender.remaining_tokens and request.waiting_since_s == NEVER:
                 request.waiting_since_s = now_s
         return output
 
@@ -67,17 +67,17 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
-        ordered = self._order(self._candidates(), now_s)
+        ordered = self._order(self._contenders(), now_s)
         if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
-        for candidate in ordered:
+        for contender in ordered:
             if ahead >= budget:
                 break
-            if not candidate.held_blocks and candidate.remaining_tokens:
-                self._look_up(candidate)
-            ahead += candidate.remaining_tokens
+            if not contender.held_blocks and contender.remaining_tokens:
+                self._look_up(contender)
+            ahead += contender.remaining_tokens
         return plan_step(
             ordered,
             budget,
@@ -87,39 +87,39 @@ class TwoPhase(SessionInput):
             overdue_since_s=now_s - self._starvation_s,
         )
 
-    def _turn(self, candidate: Candidate) -> int:
+    def _turn(self, contender: Contender) -> int:
         """What goes before the policy's order, so that a step always gets something done.
 
         0: has begun to answer; it needs one token, and cannot give up its place in the model runner. 2: was refused
         before; goes last now, so that those which hold blocks can finish and give them up. 3: lost its blocks while it
         was idle.
         """
-        if candidate.request_id in self._lost_idle:
+        if contender.request_id in self._lost_idle:
             return 3
-        if candidate.tenure is Tenure.RUNNING and self.requests[candidate.request_id].num_output_tokens:
+        if contender.tenure is Tenure.RUNNING and self.requests[contender.request_id].num_output_tokens:
             return 0
-        return 2 if candidate.request_id in self._refused and not candidate.held_blocks else 1
+        return 2 if contender.request_id in self._refused and not contender.held_blocks else 1
 
-    def _candidates(self) -> list[Candidate]:
+    def _contenders(self) -> list[Contender]:
         found = []
         for index, request in enumerate(self.running):
-            found.append(self._candidate(request, Tenure.RUNNING, index))
+            found.append(self._contender(request, Tenure.RUNNING, index))
         for queue in (self.kv_holding_waiting, self.waiting):
             for index, request in enumerate(queue):
-                if request.status is not PARKED and not self._handle_blocked_waiting_request(request):
+                if request.status is not PARKED and not vllm_private.is_ready(self, request):
                     continue
                 preempted = request.status is RequestStatus.PREEMPTED or queue is self.kv_holding_waiting
-                found.append(self._candidate(request, Tenure.PREEMPTED if preempted else Tenure.WAITING, index))
+                found.append(self._contender(request, Tenure.PREEMPTED if preempted else Tenure.WAITING, index))
         return found
 
-    def _candidate(self, request: Any, tenure: Tenure, index: int) -> Candidate:
+    def _contender(self, request: Any, tenure: Tenure, index: int) -> Contender:
         ready = self._ready_tokens(request)
         blocks = vllm_private.request_blocks(self, request.request_id)
         last_step_runs = _last_step_runs(request)
         remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
         if last_step_runs or self._has_to_wait(request, holds_blocks=bool(blocks)):
             remaining = 0
-        return Candidate(
+        return Contender(
             request_id=request.request_id,
             complete=not request.input_open,
             arrival_s=request.arrived_s,
@@ -133,7 +133,7 @@ class TwoPhase(SessionInput):
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
-            evictable=self._request_blocks_can_be_freed(request) and not last_step_runs,
+            evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
@@ -148,19 +148,19 @@ class TwoPhase(SessionInput):
         self._idle_room_blocks -= needed * fits
         return fits
 
-    def _look_up(self, candidate: Candidate) -> None:
-        """What the prefix cache has of a candidate that holds nothing. Changes nothing of the cache."""
-        request = self.requests[candidate.request_id]
+    def _look_up(self, contender: Contender) -> None:
+        """What the prefix cache has of a contender that holds nothing. Changes nothing of the cache."""
+        request = self.requests[contender.request_id]
         blocks, hit_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
-        if hit_tokens > candidate.computed_tokens:
-            candidate.remaining_tokens = request.num_tokens - hit_tokens
+        if hit_tokens > contender.computed_tokens:
+            contender.remaining_tokens = request.num_tokens - hit_tokens
         in_use = vllm_private.blocks_in_use(blocks)
-        self._shared_hits[candidate.request_id] = candidate.shared_blocks = in_use
+        self._shared_hits[contender.request_id] = contender.shared_blocks = in_use
         if in_use:
-            candidate.first_block = blocks.get_block_ids()[0][0]
+            contender.first_block = blocks.get_block_ids()[0][0]
 
     def _capacity_blocks(self) -> int:
-        """Blocks that candidates may hold between them: all but those of finished requests, which are leased, and those
+        """Blocks that contenders may hold between them: all but those of finished requests, which are leased, and those
         that copies in the background alone hold."""
         leased = sum(
             len(vllm_private.request_blocks(self, request_id))
@@ -179,19 +179,19 @@ class TwoPhase(SessionInput):
             if pool.get_num_free_blocks() >= needed:
                 break
             self._preempt_left_out(self.requests[victim.request_id], now_s)
-        newcomers = sum(grant.candidate.tenure is not Tenure.RUNNING for grant in plan.grants)
+        newcomers = sum(grant.contender.tenure is not Tenure.RUNNING for grant in plan.grants)
         excess = len(self.running) + newcomers - self.max_num_active_reqs
-        for candidate in reversed(plan.left_out):
+        for contender in reversed(plan.left_out):
             if excess <= 0:
                 break
-            excess -= self._set_aside(self.requests[candidate.request_id], now_s)
+            excess -= self._set_aside(self.requests[contender.request_id], now_s)
 
     def _blocks_needed(self, grant: Grant) -> int:
         """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""
-        candidate = grant.candidate
-        reached = max(candidate.computed_tokens, candidate.known_tokens - candidate.remaining_tokens) + grant.tokens
-        have = candidate.held_blocks or self._shared_hits.get(candidate.request_id, 0)
-        newcomer = candidate.tenure is not Tenure.RUNNING
+        contender = grant.contender
+        reached = max(contender.computed_tokens, contender.known_tokens - contender.remaining_tokens) + grant.tokens
+        have = contender.held_blocks or self._shared_hits.get(contender.request_id, 0)
+        newcomer = contender.tenure is not Tenure.RUNNING
         watermark = self.kv_cache_manager.watermark_blocks if newcomer else 0
         return max(0, -(-reached // self.block_size) - have) + int(watermark)
 
@@ -207,7 +207,7 @@ class TwoPhase(SessionInput):
         swapped = how is Preemption.SWAP and self.swaps.swap_out(request_id, blocks, tokens)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
+            vllm_private.preempt(self, request, now_s, drop_stale_output=self.requires_kv_delivery)
         else:
             self._preempt_waiting(request)
         self.prev_step_scheduled_req_ids.discard(request_id)
@@ -216,16 +216,16 @@ class TwoPhase(SessionInput):
             self._requeue_preempted(request)
         if request.status is not PARKED and request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
-        books = self._sessions.get(request_id)
-        if books is not None:
-            books.preempt(swapped=swapped, tokens=tokens, now_s=now_s)
-            books.ready(self._ready_tokens(request))
+        ledger = self._sessions.get(request_id)
+        if ledger is not None:
+            ledger.preempt(swapped=swapped, tokens=tokens, now_s=now_s)
+            ledger.ready(self._ready_tokens(request))
 
     def _preempt_waiting(self, request: Any) -> None:
         """As vLLM's `_preempt_request`, for one that does not run but holds blocks."""
         self._take_out(request)
-        self._free_request_blocks(request)
-        self._inflight_prefills.discard(request)
+        vllm_private.free_blocks(self, request)
+        vllm_private.drop_reservation(self, request)
         request.num_computed_tokens = 0
         self.reset_preempted_req_ids.add(request.request_id)
         self.waiting.prepend_request(request)
@@ -253,7 +253,7 @@ class TwoPhase(SessionInput):
     @contextmanager
     def _only(self, plan: StepPlan) -> Iterator[None]:
         """While the block runs, vLLM's queues hold the planned requests alone, in priority order."""
-        planned = {grant.candidate.request_id: grant for grant in plan.grants}
+        planned = {grant.contender.request_id: grant for grant in plan.grants}
         rank = {request_id: index for index, request_id in enumerate(planned)}
         hidden = [request for request in self.running if request.request_id not in planned]
         self.running = [request for request in self.running if request.request_id in planned]
@@ -282,8 +282,8 @@ class TwoPhase(SessionInput):
         """Keeps a request that holds blocks to its grant. One that does not is limited by what the others leave."""
         limited = []
         for grant in plan.grants:
-            request = self.requests[grant.candidate.request_id]
-            if grant.tokens < grant.candidate.remaining_tokens and request.num_computed_tokens:
+            request = self.requests[grant.contender.request_id]
+            if grant.tokens < grant.contender.remaining_tokens and request.num_computed_tokens:
                 request.step_limit = request.num_computed_tokens + grant.tokens
                 limited.append(request)
         return limited
@@ -299,23 +299,23 @@ class TwoPhase(SessionInput):
         for request_id, computed in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             if request.waiting_since_s > now_s - self._starvation_s:
-                # Who was overdue keeps its turn until it has caught up: those it went before would only take it back.
+                # An overdue one keeps its turn until it has caught up: those it went before would only take it back.
                 request.waiting_since_s = NEVER
-            books = self._sessions.get(request_id)
-            if books is not None:
+            ledger = self._sessions.get(request_id)
+            if ledger is not None:
                 found = 0 if before.get(request_id) else request.num_computed_tokens - computed
-                books.scheduled(found, computed, request.num_computed_tokens, now_s)
+                ledger.scheduled(found, computed, request.num_computed_tokens, now_s)
         for request_id in before.keys() - output.num_scheduled_tokens.keys():
             self._note_unscheduled(self.requests[request_id], before[request_id], now_s)
 
     def _note_unscheduled(self, request: Any, computed_before: int, now_s: float) -> None:
         """Planned, and then not scheduled: no block was free, or vLLM preempted it for one that was."""
-        books = self._sessions.get(request.request_id)
+        ledger = self._sessions.get(request.request_id)
         if request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
-        if books is not None and request.status is RequestStatus.PREEMPTED and not books.preempted:
-            books.preempt(swapped=False, tokens=computed_before, now_s=now_s)
-            books.ready(0)
+        if ledger is not None and request.status is RequestStatus.PREEMPTED and not ledger.preempted:
+            ledger.preempt(swapped=False, tokens=computed_before, now_s=now_s)
+            ledger.ready(0)
             if request.input_open:
                 self._requeue_preempted(request)
 

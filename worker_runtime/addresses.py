@@ -19,7 +19,7 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def own_address(network: str | None, known_as: str, nodes: int, interfaces: Interfaces, node: str) -> str:
-    """The address that a worker on `node` listens on and tells the others.
+    """The address that a worker on `node` listens on and that others find it under.
 
     network: of `pools.network`; None takes `known_as`, the address that Ray knows the node by. nodes: of the cluster.
     Raises StartError where the node has no address of that network, or others could not reach it.

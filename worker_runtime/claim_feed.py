@@ -25,7 +25,7 @@ from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import EngineJob, EngineOutput, SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
 from kv_transfer import vllm_private
 
@@ -35,8 +35,8 @@ class SessionHandle:
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._closed = False
-        # The engine thread's own: what it has told last.
-        self.told: SessionProgress | None = None
+        # The engine thread's own: what it has reported last.
+        self.reported: SessionProgress | None = None
 
     def append(self, token_ids: Sequence[int]) -> None:
         self._check_open()
@@ -74,7 +74,7 @@ class SessionHandle:
 
     # Called on the loop, on behalf of the engine thread.
 
-    def tell(self, progress: SessionProgress) -> None:
+    def report(self, progress: SessionProgress) -> None:
         self._progress = progress
         self._changed.set()
 
@@ -132,11 +132,11 @@ class SessionPrompt:
 
     def progress(self) -> SessionProgress | None:
         """How far it is; the same object as before where nothing has changed, None once it has ended."""
-        books = self._scheduler.session_books(self.internal_id)
-        return books.tokens if books is not None else None
+        ledger = self._scheduler.session_ledger(self.internal_id)
+        return ledger.tokens if ledger is not None else None
 
     def cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache had, and not from this session. To be asked with the first output."""
+        """Prompt tokens that the prefix cache had, and not from this session; known with the first output."""
         cached: int = self._scheduler.session_cached_tokens(self.internal_id)
         return cached
 

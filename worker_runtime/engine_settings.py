@@ -32,23 +32,23 @@ class EngineRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """host: where the worker listens, the same that it tells others; empty takes the host's address in `network`, or
-    the one that Ray knows the node by. ports: that it listens on; None takes free ones.
-
-    service_id: whose names of prefixes the engine tells its chunks by; the worker's host fills it in.
-    """
+    """What one engine is started with."""
 
     model: ModelSection
     engine: EngineSection
     handoff: HandoffSection
     role: EngineRole
     streaming: StreamingSection = field(default_factory=StreamingSection)
+    # Where the worker listens and where others find it; empty takes the host's address in `network`, or the one that
+    # Ray knows the node by.
     host: str = "127.0.0.1"
     tiers: TiersSection = field(default_factory=TiersSection)
     decode: DecodeSection = field(default_factory=DecodeSection)
     index: IndexSection = field(default_factory=IndexSection)
+    # Names of prefixes begin with it; the worker's host fills it in.
     service_id: str = ""
     network: str | None = None
+    # That it listens on; None takes free ones.
     ports: PortRange | None = None
 
 

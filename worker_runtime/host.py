@@ -25,12 +25,13 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
 from cluster_core.versions import Versions
-from worker_runtime import own_node, wire_conversion
+from worker_runtime import own_node
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
+from worker_runtime.wire_conversion import to_wire
 from worker_runtime.worker_server import WorkerServer
 
 logger = logging.getLogger(__name__)
@@ -47,10 +48,7 @@ _POOLS = {EngineRole.PREFILL: wire.POOL_PREFILL, EngineRole.DECODE: wire.POOL_DE
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What one worker is started with. versions: those of the service, which the worker's have to fit.
-
-    drain_timeout_s, session_grace_s: what a worker whose process is asked to end leaves to what it runs.
-    """
+    """What one worker is started with."""
 
     worker_id: str
     service_id: str
@@ -59,7 +57,9 @@ class WorkerSettings:
     redis_lease_s: float
     max_message_bytes: int
     start_timeout_s: float
+    # Of the service; the worker's have to fit.
     versions: Versions = field(default_factory=Versions)
+    # What a worker whose process is asked to end leaves to what it runs, and to sessions that still take input.
     drain_timeout_s: float = 600.0
     session_grace_s: float = 5.0
 
@@ -87,7 +87,7 @@ class WorkerHost:
             pid=os.getpid(),
             node=NODE,
             phase="starting",
-            versions=wire_conversion.versions_to_wire(self._versions),
+            versions=to_wire(self._versions, wire.Versions),
         )
         self._feed: ClaimFeed | None = None
         self._clock = ClusterClock()
@@ -141,7 +141,7 @@ class WorkerHost:
             self._failure = str(error) or type(error).__name__
             logger.error("worker %s failed: %s", self._settings.worker_id, self._failure)
             self._ready.set()
-            # Long enough for who waits to hear the reason; then Ray starts the worker again.
+            # Long enough for those that wait to learn the reason; then Ray starts the worker again.
             if self._ends_process or not self._stopped.wait(FAILURE_LINGER_S):
                 os._exit(START_FAILED_EXIT_CODE)
         finally:
@@ -195,7 +195,7 @@ class WorkerHost:
         servicer = self._service(engine, self._record, on_state)
         servicer.claim_feed = feed
         self._record.address = await server.start(servicer, engine_settings.host, engine_settings.ports)
-        # Whoever sees that this generation is ready finds that what the one before has claimed is void.
+        # A reader that sees this generation ready finds that what the one before has claimed is void.
         await self._with_retries(feed.open)
         tasks.append(asyncio.create_task(feed.keep()))
         self._record.phase = "serving"
@@ -216,7 +216,7 @@ class WorkerHost:
         try:
             async with asyncio.timeout(settings.drain_timeout_s):
                 while not self._stopped.is_set() and idle_polls < _IDLE_POLLS:
-                    # Nor does it take requests again because somebody says so now.
+                    # It does not take requests again, even where somebody says so now.
                     if self._record.state != wire.WORKER_STATE_DRAINING:
                         servicer.start_draining(settings.session_grace_s)
                     await asyncio.sleep(_DRAIN_POLL_S)
@@ -245,8 +245,8 @@ class WorkerHost:
     def _bring_up_to_date(self, engine: Engine) -> None:
         """What changes all the time and is as good as the last renewal."""
         status = engine.status()
-        self._record.load.CopyFrom(wire_conversion.load_to_wire(status.load))
-        self._record.costs.CopyFrom(wire_conversion.costs_to_wire(status.costs))
+        self._record.load.CopyFrom(to_wire(status.load, wire.WorkerLoad))
+        self._record.costs.CopyFrom(to_wire(status.costs, wire.WorkerCosts))
         self._record.cacheable_requests = status.counters.cacheable_requests
         if self._feed is not None:
             self._record.stored_blocks = self._feed.stored_blocks
@@ -268,7 +268,7 @@ class WorkerHost:
             self._loop.call_soon_threadsafe(registration.changed)
 
         info = await engine.start(on_phase, self._end_process)
-        self._record.model.CopyFrom(wire_conversion.model_to_wire(info))
+        self._record.model.CopyFrom(to_wire(info, wire.ModelInfo))
         self._record.block_size_tokens = info.block_size_tokens
         self._record.max_running_requests = info.max_running_requests
 

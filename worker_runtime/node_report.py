@@ -22,30 +22,36 @@ _MODEL_FILES = _WEIGHTS | {".json", ".model", ".jinja"}
 
 @dataclass(frozen=True, slots=True)
 class NodeQuestion:
-    """model_path: as configured. ports: of which `ports_needed` have to be free."""
+    """What a node is to look at."""
 
     redis_url: str
+    # As configured.
     model_path: str
+    # Of these, `ports_needed` have to be free; None: any.
     ports: PortRange | None
     ports_needed: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """missing: why the folder holds no model, in words; empty where it does. digest: equal for equal models."""
+    """What a folder that should hold a model holds."""
 
+    # Why it holds none, in words; empty where it does.
     missing: str = ""
+    # Equal for equal models.
     digest: str = ""
     weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """redis_complaint: what Redis does instead of answering; empty where it does. None: was not asked for."""
+    """What a node found. None where the question did not ask."""
 
     versions: Versions
+    # By interface.
     addresses: dict[str, list[str]]
     available_bytes: int
+    # What Redis does instead of answering; empty where it answers.
     redis_complaint: str
     model: ModelFiles | None
     free_ports: int | None

@@ -20,9 +20,10 @@ NODE = socket.gethostname()
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The address that the cluster knows the node by, and how many nodes the cluster has."""
+    """Where the cluster finds the node."""
 
     address: str
+    # Of the whole cluster.
     nodes: int
 
 
@@ -47,7 +48,7 @@ def listening_address(engine: EngineSettings, place: Callable[[], NodePlace]) ->
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """What UCX is told in the environment of the node, by who runs it, stays."""
+    """What the node's operator has set for UCX stays."""
     for name, value in variables.items():
         if not (name.startswith("UCX_") and name in os.environ):
             os.environ[name] = value

@@ -6,7 +6,7 @@ pool's call is UNIMPLEMENTED.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import NoReturn, TypeVar
 
@@ -18,9 +18,10 @@ from rachis.v1 import worker_pb2_grpc
 from rachis.wire import Context
 
 from cluster_core.engine import Engine
+from cluster_core.engine_reports import HotPrefix
 from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
-from worker_runtime import wire_conversion
 from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.wire_conversion import claims_to_wire, to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +79,21 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         hottest, batch = await asyncio.gather(
             _in_time(self._engine.hottest_prefixes, prefixes), _in_time(self._engine.decode_batch, entries)
         )
-        load = wire_conversion.load_to_wire(status.load)
-        load.active_calls = self._calls
-        counters = wire_conversion.counters_to_wire(status.counters, self._process.memory_info().rss)
         memory = psutil.virtual_memory()
-        counters.node_memory_bytes, counters.node_available_bytes = memory.total, memory.available
-        return wire.GetWorkerStatusResponse(
+        return to_wire(
+            status,
+            wire.GetWorkerStatusResponse,
             registration=self._registration,
-            load=load,
-            counters=counters,
-            tiers=wire_conversion.tiers_to_wire(status.tiers) if status.tiers is not None else None,
-            hottest=wire_conversion.hottest_to_wire(hottest) if hottest is not None else None,
-            decode=wire_conversion.decode_to_wire(status.decode) if status.decode is not None else None,
-            batch=wire_conversion.batch_to_wire(batch) if batch is not None else None,
+            load=to_wire(status.load, wire.WorkerLoad, active_calls=self._calls),
+            counters=to_wire(
+                status.counters,
+                wire.WorkerCounters,
+                resident_bytes=self._process.memory_info().rss,
+                node_memory_bytes=memory.total,
+                node_available_bytes=memory.available,
+            ),
+            hottest=_hottest(hottest) if hottest is not None else None,
+            batch=to_wire(batch, wire.DecodeBatch) if batch is not None else None,
         )
 
     async def SetDraining(self, request: wire.SetDrainingRequest, context: Context) -> wire.SetDrainingResponse:
@@ -135,7 +138,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                     sequence, claims = await self.claim_feed.audit(self._engine)
             except TimeoutError:
                 raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
-            return wire_conversion.claims_to_wire(self._registration.generation, sequence, claims)
+            return claims_to_wire(self._registration.generation, sequence, claims)
 
     @contextmanager
     def _taken(self, generation: int) -> Iterator[None]:
@@ -155,6 +158,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                 f"the call is for generation {generation} of {self._registration.worker_id}, "
                 f"this is {self._registration.generation}"
             )
+
+
+def _hottest(prefixes: Iterable[HotPrefix]) -> wire.HottestPrefixes:
+    return wire.HottestPrefixes(prefixes=[to_wire(each, wire.HotPrefix) for each in prefixes])
 
 
 async def _in_time(look: Callable[[int], Awaitable[_Found]], at_most: int) -> _Found | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine_reports import EngineCosts
 
 # Of its weight a measurement keeps so much with each later one of its kind: about the last 50 count.
 _KEEP = 0.98
@@ -98,7 +98,7 @@ class _Prefill:
 
 
 class StepCosts:
-    """See `cluster_core.engine.EngineCosts`."""
+    """See `cluster_core.engine_reports.EngineCosts`."""
 
     def __init__(self) -> None:
         self._prefill = _Prefill()

@@ -5,7 +5,7 @@ from typing import Any
 from vllm import EngineArgs
 from vllm.config import KVEventsConfig, KVTransferConfig
 
-from cluster_core.engine import EngineInfo
+from cluster_core.engine_reports import EngineInfo
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
@@ -64,16 +64,16 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
 def _scheduler(settings: EngineSettings) -> dict[str, Any]:
     # vLLM schedules asynchronously on a GPU, never on a CPU.
     kind = "Async" if settings.engine.device == "cuda" else ""
-    told = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib", "host_ratio"})}
+    tiers = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib", "host_ratio"})}
     if settings.role is EngineRole.DECODE:
         return {
             "scheduler_cls": f"decode_worker.engine_scheduler.{kind}DecodeScheduler",
-            "additional_config": told | {"rachis_decode": settings.decode.model_dump()},
+            "additional_config": tiers | {"rachis_decode": settings.decode.model_dump()},
         }
     streaming = {key: getattr(settings.streaming, key) for key in _STREAMING_KEYS}
     return {
         "scheduler_cls": f"prefill_worker.engine_scheduler.{kind}StreamingScheduler",
-        "additional_config": told | {"rachis_streaming": streaming},
+        "additional_config": tiers | {"rachis_streaming": streaming},
     }
 
 

@@ -6,14 +6,14 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
+from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
 from kv_transfer.handoff.lease_params import decode_params
 from kv_transfer.handoff.rules import DEADLINE_PARAM, FIRST_TOKEN_ARG
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
-# What vLLM wants to hear from a prefill request whose blocks another engine will pull.
+# What vLLM expects of a prefill request whose blocks another engine will pull.
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

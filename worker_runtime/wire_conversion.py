@@ -1,175 +1,63 @@
-"""Between the wire messages of `rachis.v1` and the engine protocol's types."""
+"""Between the engine protocol's types and the messages of `rachis.v1`, by the rows of `worker_runtime.wire_table`."""
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import UnixMs
-from cluster_core.engine import (
-    DecodeBatch,
-    DecodeReport,
-    EngineCosts,
-    EngineCounters,
-    EngineInfo,
-    EngineLoad,
-    EngineOutput,
-    FinishReason,
-    HandoffOutcome,
-    HotPrefix,
-    KvLease,
-    PositionLogprobs,
-    PrefixClaims,
-    SamplingSpec,
-    SessionEventKind,
-    SessionMode,
-    SessionProgress,
-    SessionRecord,
-    TierReport,
-    TokenLogprob,
-)
+from cluster_core.engine_jobs import SessionMode
+from cluster_core.engine_reports import PrefixClaims
 from cluster_core.errors import InvalidInputError
-from cluster_core.versions import Versions
+from worker_runtime.wire_table import ENUMS, ROWS, Row
 
-FINISH_REASONS = {
-    FinishReason.STOP: generation.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generation.FINISH_REASON_LENGTH,
-}
-HANDOFF_OUTCOMES = {
-    HandoffOutcome.NONE: generation.HANDOFF_OUTCOME_NONE,
-    HandoffOutcome.PULLED: generation.HANDOFF_OUTCOME_PULLED,
-    HandoffOutcome.LOCAL: generation.HANDOFF_OUTCOME_LOCAL,
-    HandoffOutcome.RECOMPUTED: generation.HANDOFF_OUTCOME_RECOMPUTED,
-}
-SESSION_MODES = {
-    generation.SESSION_MODE_APPEND: SessionMode.APPEND,
-    generation.SESSION_MODE_UPDATE: SessionMode.UPDATE,
-}
-SESSION_EVENT_KINDS = {
-    SessionEventKind.QUEUED: generation.SESSION_EVENT_KIND_QUEUED,
-    SessionEventKind.SCHEDULED: generation.SESSION_EVENT_KIND_SCHEDULED,
-    SessionEventKind.KV_ON_DEVICE: generation.SESSION_EVENT_KIND_KV_ON_DEVICE,
-    SessionEventKind.PREEMPTED_SWAP: generation.SESSION_EVENT_KIND_PREEMPTED_SWAP,
-    SessionEventKind.PREEMPTED_RECOMPUTE: generation.SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE,
-    SessionEventKind.RESUMED: generation.SESSION_EVENT_KIND_RESUMED,
-    SessionEventKind.INVALIDATED: generation.SESSION_EVENT_KIND_INVALIDATED,
-    SessionEventKind.FINISHED: generation.SESSION_EVENT_KIND_FINISHED,
-}
-_OPTIONAL_SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logprobs",
-    "min_tokens",
-    "ignore_eos",
-)
+_Message = TypeVar("_Message", bound=Message)
+_Ours = TypeVar("_Ours")
+_Convert = Callable[[Any], Any]
+
+_SAME = (None, None)
+# What messages have in place of tuples and mappings is their own, and changes with them.
+_CONTAINERS: Mapping[Any, tuple[_Convert | None, _Convert | None]] = {tuple: (None, tuple), Mapping: (None, dict)}
 
 
-def sampling_from_wire(message: generation.SamplingParams) -> SamplingSpec:
-    """What the message sets; the protocol's defaults for the rest."""
-    given = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
-    return SamplingSpec(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
+def to_wire(ours: object, message: type[_Message], **given: Any) -> _Message:
+    """`ours` as that message. given: fields of the message, instead of what ours has. KeyError: no row of the table."""
+    values = {}
+    for each in _CARRIED[type(ours), message]:
+        value = getattr(ours, each.ours)
+        if value is not None:
+            values[each.theirs] = each.to_wire(value) if each.to_wire is not None else value
+    return message(**values | given)
 
 
-def delta_to_wire(output: EngineOutput) -> generation.CompletionDelta:
-    return generation.CompletionDelta(
-        token_ids=output.token_ids, text=output.text, logprobs=[_position(row) for row in output.logprobs]
-    )
-
-
-def finish_to_wire(reason: FinishReason | None) -> generation.FinishReason.ValueType:
-    return generation.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
-
-
-def lease_to_wire(lease: KvLease, worker_id: str, generation_number: int) -> wire.KvHandoff:
-    return wire.KvHandoff(
-        lease_id=lease.lease_id,
-        prefill_worker_id=worker_id,
-        prefill_generation=generation_number,
-        connector_params=lease.connector_params,
-        deadline_unix_ms=lease.deadline_unix_ms,
-    )
-
-
-def lease_from_wire(handoff: wire.KvHandoff) -> KvLease:
-    return KvLease(handoff.lease_id, handoff.connector_params, UnixMs(handoff.deadline_unix_ms))
+def from_wire(message: Message, ours: type[_Ours], **given: Any) -> _Ours:
+    """The message as ours; what it leaves unset is as our default. given: fields of ours, instead of what the message
+    has. KeyError: no row of the table."""
+    values = {}
+    for each in _CARRIED[ours, type(message)]:
+        if each.ours not in given and not (each.may_be_absent and not message.HasField(each.theirs)):
+            value = getattr(message, each.theirs)
+            values[each.ours] = each.from_wire(value) if each.from_wire is not None else value
+    return ours(**values, **given)
 
 
 def session_mode_from_wire(mode: generation.SessionMode.ValueType) -> SessionMode:
     """Raises InvalidInputError for a mode that is none."""
-    if mode not in SESSION_MODES:
-        raise InvalidInputError("must be APPEND or UPDATE", field="open.mode")
-    return SESSION_MODES[mode]
-
-
-def progress_to_wire(progress: SessionProgress) -> generation.SessionProgress:
-    return generation.SessionProgress(**asdict(progress))
-
-
-def record_to_wire(record: SessionRecord) -> generation.SessionRecord:
-    events = [
-        generation.SessionEvent(kind=SESSION_EVENT_KINDS[event.kind], at_ms=event.at_s * 1000, tokens=event.tokens)
-        for event in record.events
-    ]
-    return generation.SessionRecord(
-        tokens=progress_to_wire(record.tokens),
-        preemptions_swap=record.preemptions_swap,
-        preemptions_recompute=record.preemptions_recompute,
-        events=events,
-    )
-
-
-def model_to_wire(info: EngineInfo) -> wire.ModelInfo:
-    return wire.ModelInfo(
-        name=info.model,
-        tokenizer=info.tokenizer,
-        vocabulary_size=info.vocabulary_size,
-        max_model_len=info.max_model_len,
-        dtype=info.dtype,
-    )
-
-
-def load_to_wire(load: EngineLoad) -> wire.WorkerLoad:
-    return wire.WorkerLoad(
-        running_requests=load.running_requests,
-        waiting_requests=load.waiting_requests,
-        leased_handoffs=load.leased_handoffs,
-        free_blocks=load.free_blocks,
-        total_blocks=load.total_blocks,
-        open_sessions=load.open_sessions,
-        free_host_blocks=load.free_host_blocks,
-        total_host_blocks=load.total_host_blocks,
-    )
-
-
-def counters_to_wire(counters: EngineCounters, resident_bytes: int) -> wire.WorkerCounters:
-    return wire.WorkerCounters(
-        requests=counters.requests,
-        prompt_tokens=counters.prompt_tokens,
-        generated_tokens=counters.generated_tokens,
-        handoffs_leased=counters.handoffs_leased,
-        handoffs_pulled=counters.handoffs_pulled,
-        handoffs_recomputed=counters.handoffs_recomputed,
-        handoffs_expired=counters.handoffs_expired,
-        handoffs_released=counters.handoffs_released,
-        kv_bytes_pulled=counters.kv_bytes_pulled,
-        resident_bytes=resident_bytes,
-    )
-
-
-def costs_to_wire(costs: EngineCosts) -> wire.WorkerCosts:
-    return wire.WorkerCosts(**asdict(costs))
+    for ours, number in ENUMS[SessionMode].items():
+        if number == mode:
+            return SessionMode(ours)
+    raise InvalidInputError("must be APPEND or UPDATE", field="open.mode")
 
 
 def claims_to_wire(generation_number: int, sequence: int, claims: PrefixClaims) -> wire.GetPrefixClaimsResponse:
+    """Keys travel packed: too many for a list of numbers."""
     return wire.GetPrefixClaimsResponse(
         generation=generation_number,
         sequence=sequence,
@@ -178,34 +66,63 @@ def claims_to_wire(generation_number: int, sequence: int, claims: PrefixClaims) 
     )
 
 
-def tiers_to_wire(report: TierReport) -> wire.TierReport:
-    return wire.TierReport(**asdict(report))
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A field of ours and the one of the message that it travels as."""
+
+    ours: str
+    theirs: str
+    # None: the value is the same on both sides.
+    to_wire: _Convert | None = None
+    from_wire: _Convert | None = None
+    # The message tells an absent value from zero.
+    may_be_absent: bool = False
 
 
-def hottest_to_wire(prefixes: Iterable[HotPrefix]) -> wire.HottestPrefixes:
-    return wire.HottestPrefixes(prefixes=[wire.HotPrefix(**asdict(each)) for each in prefixes])
+def carried_by(row: Row) -> tuple[Carried, ...]:
+    """What one row carries: its pairs, and the fields that are called the same."""
+    theirs = {field.name for field in row.message.DESCRIPTOR.fields} - row.given
+    pairs = {field.name: row.pairs.get(field.name, field.name) for field in fields(row.ours)}
+    return tuple(_carried(row, name, pair) for name, pair in pairs.items() if pair in theirs)
 
 
-def decode_to_wire(report: DecodeReport) -> wire.DecodeReport:
-    return wire.DecodeReport(**asdict(report))
+def _carried(row: Row, ours: str, theirs: str) -> Carried:
+    descriptor = row.message.DESCRIPTOR.fields_by_name[theirs]
+    hint, optional = _without_none(get_type_hints(row.ours)[ours])
+    converts = _converters(hint, descriptor)
+    if converts is _SAME and ours.endswith("_s") and theirs.endswith("_ms"):
+        converts = (lambda seconds: seconds * 1000, lambda ms: ms / 1000)
+    # A report inside a report that is not optional is there even where the message does not set it.
+    may_be_absent = descriptor.has_presence and (optional or not is_dataclass(hint))
+    return Carried(ours, theirs, *converts, may_be_absent)
 
 
-def batch_to_wire(batch: DecodeBatch) -> wire.DecodeBatch:
-    return wire.DecodeBatch(
-        groups=[wire.PrefixGroup(**asdict(each)) for each in batch.groups],
-        waiting=[wire.WaitingRequest(**asdict(each)) for each in batch.waiting],
-        table=[wire.PolicyRow(**asdict(each)) for each in batch.table],
-        longest_wait_s=batch.longest_wait_s,
-    )
+def _converters(hint: Any, descriptor: Any) -> tuple[_Convert | None, _Convert | None]:
+    """To the wire and back, of a field of that type."""
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        numbers = ENUMS[hint]
+        return numbers.__getitem__, {number: each for each, number in numbers.items()}.get
+    if isinstance(hint, type) and is_dataclass(hint):
+        nested = GetMessageClass(descriptor.message_type)
+        return partial(to_wire, message=nested), partial(from_wire, ours=hint)
+    kind, entry = get_origin(hint), next(iter(get_args(hint)), None)
+    if kind is tuple and isinstance(entry, type) and is_dataclass(entry):
+        nested = GetMessageClass(descriptor.message_type)
+        return (
+            lambda each: [to_wire(one, nested) for one in each],
+            lambda each: tuple(from_wire(one, entry) for one in each),
+        )
+    return _CONTAINERS.get(kind, _SAME)
 
 
-def versions_to_wire(versions: Versions) -> wire.Versions:
-    return wire.Versions(**asdict(versions))
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """The type, and whether None is a value as well."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    (kind,) = [each for each in get_args(hint) if each is not NoneType]
+    return kind, True
 
 
-def _position(row: PositionLogprobs) -> generation.PositionLogprobs:
-    return generation.PositionLogprobs(sampled=_logprob(row.sampled), top=[_logprob(entry) for entry in row.top])
-
-
-def _logprob(entry: TokenLogprob) -> generation.TokenLogprob:
-    return generation.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank)
+_CARRIED: Mapping[tuple[type, type[Message]], Sequence[Carried]] = {
+    (row.ours, row.message): carried_by(row) for row in ROWS
+}

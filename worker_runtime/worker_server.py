@@ -37,7 +37,7 @@ class WorkerServer:
         port = hold_port(host, ports, "pools.ports") if ports is not None else 0
         port = self._server.add_insecure_port(address_of(host, port))
         await self._health.set(LIVENESS, _SERVING)
-        await self._tell()
+        await self._set_health()
         self._following = asyncio.create_task(self._follow())
         await self._server.start()
         return address_of(host, port)
@@ -55,9 +55,9 @@ class WorkerServer:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._tell()
+            await self._set_health()
 
-    async def _tell(self) -> None:
+    async def _set_health(self) -> None:
         status = _SERVING if self._record.state == wire.WORKER_STATE_READY else _NOT_SERVING
         for name in ("", WORKER_SERVICE):
             await self._health.set(name, status)

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.papers.stream2llm_replay import Run, Variant, replay
 from benchmarks.papers.table import Cell, Progress
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_sim.streaming_workload import WorkloadSpec
 
 TITLE = "Stream2LLM"

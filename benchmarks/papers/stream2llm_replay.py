@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_sim import costs
 from cluster_sim.costs import CostModel, prefill_work
 from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob

@@ -17,6 +17,7 @@ from cluster_core.versions import Versions, differences
 from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns
 from control_plane.fleet.loads import Load, Loads, Work
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+from worker_runtime.wire_conversion import from_wire
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ class Membership:
         return member if member is not None and member.registration.generation == worker.generation else None
 
     def _skew(self, record: wire.WorkerRegistration) -> str:
-        there = Versions(record.versions.rachis, record.versions.vllm, record.versions.nixl)
+        there = from_wire(record.versions, Versions)
         return ", ".join(differences(there, f"node {record.node}", self.versions, "the router's node"))
 
     def _leave(self, member: Member) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.claims.prefix_chunks import next_key
 

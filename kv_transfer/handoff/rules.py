@@ -13,7 +13,7 @@ that host share and which nobody sets.
 from dataclasses import dataclass
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine import HandoffOutcome, HandoffReport
+from cluster_core.engine_jobs import HandoffOutcome, HandoffReport
 
 # Keys that Rachis adds to vLLM's `kv_transfer_params`; vLLM passes them through untouched.
 DEADLINE_PARAM = "rachis_pull_deadline_s"

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from cluster_core.engine import HotPrefix, TierReport
+from cluster_core.engine_reports import HotPrefix, TierReport
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import Node, RadixTree

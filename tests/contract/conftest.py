@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.engine import Engine, EngineInfo, EngineJob, EngineLoad, EngineOutput, FirstToken, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EngineJob, EngineOutput, FirstToken, SamplingSpec
+from cluster_core.engine_reports import EngineInfo, EngineLoad
 from fault_sim.block_engine import BlockEngine
 from fault_sim.block_fabric import BlockEngineSettings, Fabric
 from fault_sim.network import Network

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster_core.engine import DecodeReport, Engine
+from cluster_core.engine import Engine
+from cluster_core.engine_reports import DecodeReport
 from tests.contract.conftest import make_job, outputs_of, tokens_of, until, vllm_engine
 from tests.fakes.engine import FakeEngine
 from worker_runtime.engine_settings import EngineRole

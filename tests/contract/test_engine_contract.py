@@ -8,17 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.engine import (
-    DecodeBatch,
-    Engine,
-    EngineInfo,
-    EngineLoad,
-    FinishReason,
-    FirstToken,
-    HandoffOutcome,
-    PrefixClaimChange,
-    PrefixClaims,
-)
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import FinishReason, FirstToken, HandoffOutcome
+from cluster_core.engine_reports import DecodeBatch, EngineInfo, EngineLoad, PrefixClaimChange, PrefixClaims
 from cluster_core.errors import InvalidInputError, UnavailableError
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until

@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
-from cluster_core.engine import PrefixClaimChange
+from cluster_core.engine_reports import PrefixClaimChange
 from cluster_core.errors import StartError
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower

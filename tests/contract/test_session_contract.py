@@ -9,16 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from cluster_core.engine import (
-    Engine,
-    EngineInfo,
-    EngineOutput,
-    EngineSession,
-    FinishReason,
-    SessionEventKind,
-    SessionMode,
-    SessionProgress,
-)
+from cluster_core.engine import Engine, EngineSession
+from cluster_core.engine_jobs import EngineOutput, FinishReason, SessionEventKind, SessionMode, SessionProgress
+from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
 from tests.contract.conftest import PROMPT, is_idle, make_job, outputs_of, text_of, tokens_of, until
 from tests.fakes.engine import FakeEngine

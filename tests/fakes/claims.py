@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 
-from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import root_key

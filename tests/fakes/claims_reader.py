@@ -5,7 +5,7 @@ from typing import Any
 
 from rachis import registry
 
-from cluster_core.engine import PrefixClaims
+from cluster_core.engine_reports import PrefixClaims
 from kv_transfer.claims.claims import decode_batch, decode_snapshot
 
 

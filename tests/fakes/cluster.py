@@ -22,7 +22,8 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import channel_options, next_message
 
 from cluster_configs.loading import load
-from cluster_core.engine import Engine, SamplingSpec
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import SamplingSpec
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.intake.tokenization import Frame, document_text
 from control_plane.model.lifecycle import State

@@ -3,7 +3,8 @@
 from collections import Counter
 from itertools import takewhile
 
-from cluster_core.engine import DecodeBatch, DecodeReport, EngineJob, PolicyRow, PrefixGroup
+from cluster_core.engine_jobs import EngineJob
+from cluster_core.engine_reports import DecodeBatch, DecodeReport, PolicyRow, PrefixGroup
 
 CHUNK_TOKENS = 4
 

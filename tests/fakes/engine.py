@@ -16,24 +16,26 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from cluster_core.clock import unix_ms
-from cluster_core.engine import (
+from cluster_core.engine_jobs import (
+    EngineJob,
+    EngineOutput,
+    FinishReason,
+    HandoffOutcome,
+    HandoffReport,
+    KvLease,
+    SamplingSpec,
+    SessionMode,
+)
+from cluster_core.engine_reports import (
     DecodeBatch,
     EngineCosts,
     EngineCounters,
     EngineInfo,
-    EngineJob,
     EngineLoad,
-    EngineOutput,
     EngineStatus,
-    FinishReason,
-    HandoffOutcome,
-    HandoffReport,
     HotPrefix,
-    KvLease,
     PrefixClaimChange,
     PrefixClaims,
-    SamplingSpec,
-    SessionMode,
 )
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
 from fault_sim.answers import ending, held_back, logprobs

@@ -9,7 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_core.clock import unix_ms
-from cluster_core.engine import PrefixClaimChange
+from cluster_core.engine_reports import PrefixClaimChange
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimChange

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import (
+from cluster_core.engine_jobs import (
     EngineJob,
     EngineOutput,
     SessionEvent,

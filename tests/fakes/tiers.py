@@ -3,7 +3,7 @@
 import hashlib
 from itertools import count
 
-from cluster_core.engine import HotPrefix, TierReport
+from cluster_core.engine_reports import HotPrefix, TierReport
 from kv_transfer.blocks import BlockHash
 from kv_transfer.tiers import report as tier_report
 from kv_transfer.tiers.settings import TierSettings, make_tiers

@@ -18,7 +18,8 @@ from typing import Any
 import redis.asyncio as redis
 
 from cluster_configs.schema import EngineSection, HandoffSection, IndexSection, ModelSection, TiersSection
-from cluster_core.engine import EngineJob, PrefixClaims, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import PrefixClaims
 from control_plane.service.embedded_redis import EmbeddedRedis
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
@@ -109,7 +110,7 @@ async def random_prompts(trial: Trial) -> dict[str, Any]:
         audits, most_host = audits + 1, max(most_host, len(claims.host))
         removed += len(before - claims.device)
         before = claims.device
-    engine_claims = trial.engine._claims
+    engine_claims = await trial.engine.look(lambda work: work.claims.chunks)
     assert engine_claims is not None
     counters = trial.engine.status().counters
     return {
@@ -129,7 +130,7 @@ async def random_prompts(trial: Trial) -> dict[str, Any]:
 
 async def lost_removals(trial: Trial) -> dict[str, Any]:
     """A plant: the claims do not hear of what leaves."""
-    claims = trial.engine._claims
+    claims = await trial.engine.look(lambda work: work.claims.chunks)
     assert isinstance(claims, ChunkClaims)
     setattr(claims, "removed", lambda tier, hashes: None)  # noqa: B010 - for mypy
     rng, noticed = random.Random(3), False
@@ -146,10 +147,7 @@ async def lost_removals(trial: Trial) -> dict[str, Any]:
 
 async def reset(trial: Trial) -> dict[str, Any]:
     """After the plant as well nothing is left of what was wrong."""
-    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    engine = trial.engine
-    engine._commands.put(lambda: engine._reply(done, engine._engine.reset_prefix_cache()))
-    cleared = await done
+    cleared: bool = await trial.engine.look(lambda work: work.engine.reset_prefix_cache())
     left = await trial.truth()
     prompt = tokens(random.Random(4), 130)
     await trial.answer(prompt)

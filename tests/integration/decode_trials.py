@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from cluster_configs.schema import DecodeSection, EngineSection, HandoffSection, ModelSection, TiersSection
-from cluster_core.engine import EngineJob, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.stop_policies import POLICIES
 from kv_transfer import batch_order, vllm_private

@@ -11,7 +11,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine_reports import EngineCosts
 from kv_transfer.claims.block_events import apply, tell_exactly
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys

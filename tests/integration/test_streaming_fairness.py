@@ -54,7 +54,7 @@ def test_idle_sessions_that_do_not_fit_together_do_not_take_blocks_from_each_oth
     engine.outputs.clear()
     for _ in range(200):
         turn(engine, clock)
-    told = engine.scheduler.session_books("second").tokens
+    told = engine.scheduler.session_ledger("second").tokens
     backlog.progressed(generation.SessionProgress(ready_tokens=told.ready_tokens))
 
     assert computed_tokens(engine) == 0
@@ -160,7 +160,7 @@ def test_a_request_whose_last_step_runs_is_not_planned_for_a_token_that_never_co
         turn(engine, clock)
 
     assert len(engine.answers["fits"]) == 1
-    assert engine.scheduler.session_books("parked").preemptions_recompute == 0
+    assert engine.scheduler.session_ledger("parked").preemptions_recompute == 0
 
 
 def test_a_session_counts_as_cached_only_what_it_had_not_computed_itself(clock: SteppedClock) -> None:
@@ -180,5 +180,5 @@ def test_a_session_counts_as_cached_only_what_it_had_not_computed_itself(clock: 
     for _ in range(10):
         turn(engine, clock)
 
-    assert scheduler.session_books("new").tokens.reused_tokens > 0
+    assert scheduler.session_ledger("new").tokens.reused_tokens > 0
     assert scheduler.session_cached_tokens("new") == 0

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from cluster_core.engine import SessionEventKind
+from cluster_core.engine_jobs import SessionEventKind
 from kv_transfer import vllm_private
 from prefill_worker.streaming_request import LOADING, PARKED
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
@@ -60,7 +60,7 @@ def request(engine: SimulatedEngine, name: str) -> Any:
 
 
 def tokens_told(engine: SimulatedEngine, name: str) -> Any:
-    return engine.scheduler.session_books(name).tokens
+    return engine.scheduler.session_ledger(name).tokens
 
 
 def held_blocks(engine: SimulatedEngine, name: str) -> list[int]:
@@ -468,8 +468,8 @@ def test_a_parked_session_gives_its_blocks_to_a_complete_request(
     park(engine, "s", text("a", 180))
     engine.add("complete", text("b", 200))
     until(engine, lambda: "complete" in engine.answers)
-    books = engine.scheduler.session_books("s")
-    assert (books.preemptions_swap, books.preemptions_recompute) == ((1, 0) if how == "swap" else (0, 1))
+    ledger = engine.scheduler.session_ledger("s")
+    assert (ledger.preemptions_swap, ledger.preemptions_recompute) == ((1, 0) if how == "swap" else (0, 1))
     engine.scheduler.close_input("s", text("c", 20))
     engine.drain()
     assert engine.answers["complete"] == expected_tokens(text("b", 200), 1)
@@ -496,8 +496,8 @@ def test_without_room_in_host_memory_a_session_is_recomputed(make_engine: MakeEn
     park(engine, "s", text("a", 180))
     engine.add("complete", text("b", 200))
     until(engine, lambda: "complete" in engine.answers)
-    books = engine.scheduler.session_books("s")
-    assert (books.preemptions_swap, books.preemptions_recompute) == (0, 1)
+    ledger = engine.scheduler.session_ledger("s")
+    assert (ledger.preemptions_swap, ledger.preemptions_recompute) == (0, 1)
     engine.scheduler.close_input("s", [])
     engine.drain()
     assert engine.answers["s"] == expected_tokens(text("a", 180), 1)

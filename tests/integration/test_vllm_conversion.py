@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster_core.clock import UnixMs, monotonic_s
-from cluster_core.engine import EngineJob, FinishReason, FirstToken, KvLease, SamplingSpec, TokenLogprob
+from cluster_core.engine_jobs import EngineJob, FinishReason, FirstToken, KvLease, SamplingSpec, TokenLogprob
 from cluster_core.errors import InvalidInputError
 
 pytestmark = pytest.mark.integration

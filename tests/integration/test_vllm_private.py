@@ -241,6 +241,51 @@ def test_truncating_gives_up_a_published_block_as_a_whole(stock: "SimulatedEngin
     stock.drain()
 
 
+def test_the_accessors_of_the_streaming_scheduler_do_what_their_names_say(stock: "SimulatedEngine") -> None:
+    scheduler = stock.scheduler
+    stock.add("r7", list(range(300, 340)), 3)
+    request = scheduler.requests["r7"]
+    assert vllm_private.token_ids(request) is request._all_token_ids
+    assert vllm_private.is_ready(scheduler, request)
+    stock.turn()
+    assert vllm_private.may_free_blocks(scheduler, request)
+    scheduler.running.remove(request)
+    vllm_private.preempt(scheduler, request, 0.0, drop_stale_output=False)
+    assert (request.status, vllm_private.request_blocks(scheduler, "r7")) == (RequestStatus.PREEMPTED, [])
+    scheduler.waiting.remove_requests([request])
+    vllm_private.free_blocks(scheduler, request)
+    vllm_private.enqueue(scheduler, request)
+    assert request in scheduler.waiting
+    stock.drain()
+
+
+def test_private_methods_are_overridden_where_the_docstring_says_so() -> None:
+    from decode_worker.engine_scheduler import DecodeScheduler
+    from kv_transfer.claims.block_events import EventfulBlockPool
+    from kv_transfer.engine_connector import RachisNixlConnector
+    from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
+    from prefill_worker.streaming_request import StreamingRequest
+    from tests.pure.kv_transfer.test_vllm_private import named
+
+    overridden: dict[str, set[str]] = {}
+    for kind in (
+        AsyncStreamingScheduler,
+        DecodeScheduler,
+        EventfulBlockPool,
+        RachisNixlConnector,
+        StreamingRequest,
+        StreamingScheduler,
+        device_pool.TieredBlockPool,
+    ):
+        theirs = {name for each in kind.__mro__ if each.__module__.startswith("vllm.") for name in vars(each)}
+        for each in kind.__mro__:
+            private = {name for name in vars(each) if name.startswith("_") and not name.startswith("__")}
+            if not each.__module__.startswith("vllm.") and private & theirs - {"_abc_impl"}:
+                overridden.setdefault(each.__module__, set()).update(private & theirs - {"_abc_impl"})
+    assert all(names <= named().get(module, set()) for module, names in overridden.items()), overridden
+    assert {"_update_after_schedule"} == overridden["prefill_worker.engine_scheduler"]
+
+
 def test_the_stock_scheduler_counts_parked_sessions_as_places_of_the_model_runner() -> None:
     source = inspect.getsource(Scheduler.schedule)
     assert "len(self.running) + self.num_waiting_for_streaming_input" in source

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, TiersSection
-from cluster_core.engine import EngineJob, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 

@@ -15,7 +15,7 @@ from itertools import count, product
 from typing import Any
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection, TiersSection
-from cluster_core.engine import EngineJob, SamplingSpec, SessionMode
+from cluster_core.engine_jobs import EngineJob, SamplingSpec, SessionMode
 from kv_transfer import vllm_private
 from prefill_worker.policies import POLICIES, make_policy
 from tests.campaign.fuzz.session_moves import Client, Kind, Move

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 
 VOCABULARY = 250
 _BURST = 12

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine import SessionMode, SessionRecord
+from cluster_core.engine_jobs import SessionMode, SessionRecord
 from decode_worker import batch_settings
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler

@@ -17,7 +17,7 @@ from benchmarks.cost_profile import (
     prompt_sizes,
 )
 from benchmarks.measuring_process import measure_in_process
-from cluster_core.engine import EngineInfo
+from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import InvalidInputError, UnavailableError
 from prefill_worker.preemption import CostModel, LatencyCurve
 from tests.fakes.engine import FakeEngine

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from benchmarks.streaming import compare, describe, names_of_runs
 from benchmarks.streaming_replay import Replay, SessionTimes, replay
 from cluster_configs.schema import RachisConfig
-from cluster_core.engine import SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_jobs import SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
 from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from command_line.main import app

@@ -18,7 +18,7 @@ from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
-from cluster_core.engine import PrefixClaimChange, PrefixClaims
+from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower

@@ -1,87 +1,147 @@
 """Callers of a vLLM engine that has died get an answer; no engine is started here, and vLLM is not imported."""
 
 import asyncio
-import threading
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.engine import EngineJob, SamplingSpec
-from cluster_core.errors import UnavailableError
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import EngineInfo, PrefixClaims
+from cluster_core.errors import StartError, UnavailableError
 from tests.fakes.cluster import until
 from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.engine_work import EngineWork
 from worker_runtime.vllm_engine import VllmEngine
 
 JOB = EngineJob("job-1", (1, 2, 3), SamplingSpec())
+INFO = EngineInfo("m", "m", 256, 128, 16, 8, "float32")
+
+
+class Mortal(EngineWork):
+    """The work of an idle engine with nothing in it, whose next step raises when it is told to die."""
+
+    dies = False
+
+    def has_requests(self) -> bool:
+        if self.dies:
+            raise ZeroDivisionError("of a test")
+        return False
+
+
+class Trial:
+    """An engine that has not started yet."""
+
+    def __init__(self) -> None:
+        config = RachisConfig()
+        settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
+        self.dies_at_once = False
+        self.deaths: list[str] = []
+        self.engine = VllmEngine(settings, bring_up=partial(self._bring_up, settings))
+
+    async def start(self) -> None:
+        await self.engine.start(lambda phase: None, self.deaths.append)
+
+    async def die(self) -> None:
+        await self.engine.look(lambda work: setattr(work, "dies", True))
+        await until(lambda: bool(self.deaths))
+
+    def _bring_up(
+        self, settings: EngineSettings, on_phase: Callable[[str], None], on_loop: Callable[..., object]
+    ) -> EngineWork:
+        work = Mortal(_idle_vllm(), INFO, settings, ClusterClock(), on_loop)
+        work.dies = self.dies_at_once
+        return work
 
 
 @pytest.fixture
-async def engine() -> VllmEngine:
-    config = RachisConfig()
-    engine = VllmEngine(EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL))
-    engine._loop = asyncio.get_running_loop()
-    return engine
+async def trial() -> Any:
+    trial = Trial()
+    yield trial
+    await trial.engine.stop()
 
 
-class Dying:
-    """An engine's thread from the moment a turn of it raises; ended with the block."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        def raises() -> None:
-            raise ZeroDivisionError("of a test")
-
-        self.deaths: list[str] = []
-        self._engine = engine
-        engine._turn = raises  # type: ignore[method-assign]
-        self._thread = threading.Thread(target=engine._work, args=(self.deaths.append,))
-
-    async def __aenter__(self) -> "Dying":
-        self._thread.start()
-        await until(lambda: bool(self.deaths))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._engine.stop()
-        await asyncio.to_thread(self._thread.join)
+def _idle_vllm() -> Any:
+    """As much of an `LLMEngine` as an engine at rest is asked for."""
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 9, num_gpu_blocks=10)
+    scheduler = SimpleNamespace(
+        requests={},
+        running=[],
+        waiting=[],
+        kv_holding_waiting=[],
+        num_waiting_for_streaming_input=0,
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+        kv_cache_config=SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=160)], num_blocks=10),
+    )
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler), shutdown=lambda: None)
+    parallel = SimpleNamespace(tensor_parallel_size=1)
+    return SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel))
 
 
-async def test_its_owner_hears_of_the_death(engine: VllmEngine) -> None:
-    async with Dying(engine) as dying:
-        assert dying.deaths == ["ZeroDivisionError: of a test"]
+async def test_its_owner_hears_of_the_death(trial: Trial) -> None:
+    await trial.start()
+    await trial.die()
+
+    assert trial.deaths == ["ZeroDivisionError: of a test"]
 
 
-async def test_a_job_after_the_death_is_unavailable(engine: VllmEngine) -> None:
-    async with Dying(engine):
-        with pytest.raises(UnavailableError, match="the engine died: ZeroDivisionError: of a test"):
-            await anext(engine.generate(JOB))
+async def test_a_job_after_the_death_is_unavailable(trial: Trial) -> None:
+    await trial.start()
+    await trial.die()
+
+    with pytest.raises(UnavailableError, match="the engine died: ZeroDivisionError: of a test"):
+        await anext(trial.engine.generate(JOB))
 
 
-async def test_a_job_that_the_engine_had_not_taken_yet_is_unavailable(engine: VllmEngine) -> None:
-    waiting = asyncio.ensure_future(anext(engine.generate(JOB)))
-    await until(lambda: not engine._commands.empty())
+async def test_a_job_that_the_engine_had_not_taken_yet_is_unavailable(trial: Trial) -> None:
+    trial.dies_at_once = True
+    waiting = asyncio.ensure_future(anext(trial.engine.generate(JOB)))
+    await asyncio.sleep(0)
+    await trial.start()
 
-    async with Dying(engine), asyncio.timeout(1.0):
-        with pytest.raises(UnavailableError):
+    async with asyncio.timeout(1.0):
+        with pytest.raises(UnavailableError, match="the engine died"):
             await waiting
 
 
-async def test_a_job_of_a_stopped_engine_is_unavailable(engine: VllmEngine) -> None:
-    waiting = asyncio.ensure_future(anext(engine.generate(JOB)))
-    await until(lambda: not engine._commands.empty())
-    await engine.stop()
-
-    engine._work(lambda why: None)
+async def test_a_job_of_a_stopped_engine_is_unavailable(trial: Trial) -> None:
+    waiting = asyncio.ensure_future(anext(trial.engine.generate(JOB)))
+    await asyncio.sleep(0)
+    await trial.engine.stop()
+    await trial.start()
 
     async with asyncio.timeout(1.0):
         with pytest.raises(UnavailableError, match="it was stopped"):
             await waiting
 
 
-async def test_a_release_after_the_death_is_answered(engine: VllmEngine) -> None:
-    async with Dying(engine), asyncio.timeout(1.0):
-        assert await engine.release("r#1") is False
+async def test_a_release_after_the_death_is_answered(trial: Trial) -> None:
+    await trial.start()
+    await trial.die()
+
+    async with asyncio.timeout(1.0):
+        assert await trial.engine.release("r#1") is False
 
 
-async def test_a_dead_engine_has_no_hottest_prefixes(engine: VllmEngine) -> None:
-    async with Dying(engine):
-        assert await engine.hottest_prefixes(5) == ()
+async def test_a_dead_engine_has_no_hottest_prefixes_and_no_batch_and_claims_nothing(trial: Trial) -> None:
+    await trial.start()
+    await trial.die()
+
+    assert await trial.engine.hottest_prefixes(5) == ()
+    assert (await trial.engine.decode_batch(5)).groups == ()
+    assert await trial.engine.prefix_claims() == PrefixClaims()
+
+
+async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
+    config = RachisConfig()
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
+
+    def fails(on_phase: Callable[[str], None], on_loop: Callable[..., object]) -> EngineWork:
+        raise ValueError("no model")
+
+    with pytest.raises(StartError, match="the engine did not start: ValueError: no model"):
+        await VllmEngine(settings, bring_up=fails).start(lambda phase: None, lambda why: None)

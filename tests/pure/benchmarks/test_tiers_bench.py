@@ -20,7 +20,8 @@ from benchmarks.tiers_workload import (
     wrong_tokens,
 )
 from benchmarks.ttft_plot import save_plot
-from cluster_core.engine import EngineJob, TierReport
+from cluster_core.engine_jobs import EngineJob
+from cluster_core.engine_reports import TierReport
 from cluster_core.errors import ClientFault, UnavailableError
 from cluster_sim.traces import SHAPES
 from command_line.main import app

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_sim.costs import StepWork
 from cluster_sim.engine import Outcome, OutcomeKind, SimEngine, SimInput, SimJob
 from cluster_sim.light_engine import LightEngine, LightEngineSettings

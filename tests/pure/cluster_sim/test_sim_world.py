@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster_configs.schema import PlacementSection
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import ConfigError
 from cluster_sim import dispatch, scenario
 from cluster_sim.costs import StepWork

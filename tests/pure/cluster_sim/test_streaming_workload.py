@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import InvalidInputError
 from cluster_sim.streaming_workload import (
     CLOSING_TOKENS,

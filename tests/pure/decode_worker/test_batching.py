@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster_core.clock import cpu_s
-from cluster_core.engine import PolicyRow
+from cluster_core.engine_reports import PolicyRow
 from decode_worker import batching as module
 from decode_worker import chunk_hashes
 from decode_worker.batch_members import Cause, Joining, Member, Plan, Reason

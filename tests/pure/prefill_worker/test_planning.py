@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill_worker.planning import StepPlan, footprint_blocks, plan_step, victims
-from prefill_worker.policies import Candidate, Tenure
+from prefill_worker.policies import Contender, Tenure
 
 BLOCK = 4
 
 
-def candidate(
+def contender(
     name: str, remaining: int, known: int | None = None, held: int = 0, *, evictable: bool = True
-) -> Candidate:
+) -> Contender:
     known = remaining if known is None else known
-    return Candidate(
+    return Contender(
         name, False, 0.0, 0.0, math.inf, known - remaining, Tenure.WAITING, 0, remaining, known, held, evictable
     )
 
 
 def granted(plan: StepPlan) -> list[tuple[str, int]]:
-    return [(each.candidate.request_id, each.tokens) for each in plan.grants]
+    return [(each.contender.request_id, each.tokens) for each in plan.grants]
 
 
 def left_out(plan: StepPlan) -> list[str]:
@@ -31,55 +31,55 @@ def left_out(plan: StepPlan) -> list[str]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Candidate], int, int, int]:
+def cases(draw: st.DrawFn) -> tuple[list[Contender], int, int, int]:
     """Candidates in priority order, token budget, capacity, most scheduled. What cannot be taken fits the pool."""
-    candidates = []
+    contenders = []
     for index in range(draw(st.integers(0, 12))):
         known = draw(st.integers(0, 40))
         remaining = draw(st.integers(0, known))
         held = draw(st.integers(0, -(-known // BLOCK)))
-        candidates.append(candidate(f"r{index}", remaining, known, held, evictable=draw(st.booleans())))
-    fixed = sum(each.held_blocks for each in candidates if not each.evictable)
-    return candidates, draw(st.integers(0, 60)), fixed + draw(st.integers(0, 20)), draw(st.integers(0, 8))
+        contenders.append(contender(f"r{index}", remaining, known, held, evictable=draw(st.booleans())))
+    fixed = sum(each.held_blocks for each in contenders if not each.evictable)
+    return contenders, draw(st.integers(0, 60)), fixed + draw(st.integers(0, 20)), draw(st.integers(0, 8))
 
 
-def charge_blocks(each: Candidate) -> int:
+def charge_blocks(each: Contender) -> int:
     """What a grant adds to what is charged for blocks that nobody can take."""
     footprint = footprint_blocks(each, BLOCK)
     return footprint if each.evictable else max(0, footprint - each.held_blocks)
 
 
 @given(case=cases())
-def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Candidate], int, int, int]) -> None:
-    candidates, budget, capacity, most = case
-    plan = plan_step(candidates, budget, capacity, most, BLOCK)
+def test_plan_stays_within_budget_slots_and_pool(case: tuple[list[Contender], int, int, int]) -> None:
+    contenders, budget, capacity, most = case
+    plan = plan_step(contenders, budget, capacity, most, BLOCK)
     assert sum(each.tokens for each in plan.grants) <= budget
     assert len(plan.grants) <= most
-    assert all(0 < each.tokens <= each.candidate.remaining_tokens for each in plan.grants)
-    fixed = sum(each.held_blocks for each in candidates if not each.evictable)
-    assert fixed + sum(charge_blocks(each.candidate) for each in plan.grants) <= capacity
+    assert all(0 < each.tokens <= each.contender.remaining_tokens for each in plan.grants)
+    fixed = sum(each.held_blocks for each in contenders if not each.evictable)
+    assert fixed + sum(charge_blocks(each.contender) for each in plan.grants) <= capacity
 
 
 @given(case=cases())
-def test_every_candidate_is_granted_or_left_out_once_and_in_order(case: tuple[list[Candidate], int, int, int]) -> None:
-    candidates, budget, capacity, most = case
-    plan = plan_step(candidates, budget, capacity, most, BLOCK)
-    takers = [each.candidate for each in plan.grants]
-    place = {id(each): index for index, each in enumerate(candidates)}
+def test_every_contender_is_granted_or_left_out_once_and_in_order(case: tuple[list[Contender], int, int, int]) -> None:
+    contenders, budget, capacity, most = case
+    plan = plan_step(contenders, budget, capacity, most, BLOCK)
+    takers = [each.contender for each in plan.grants]
+    place = {id(each): index for index, each in enumerate(contenders)}
     for group in (takers, plan.left_out):
         assert [place[id(each)] for each in group] == sorted(place[id(each)] for each in group)
-    assert sorted(place[id(each)] for each in takers + plan.left_out) == list(range(len(candidates)))
+    assert sorted(place[id(each)] for each in takers + plan.left_out) == list(range(len(contenders)))
 
 
 @given(case=cases())
-def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Contender], int, int, int]) -> None:
     """Replays the grants above each one left out: what was left then, was not enough for it."""
-    candidates, budget, capacity, most = case
-    plan = plan_step(candidates, budget, capacity, most, BLOCK)
-    tokens = {id(each.candidate): each.tokens for each in plan.grants}
-    room = capacity - sum(each.held_blocks for each in candidates if not each.evictable)
+    contenders, budget, capacity, most = case
+    plan = plan_step(contenders, budget, capacity, most, BLOCK)
+    tokens = {id(each.contender): each.tokens for each in plan.grants}
+    room = capacity - sum(each.held_blocks for each in contenders if not each.evictable)
     served = 0
-    for each in candidates:
+    for each in contenders:
         if id(each) not in tokens:
             parked, full = each.remaining_tokens == 0, charge_blocks(each) > room
             assert parked or full or budget == 0 or served == most
@@ -91,20 +91,20 @@ def test_nobody_is_passed_over_that_could_have_been_served(case: tuple[list[Cand
 
 
 @given(case=cases())
-def test_planning_changes_nothing(case: tuple[list[Candidate], int, int, int]) -> None:
-    candidates, budget, capacity, most = case
-    before = [copy.copy(each) for each in candidates]
-    list(victims(plan_step(candidates, budget, capacity, most, BLOCK).left_out))
-    for each, was in zip(candidates, before, strict=True):
-        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Candidate))
+def test_planning_changes_nothing(case: tuple[list[Contender], int, int, int]) -> None:
+    contenders, budget, capacity, most = case
+    before = [copy.copy(each) for each in contenders]
+    list(victims(plan_step(contenders, budget, capacity, most, BLOCK).left_out))
+    for each, was in zip(contenders, before, strict=True):
+        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Contender))
 
 
 @given(case=cases())
 def test_victims_hold_blocks_that_can_be_taken_and_come_lowest_first(
-    case: tuple[list[Candidate], int, int, int],
+    case: tuple[list[Contender], int, int, int],
 ) -> None:
-    candidates, budget, capacity, most = case
-    plan = plan_step(candidates, budget, capacity, most, BLOCK)
+    contenders, budget, capacity, most = case
+    plan = plan_step(contenders, budget, capacity, most, BLOCK)
     found = list(victims(plan.left_out))
     assert all(each.held_blocks > 0 and each.evictable for each in found)
     assert [id(each) for each in reversed(found)] == [
@@ -113,55 +113,55 @@ def test_victims_hold_blocks_that_can_be_taken_and_come_lowest_first(
 
 
 @given(case=cases())
-def test_blocks_of_all_victims_are_enough_for_every_grant(case: tuple[list[Candidate], int, int, int]) -> None:
+def test_blocks_of_all_victims_are_enough_for_every_grant(case: tuple[list[Contender], int, int, int]) -> None:
     """With every victim preempted, what the granted ones miss fits what is free."""
-    candidates, budget, capacity, most = case
-    plan = plan_step(candidates, budget, capacity, most, BLOCK)
+    contenders, budget, capacity, most = case
+    plan = plan_step(contenders, budget, capacity, most, BLOCK)
     gone = {id(each) for each in victims(plan.left_out)}
-    held = sum(each.held_blocks for each in candidates if id(each) not in gone)
-    missing = sum(footprint_blocks(each.candidate, BLOCK) - each.candidate.held_blocks for each in plan.grants)
+    held = sum(each.held_blocks for each in contenders if id(each) not in gone)
+    missing = sum(footprint_blocks(each.contender, BLOCK) - each.contender.held_blocks for each in plan.grants)
     assert held + missing <= capacity
 
 
 def test_blocks_held_by_a_lower_priority_do_not_stand_in_the_way() -> None:
-    plan = plan_step([candidate("high", 16), candidate("low", 4, known=16, held=3)], 64, 4, 8, BLOCK)
+    plan = plan_step([contender("high", 16), contender("low", 4, known=16, held=3)], 64, 4, 8, BLOCK)
     assert granted(plan) == [("high", 16)]
     assert [each.request_id for each in victims(plan.left_out)] == ["low"]
 
 
 def test_infeasible_one_is_skipped_and_not_waited_for() -> None:
-    plan = plan_step([candidate("huge", 400), candidate("small", 4)], 64, 4, 8, BLOCK)
+    plan = plan_step([contender("huge", 400), contender("small", 4)], 64, 4, 8, BLOCK)
     assert granted(plan) == [("small", 4)]
     assert left_out(plan) == ["huge"]
 
 
 def test_whole_known_prompt_is_charged_although_the_budget_covers_a_part() -> None:
-    plan = plan_step([candidate("long", 16), candidate("other", 4)], 8, 4, 8, BLOCK)
+    plan = plan_step([contender("long", 16), contender("other", 4)], 8, 4, 8, BLOCK)
     assert granted(plan) == [("long", 8)]
-    plan = plan_step([candidate("long", 16), candidate("other", 4)], 64, 4, 8, BLOCK)
+    plan = plan_step([contender("long", 16), contender("other", 4)], 64, 4, 8, BLOCK)
     assert left_out(plan) == ["other"]
 
 
 def test_parked_session_takes_no_budget_and_no_blocks_and_may_be_preempted() -> None:
-    plan = plan_step([candidate("parked", 0, known=16, held=4), candidate("active", 8)], 8, 4, 8, BLOCK)
+    plan = plan_step([contender("parked", 0, known=16, held=4), contender("active", 8)], 8, 4, 8, BLOCK)
     assert granted(plan) == [("active", 8)]
     assert [each.request_id for each in victims(plan.left_out)] == ["parked"]
 
 
 def test_blocks_that_cannot_be_taken_are_charged_before_the_highest_priority() -> None:
-    loading = candidate("loading", 0, known=12, held=3, evictable=False)
-    plan = plan_step([candidate("high", 8), loading], 64, 4, 8, BLOCK)
+    loading = contender("loading", 0, known=12, held=3, evictable=False)
+    plan = plan_step([contender("high", 8), loading], 64, 4, 8, BLOCK)
     assert granted(plan) == []
     assert list(victims(plan.left_out)) == []
 
 
 def test_victims_are_the_lowest_priorities_first_and_holders_only() -> None:
-    group = [candidate("a", 4, held=1), candidate("b", 4), candidate("c", 4, held=1)]
+    group = [contender("a", 4, held=1), contender("b", 4), contender("c", 4, held=1)]
     assert [each.request_id for each in victims(group)] == ["c", "a"]
 
 
 def test_blocks_that_two_share_are_charged_once() -> None:
-    holder, sharer = candidate("holder", 4, known=16, held=4), candidate("sharer", 4, known=20)
+    holder, sharer = contender("holder", 4, known=16, held=4), contender("sharer", 4, known=20)
     holder.first_block = sharer.first_block = 7
     holder.shared_blocks = sharer.shared_blocks = 3
     assert len(plan_step([holder, sharer], 64, 6, 8, BLOCK).grants) == 2
@@ -169,8 +169,8 @@ def test_blocks_that_two_share_are_charged_once() -> None:
 
 
 def test_behind_one_that_is_overdue_and_does_not_fit_only_holders_are_served() -> None:
-    overdue = candidate("overdue", 40)
+    overdue = contender("overdue", 40)
     overdue.waiting_since_s = 3.0
-    behind = [overdue, candidate("newcomer", 4), candidate("holder", 4, known=8, held=1)]
+    behind = [overdue, contender("newcomer", 4), contender("holder", 4, known=8, held=1)]
     assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=2.0)) == [("newcomer", 4), ("holder", 4)]
     assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=3.0)) == [("holder", 4)]

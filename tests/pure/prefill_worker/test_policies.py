@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ordering import measure_ordering, random_candidates
+from benchmarks.ordering import measure_ordering, random_contenders
 from cluster_core.clock import cpu_s
-from prefill_worker.policies import POLICIES, Candidate, Tenure, default_vllm, fcfs, lcas, make_policy, mcps
+from prefill_worker.policies import POLICIES, Contender, Tenure, default_vllm, fcfs, lcas, make_policy, mcps
 
 NOW_S = 100.0
 STARVATION_S = 5.0
 ORDERING_LIMIT_US = 165.0
 
 
-def candidate(name: str, **given: object) -> Candidate:
+def contender(name: str, **given: object) -> Contender:
     values: dict[str, object] = {
         "complete": False,
         "arrival_s": 0.0,
@@ -28,20 +28,20 @@ def candidate(name: str, **given: object) -> Candidate:
         "tenure": Tenure.WAITING,
         "queue_index": 0,
     }
-    return Candidate(name, **(values | given))  # type: ignore[arg-type]
+    return Contender(name, **(values | given))  # type: ignore[arg-type]
 
 
-def names(ordered: list[Candidate]) -> list[str]:
+def names(ordered: list[Contender]) -> list[str]:
     return [each.request_id for each in ordered]
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> list[Candidate]:
+def snapshots(draw: st.DrawFn) -> list[Contender]:
     """Few different values, so that ties are common."""
     count = draw(st.integers(0, 30))
     moment = st.integers(90, 100).map(float)
     return [
-        candidate(
+        contender(
             f"r{index}",
             complete=draw(st.booleans()),
             arrival_s=draw(moment),
@@ -68,50 +68,50 @@ SLOW_KEYS = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(given_candidates=snapshots())
+@given(given_contenders=snapshots())
 def test_order_is_that_of_a_plain_sort_by_tuples_and_the_snapshot_is_untouched(
-    name: str, given_candidates: list[Candidate]
+    name: str, given_contenders: list[Contender]
 ) -> None:
-    before = [copy.copy(each) for each in given_candidates]
-    ordered = make_policy(name, STARVATION_S)(given_candidates, NOW_S)
-    assert names(ordered) == names(sorted(given_candidates, key=SLOW_KEYS[name]))
-    for each, was in zip(given_candidates, before, strict=True):
-        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Candidate))
+    before = [copy.copy(each) for each in given_contenders]
+    ordered = make_policy(name, STARVATION_S)(given_contenders, NOW_S)
+    assert names(ordered) == names(sorted(given_contenders, key=SLOW_KEYS[name]))
+    for each, was in zip(given_contenders, before, strict=True):
+        assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Contender))
 
 
 def test_default_vllm_takes_running_then_preempted_then_waiting_in_queue_order() -> None:
-    given_candidates = [
-        candidate("waiting-0", tenure=Tenure.WAITING, queue_index=0, arrival_s=1.0),
-        candidate("preempted-0", tenure=Tenure.PREEMPTED, queue_index=0, arrival_s=9.0),
-        candidate("running-1", tenure=Tenure.RUNNING, queue_index=1, arrival_s=2.0),
-        candidate("running-0", tenure=Tenure.RUNNING, queue_index=0, arrival_s=3.0),
+    given_contenders = [
+        contender("waiting-0", tenure=Tenure.WAITING, queue_index=0, arrival_s=1.0),
+        contender("preempted-0", tenure=Tenure.PREEMPTED, queue_index=0, arrival_s=9.0),
+        contender("running-1", tenure=Tenure.RUNNING, queue_index=1, arrival_s=2.0),
+        contender("running-0", tenure=Tenure.RUNNING, queue_index=0, arrival_s=3.0),
     ]
-    assert names(default_vllm(given_candidates, NOW_S)) == ["running-0", "running-1", "preempted-0", "waiting-0"]
+    assert names(default_vllm(given_contenders, NOW_S)) == ["running-0", "running-1", "preempted-0", "waiting-0"]
 
 
 def test_fcfs_takes_a_late_complete_request_before_an_early_partial_one() -> None:
-    given_candidates = [candidate("partial", arrival_s=1.0), candidate("complete", arrival_s=2.0, complete=True)]
-    assert names(fcfs(given_candidates, NOW_S)) == ["complete", "partial"]
+    given_contenders = [contender("partial", arrival_s=1.0), contender("complete", arrival_s=2.0, complete=True)]
+    assert names(fcfs(given_contenders, NOW_S)) == ["complete", "partial"]
 
 
 def test_mcps_takes_the_most_computed_and_among_equals_the_first_to_arrive() -> None:
-    given_candidates = [
-        candidate("late", arrival_s=2.0, computed_tokens=10),
-        candidate("early", arrival_s=1.0, computed_tokens=10),
-        candidate("ahead", arrival_s=3.0, computed_tokens=11),
+    given_contenders = [
+        contender("late", arrival_s=2.0, computed_tokens=10),
+        contender("early", arrival_s=1.0, computed_tokens=10),
+        contender("ahead", arrival_s=3.0, computed_tokens=11),
     ]
-    assert names(mcps(given_candidates, NOW_S)) == ["ahead", "early", "late"]
+    assert names(mcps(given_contenders, NOW_S)) == ["ahead", "early", "late"]
 
 
 def test_lcas_takes_the_most_recent_input_first_within_complete_and_partial() -> None:
-    given_candidates = [
-        candidate("old-partial", last_chunk_s=1.0),
-        candidate("fresh-partial", last_chunk_s=9.0),
-        candidate("old-complete", last_chunk_s=2.0, complete=True),
-        candidate("fresh-complete", last_chunk_s=3.0, complete=True),
+    given_contenders = [
+        contender("old-partial", last_chunk_s=1.0),
+        contender("fresh-partial", last_chunk_s=9.0),
+        contender("old-complete", last_chunk_s=2.0, complete=True),
+        contender("fresh-complete", last_chunk_s=3.0, complete=True),
     ]
     expected = ["fresh-complete", "old-complete", "fresh-partial", "old-partial"]
-    assert names(lcas(STARVATION_S)(given_candidates, NOW_S)) == expected
+    assert names(lcas(STARVATION_S)(given_contenders, NOW_S)) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,33 +120,33 @@ def test_lcas_takes_the_most_recent_input_first_within_complete_and_partial() ->
 def test_lcas_lets_a_partial_request_pass_all_fresh_ones_once_it_has_waited_long_enough(
     waited_s: float, first: str
 ) -> None:
-    starved = candidate("starved", last_chunk_s=1.0, waiting_since_s=NOW_S - waited_s)
-    fresh = candidate("fresh", last_chunk_s=NOW_S, complete=True)
+    starved = contender("starved", last_chunk_s=1.0, waiting_since_s=NOW_S - waited_s)
+    fresh = contender("fresh", last_chunk_s=NOW_S, complete=True)
     assert names(lcas(STARVATION_S)([fresh, starved], NOW_S))[0] == first
 
 
 def test_lcas_serves_every_one_of_endlessly_refreshed_rivals_within_the_bound() -> None:
     """One is served each second; rivals always have fresher input than the one that waits."""
     policy, starvation_s = lcas(STARVATION_S), STARVATION_S
-    quiet = candidate("quiet", arrival_s=0.0, last_chunk_s=0.0, waiting_since_s=0.0)
+    quiet = contender("quiet", arrival_s=0.0, last_chunk_s=0.0, waiting_since_s=0.0)
     for second in range(60):
         now_s = float(second)
-        rivals = [candidate(f"rival-{second}-{index}", last_chunk_s=now_s, complete=True) for index in range(3)]
+        rivals = [contender(f"rival-{second}-{index}", last_chunk_s=now_s, complete=True) for index in range(3)]
         if policy([*rivals, quiet], now_s)[0] is quiet:
             assert now_s <= starvation_s
             return
     pytest.fail("never served")
 
 
-def test_lcas_never_calls_a_candidate_overdue_that_is_being_served() -> None:
-    served = candidate("served", last_chunk_s=1.0, waiting_since_s=math.inf)
-    fresh = candidate("fresh", last_chunk_s=2.0)
+def test_lcas_never_calls_a_contender_overdue_that_is_being_served() -> None:
+    served = contender("served", last_chunk_s=1.0, waiting_since_s=math.inf)
+    fresh = contender("fresh", last_chunk_s=2.0)
     assert names(lcas(STARVATION_S)([served, fresh], 1e9)) == ["fresh", "served"]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_ordering_500_takes_less_than_the_papers_figure(name: str) -> None:
     """On the processor's clock and the best of several rounds: what else runs here makes a round slow, never fast."""
-    candidates, policy = random_candidates(random.Random(0), 500), make_policy(name, STARVATION_S)
-    best_us = min(measure_ordering(policy, [candidates], 200, cpu_s).p99_us for _ in range(20))
+    contenders, policy = random_contenders(random.Random(0), 500), make_policy(name, STARVATION_S)
+    best_us = min(measure_ordering(policy, [contenders], 200, cpu_s).p99_us for _ in range(20))
     assert best_us < ORDERING_LIMIT_US

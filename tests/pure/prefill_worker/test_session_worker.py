@@ -10,12 +10,11 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.engine import SamplingSpec, SessionEventKind, SessionMode
+from cluster_core.engine_jobs import SamplingSpec
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine, expected_text
-from worker_runtime import wire_conversion
 
 
 class Aborted(Exception):
@@ -262,10 +261,3 @@ async def test_the_text_of_a_first_token_is_held_back_as_for_a_whole_prompt() ->
         await call
 
     assert (context.prefilled.first.text, len(context.prefilled.first.token_ids)) == ("", 1)
-
-
-def test_every_mode_and_event_of_a_session_has_a_word_on_the_wire() -> None:
-    assert set(wire_conversion.SESSION_MODES.values()) == set(SessionMode)
-    assert set(wire_conversion.SESSION_EVENT_KINDS) == set(SessionEventKind)
-    numbers = set(wire_conversion.SESSION_EVENT_KINDS.values())
-    assert numbers == set(generation.SessionEventKind.values()) - {generation.SESSION_EVENT_KIND_UNSPECIFIED}

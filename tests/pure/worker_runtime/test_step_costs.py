@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_core.engine import EngineCosts
+from cluster_core.engine_reports import EngineCosts
 from worker_runtime.step_costs import StepCosts
 
 

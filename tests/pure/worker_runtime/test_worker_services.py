@@ -16,30 +16,30 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine import (
+from cluster_core.engine_jobs import (
+    EngineJob,
+    EngineOutput,
+    FirstToken,
+    KvLease,
+    PositionLogprobs,
+    SamplingSpec,
+    TokenLogprob,
+)
+from cluster_core.engine_reports import (
     DecodeBatch,
     DecodeReport,
     EngineCounters,
-    EngineJob,
     EngineLoad,
-    EngineOutput,
-    FinishReason,
-    FirstToken,
-    HandoffOutcome,
     HotPrefix,
-    KvLease,
     PolicyRow,
-    PositionLogprobs,
     PrefixGroup,
-    SamplingSpec,
     TierReport,
-    TokenLogprob,
     WaitingRequest,
 )
 from decode_worker.service import DecodeService, decode_job
 from prefill_worker.service import PrefillService, first_token_sampling, prefill_job, presentable_text
 from tests.fakes.engine import FakeEngine, expected_text
-from worker_runtime import wire_conversion
+from worker_runtime.wire_conversion import from_wire, to_wire
 
 PROMPT = (10, 11, 12, 13)
 SET_SAMPLING: dict[str, Any] = {
@@ -99,7 +99,7 @@ def prefill_request(hand_off: bool = True, **sampling: Any) -> wire.PrefillReque
 
 
 def test_sampling_from_wire_takes_over_every_field_that_is_set() -> None:
-    spec = wire_conversion.sampling_from_wire(generation.SamplingParams(**SET_SAMPLING))
+    spec = from_wire(generation.SamplingParams(**SET_SAMPLING), SamplingSpec)
 
     expected: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in SET_SAMPLING.items()
@@ -109,7 +109,7 @@ def test_sampling_from_wire_takes_over_every_field_that_is_set() -> None:
 
 
 def test_sampling_from_wire_leaves_the_protocols_defaults_for_the_rest() -> None:
-    assert wire_conversion.sampling_from_wire(generation.SamplingParams()) == SamplingSpec()
+    assert from_wire(generation.SamplingParams(), SamplingSpec) == SamplingSpec()
 
 
 def test_every_field_of_the_sampling_message_reaches_the_engine() -> None:
@@ -120,7 +120,7 @@ def test_every_field_of_the_sampling_message_reaches_the_engine() -> None:
 def test_a_field_set_to_zero_is_not_taken_for_absent(name: str) -> None:
     zero: dict[str, Any] = {name: 0}
 
-    spec = wire_conversion.sampling_from_wire(generation.SamplingParams(**zero))
+    spec = from_wire(generation.SamplingParams(**zero), SamplingSpec)
 
     assert getattr(spec, name) == 0
     assert getattr(spec, name) is not None
@@ -429,7 +429,7 @@ async def test_a_decode_job_knows_its_priority_and_how_long_the_call_still_waits
 def test_a_decode_job_takes_over_lease_and_first_token() -> None:
     lease = KvLease("r#1", b'{"a":1}', UnixMs(1_700_000_000_123))
     request = decode_request(wire.SampledFirstToken(token_id=0, sent_text=""))
-    request.handoff.CopyFrom(wire_conversion.lease_to_wire(lease, "prefill-0", 9))
+    request.handoff.CopyFrom(to_wire(lease, wire.KvHandoff, prefill_worker_id="prefill-0", prefill_generation=9))
 
     job = decode_job(request)
 
@@ -437,18 +437,10 @@ def test_a_decode_job_takes_over_lease_and_first_token() -> None:
     assert job.first == FirstToken(0, "")
 
 
-def test_every_finish_reason_and_outcome_of_the_engine_has_a_word_on_the_wire() -> None:
-    assert set(wire_conversion.FINISH_REASONS) == set(FinishReason)
-    assert set(wire_conversion.HANDOFF_OUTCOMES) == set(HandoffOutcome)
-    assert len(set(wire_conversion.FINISH_REASONS.values())) == len(FinishReason)
-    assert len(set(wire_conversion.HANDOFF_OUTCOMES.values())) == len(HandoffOutcome)
-    assert wire_conversion.finish_to_wire(None) == generation.FINISH_REASON_UNSPECIFIED
-
-
 def test_logprobs_keep_their_order_on_the_wire() -> None:
     row = PositionLogprobs(TokenLogprob(7, -3.0, 9), (TokenLogprob(1, -0.5, 1), TokenLogprob(2, -1.0, 2)))
 
-    delta = wire_conversion.delta_to_wire(EngineOutput((7,), "x", (row,)))
+    delta = to_wire(EngineOutput((7,), "x", (row,)), generation.CompletionDelta)
 
     [position] = delta.logprobs
     assert (position.sampled.token_id, position.sampled.logprob, position.sampled.rank) == (7, -3.0, 9)
@@ -457,7 +449,7 @@ def test_logprobs_keep_their_order_on_the_wire() -> None:
 
 @given(st.builds(EngineCounters, **{field.name: st.integers(0, 2**40) for field in fields(EngineCounters)}))
 def test_every_counter_of_the_engine_is_told_under_its_own_name(counters: EngineCounters) -> None:
-    message = wire_conversion.counters_to_wire(counters, 5)
+    message = to_wire(counters, wire.WorkerCounters)
 
     # The other two are told to the index, with each renewal of the registration.
     names = {field.name for field in fields(counters)} - {"cacheable_requests", "stored_blocks"}
@@ -468,7 +460,7 @@ def test_a_report_of_tiers_keeps_every_field_under_its_own_name() -> None:
     numbers = dict(zip((field.name for field in fields(TierReport)), count(1)))
     report = TierReport(**{**numbers, "refused_offers": {"frequency": 7}})  # type: ignore[arg-type]
 
-    message = wire_conversion.tiers_to_wire(report)
+    message = to_wire(report, wire.TierReport)
 
     told = {field.name: getattr(message, field.name) for field in wire.TierReport.DESCRIPTOR.fields}
     assert told == {**numbers, "refused_offers": {"frequency": 7}}
@@ -486,7 +478,7 @@ DECODE_BATCH = DecodeBatch(
 
 
 def test_a_decode_report_keeps_every_field_under_its_own_name() -> None:
-    message = wire_conversion.decode_to_wire(DECODE_REPORT)
+    message = to_wire(DECODE_REPORT, wire.DecodeReport)
 
     assert {field.name: getattr(message, field.name) for field in wire.DecodeReport.DESCRIPTOR.fields} == asdict(
         DECODE_REPORT
@@ -494,7 +486,7 @@ def test_a_decode_report_keeps_every_field_under_its_own_name() -> None:
 
 
 def test_a_decode_batch_keeps_every_field_under_its_own_name_and_what_is_unknown_absent() -> None:
-    message = wire_conversion.batch_to_wire(DECODE_BATCH)
+    message = to_wire(DECODE_BATCH, wire.DecodeBatch)
 
     for name, kind in (("groups", wire.PrefixGroup), ("waiting", wire.WaitingRequest), ("table", wire.PolicyRow)):
         [told], [given] = getattr(message, name), getattr(DECODE_BATCH, name)

@@ -9,7 +9,7 @@ import math
 import pytest
 from rachis.v1 import generation_pb2 as generation
 
-from cluster_core.engine import SamplingSpec
+from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,

@@ -10,7 +10,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from control_plane.model.lifecycle import State
 from tests.fakes.cluster import (
     DECODE,

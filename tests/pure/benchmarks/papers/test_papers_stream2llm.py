@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster_core.engine import SessionMode
+from cluster_core.engine_jobs import SessionMode
 from cluster_sim.streaming_workload import WorkloadSpec, draw_trace
 
 pytestmark = pytest.mark.integration

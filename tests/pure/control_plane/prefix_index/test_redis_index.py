@@ -20,7 +20,7 @@ from redis.cluster import RedisCluster
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
-from cluster_core.engine import PrefixClaimChange
+from cluster_core.engine_reports import PrefixClaimChange
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index import redis_index
 from control_plane.prefix_index.claim_following import (

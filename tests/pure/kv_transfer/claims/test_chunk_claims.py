@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cluster_core.clock import cpu_s
-from cluster_core.engine import PrefixClaims
+from cluster_core.engine_reports import PrefixClaims
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.chunk_claims import ChunkClaims, extra_keys_of
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key

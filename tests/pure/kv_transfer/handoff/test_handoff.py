@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine import HandoffOutcome, HandoffReport
+from cluster_core.engine_jobs import HandoffOutcome, HandoffReport
 from cluster_core.errors import InvalidInputError
 from kv_transfer.handoff.lease_params import decode_params, encode_params
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE, PullLedger, effective_deadline_s, is_late, stamp_deadline

@@ -1,4 +1,4 @@
-"""One session's books: what came in, what was computed, found and thrown away, and what happened when.
+"""One session's ledger: what came in, what was computed, found and thrown away, and what happened when.
 
 Pure: times come in as monotonic seconds. A session's prompt itself lies in the engine's request.
 Source: Stream2LLM section 4.2; the event names are those of its published code.
@@ -7,14 +7,14 @@ Source: Stream2LLM section 4.2; the event names are those of its published code.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from cluster_core.engine import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_jobs import SessionEvent, SessionEventKind, SessionMode, SessionProgress, SessionRecord
 
-# Of a very long session these many first and last events are told.
+# Of a very long session so many first and so many last events are kept.
 EVENTS_KEPT = 64
 
 
 @dataclass(slots=True)
-class SessionBooks:
+class SessionLedger:
     """Written by the scheduler that owns the session's request."""
 
     mode: SessionMode
@@ -40,18 +40,18 @@ class SessionBooks:
 
     def received(self, new_tokens: int, prompt_tokens: int) -> None:
         """One append or update was taken in."""
-        told = self.tokens
+        before = self.tokens
         self.tokens = replace(
-            told,
-            received_tokens=told.received_tokens + new_tokens,
+            before,
+            received_tokens=before.received_tokens + new_tokens,
             prompt_tokens=prompt_tokens,
-            inputs=told.inputs + 1,
+            inputs=before.inputs + 1,
         )
 
     def closed(self, new_tokens: int, prompt_tokens: int) -> None:
         """The input was closed, with these last tokens."""
-        told = self.tokens
-        self.tokens = replace(told, received_tokens=told.received_tokens + new_tokens, prompt_tokens=prompt_tokens)
+        before = self.tokens
+        self.tokens = replace(before, received_tokens=before.received_tokens + new_tokens, prompt_tokens=prompt_tokens)
 
     def kept(self, tokens: int) -> None:
         """An update left the KV of these tokens as it was."""
@@ -77,11 +77,11 @@ class SessionBooks:
         if self.preempted:
             self.preempted = False
             self.note(SessionEventKind.RESUMED, now_s, found_tokens)
-        told = self.tokens
+        before = self.tokens
         self.tokens = replace(
-            told,
-            reused_tokens=told.reused_tokens + found_tokens,
-            computed_tokens=told.computed_tokens + computed_tokens,
+            before,
+            reused_tokens=before.reused_tokens + found_tokens,
+            computed_tokens=before.computed_tokens + computed_tokens,
         )
 
     def shortened(self, tokens: int) -> None:

@@ -1,0 +1,189 @@
+"""What an engine is given to compute and what comes of it: jobs, their outputs, and how far a session is.
+
+Who holds the KV blocks of a request:
+    prefill job, running             the engine
+    prefill job, finished, leased    the engine, until pulled, released, or the lease ends
+    decode job with a lease          the leasing engine until the pull has landed, then this engine
+    decode job, running              this engine
+
+`worker_runtime.wire_table` says which of these types travels as which message.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cluster_core.clock import UnixMs
+
+# What goes in.
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How tokens are chosen; the meaning and the ranges are those of `rachis.v1.SamplingParams`."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvLease:
+    """The leased KV blocks of a prefilled prompt, pulled by the engine that decodes."""
+
+    lease_id: str
+    # What the transport needs, opaque.
+    connector_params: bytes
+    # No pull starts or ends after this.
+    deadline_unix_ms: UnixMs
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A first token that the prefill worker sampled: this engine generates on from it."""
+
+    token_id: int
+    # What of its text the client has already seen.
+    sent_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob:
+    """One prompt for the engine."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingSpec
+    # When the job ends by length, its KV blocks stay leased and the last output carries the lease.
+    hand_off: bool = False
+    # Where the KV blocks of the prompt are found.
+    pull: KvLease | None = None
+    # A first token to generate on from.
+    first: FirstToken | None = None
+    # Jobs share cached KV only with jobs of the same salt.
+    cache_salt: str = ""
+    # A decode engine admits the lowest first.
+    priority: int = 0
+    # Seconds from now that anybody waits for the job; None: nobody said.
+    deadline_s: float | None = None
+
+
+class SessionMode(Enum):
+    """How the prompt of a session changes: it only grows, or is replaced as well."""
+
+    APPEND = "append"
+    UPDATE = "update"
+
+
+# What comes out.
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class HandoffOutcome(Enum):
+    """How the prompt's KV got to the engine that decodes."""
+
+    NONE = "none"
+    PULLED = "pulled"
+    LOCAL = "local"
+    RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReport:
+    """What came of a pull."""
+
+    outcome: HandoffOutcome = HandoffOutcome.NONE
+    # Both count what crossed.
+    kv_bytes: int = 0
+    pulled_tokens: int = 0
+    # The wait for it included.
+    transfer_ms: float = 0.0
+
+
+class SessionEventKind(Enum):
+    """What can happen to a session; the meaning is that of `rachis.v1.SessionEventKind`."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    KV_ON_DEVICE = "kv_on_device"
+    PREEMPTED_SWAP = "preempted_swap"
+    PREEMPTED_RECOMPUTE = "preempted_recompute"
+    RESUMED = "resumed"
+    INVALIDATED = "invalidated"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    kind: SessionEventKind
+    # Seconds since the session was opened in the engine.
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProgress:
+    """Where a session stands; the meaning is that of `rachis.v1.SessionProgress`."""
+
+    received_tokens: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    invalidated_tokens: int = 0
+    prompt_tokens: int = 0
+    ready_tokens: int = 0
+    inputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What happened to a session; comes with its last output."""
+
+    tokens: SessionProgress
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    events: tuple[SessionEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What is new of a job since its output before."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    # Of the last output alone, as are the lease and the session's record.
+    finish_reason: FinishReason | None = None
+    # Of the first output alone, as are the three after it.
+    cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    handoff: HandoffReport | None = None
+    lease: KvLease | None = None
+    session: SessionRecord | None = None

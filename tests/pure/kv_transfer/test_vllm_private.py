@@ -1,0 +1,87 @@
+"""No module but `kv_transfer.vllm_private` touches a private member of vLLM, except where its docstring names one."""
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kv_transfer import vllm_private
+
+ROOT = Path(__file__).parents[3]
+# Where vLLM is subclassed or driven.
+PACKAGES = ("kv_transfer", "decode_worker", "prefill_worker", "worker_runtime")
+# Of Python itself: `os._exit`, and what named tuples offer.
+PYTHONS_OWN = {"_exit", "_make", "_replace", "_asdict", "_fields"}
+_ROW = re.compile(r"^ +`([a-z_.]+)` +(`_.+`)$", re.MULTILINE)
+
+
+def named() -> dict[str, set[str]]:
+    """By module, what the docstring says is touched there."""
+    rows = _ROW.findall(vllm_private.__doc__ or "")
+    return {module: set(re.findall(r"`(_\w+)`", names)) for module, names in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Names that a module defines, and the private members that it touches, with what they are touched on."""
+
+    defined: frozenset[str]
+    touched: frozenset[tuple[str, str]]
+
+    @classmethod
+    def of(cls, text: str) -> "Source":
+        defined, touched = set(), set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                touched.add((ast.unparse(node.value), node.attr))
+                if isinstance(node.ctx, ast.Store):
+                    defined.add(node.attr)
+        return cls(frozenset(defined), frozenset(touched))
+
+
+def foreign(sources: Mapping[str, Source]) -> dict[str, set[str]]:
+    """By module, private members that are not ours, as far as the text shows.
+
+    On `self` or `cls`: those that no module defines. On anything else: those that this module does not define, and all
+    that are called on `super()`.
+    """
+    ours = frozenset[str]().union(*(source.defined for source in sources.values()))
+    found = {}
+    for module, source in sources.items():
+        known = {"self": ours, "cls": ours, "super()": frozenset[str]()}
+        names = {name for owner, name in source.touched if name not in known.get(owner, source.defined)}
+        if names - PYTHONS_OWN:
+            found[module] = names - PYTHONS_OWN
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, Source]:
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): Source.of(path.read_text()) for path in paths}
+
+
+def test_private_members_are_touched_where_the_docstring_says_so(sources: dict[str, Source]) -> None:
+    found = foreign(sources)
+    assert found.pop("kv_transfer.vllm_private")
+    assert found == named()
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("request._all_token_ids[:] = prompt", "_all_token_ids"),
+        ("self._inflight_prefills.discard(request)", "_inflight_prefills"),
+        ("super()._free_request(request)", "_free_request"),
+        ("engine.engine_core.scheduler._preempt_request(request, 0.0)", "_preempt_request"),
+    ],
+)
+def test_a_line_that_touches_one_elsewhere_is_noticed(sources: dict[str, Source], line: str, name: str) -> None:
+    assert foreign({**sources, "prefill_worker.planted": Source.of(line)})["prefill_worker.planted"] == {name}

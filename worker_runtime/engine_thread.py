@@ -1,0 +1,138 @@
+"""The thread that owns one engine: brings it up, carries out commands between two steps, steps, and notices its death.
+
+    the engine and its `EngineWork`    this thread's alone, but for `work.figures.status`, a snapshot that anybody reads
+    commands                           anybody puts them, this thread takes them
+    futures, streams, callbacks        the asyncio loop's; this thread has the loop call what changes them
+
+An engine that raises in a step is dead: every job fails with UnavailableError and `on_death` is called, so that the
+worker's process can end and be started again. Commands are answered even then, until the thread is stopped.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from cluster_core.engine_reports import EngineInfo
+from cluster_core.errors import StartError
+from worker_runtime.engine_work import EngineWork
+
+# While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
+_NAP_S = 0.001
+# A thread that hangs inside vLLM does not keep its process from ending.
+_STOP_TIMEOUT_S = 20.0
+
+_Found = TypeVar("_Found")
+Command = Callable[[EngineWork], None]
+
+
+# Makes an engine that is ready to step, on the thread. Its arguments: `on_phase`, which hears what it is doing, and
+# `on_loop`, which has the asyncio loop call something soon (`call_soon_threadsafe`).
+BringUp = Callable[[Callable[[str], None], Callable[..., object]], EngineWork]
+
+
+class EngineThread:
+    """`start` once, `stop` once."""
+
+    def __init__(self, bring_up: BringUp) -> None:
+        self._bring_up = bring_up
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        # None before the engine is up.
+        self.work: EngineWork | None = None
+
+    async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
+        """Raises StartError where the engine does not come up."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[EngineInfo] = loop.create_future()
+        arguments = (loop.call_soon_threadsafe, ready, on_phase, on_death)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="engine", daemon=True)
+        self._thread.start()
+        return await ready
+
+    def put(self, command: Command) -> None:
+        """To be carried out between two steps, in order. May be called before `start`."""
+        self._commands.put(command)
+
+    async def answer(self, question: Callable[[EngineWork], _Found], *, unless_left: bool = False) -> _Found:
+        """What `question` returns on the thread. unless_left: it is not asked where the caller has left meanwhile."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[_Found] = loop.create_future()
+
+        def command(work: EngineWork) -> None:
+            if not (unless_left and found.cancelled()):
+                loop.call_soon_threadsafe(_settle, found, question(work))
+
+        self._commands.put(command)
+        return await found
+
+    async def stop(self) -> None:
+        self._stopping = True
+        # Wakes the thread.
+        self._commands.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
+
+    # Everything below runs on the thread.
+
+    def _run(
+        self,
+        on_loop: Callable[..., object],
+        ready: "asyncio.Future[EngineInfo]",
+        on_phase: Callable[[str], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        try:
+            work = self._bring_up(on_phase, on_loop)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises while starting is one fault: it did not start
+            on_loop(ready.set_exception, StartError(f"the engine did not start: {type(error).__name__}: {error}"))
+            return
+        self.work = work
+        on_loop(_settle, ready, work.info)
+        try:
+            self._keep_turning(work, on_death)
+        finally:
+            work.shut_down()
+
+    def _keep_turning(self, work: EngineWork, on_death: Callable[[str], None]) -> None:
+        """Turns until it is stopped. After the engine's death it still answers: that the engine is dead."""
+        try:
+            while not self._stopping:
+                self._turn(work)
+        except Exception as error:  # noqa: BLE001 - top of the thread's loop: an engine that raised cannot go on
+            work.die(f"{type(error).__name__}: {error}")
+            on_death(f"{type(error).__name__}: {error}")
+        else:
+            work.die("it was stopped")
+        while not self._stopping:
+            self._carry_out(work, block=True)
+        self._carry_out(work, block=False)
+
+    def _turn(self, work: EngineWork) -> None:
+        """The commands that have come, then one engine step."""
+        if not self._commands.empty() or not work.has_requests():
+            self._carry_out(work, block=not work.has_requests())
+        if not work.has_requests():
+            work.publish_status()
+            return
+        work.step()
+        if not work.is_computing():
+            self._carry_out(work, block=True, timeout_s=_NAP_S)
+
+    def _carry_out(self, work: EngineWork, *, block: bool, timeout_s: float | None = None) -> None:
+        try:
+            command = self._commands.get(block, timeout_s)
+            while True:
+                if command is not None:
+                    command(work)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            # What was taken in may leave nothing to compute: no step would report it.
+            work.jobs.report_progress()
+
+
+def _settle(future: "asyncio.Future[_Found]", value: _Found) -> None:
+    if not future.cancelled():
+        future.set_result(value)

@@ -1,0 +1,33 @@
+"""One job on its way through an engine: the engine's thread writes it, its consumer on the asyncio loop reads it.
+
+job, items, session     made on the loop; `items` and `session` are written on the loop only, on the thread's behalf
+taken                   the loop's
+all else                the thread's
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cluster_core.engine_jobs import EngineJob, EngineOutput
+from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
+
+
+@dataclass(slots=True, eq=False)
+class JobStream:
+    job: EngineJob
+    items: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
+    session: SessionHandle | None = None
+    # The consumer has taken the last output.
+    taken: bool = False
+    # The thread has made the last output.
+    ended: bool = False
+    # vLLM's own name for the request.
+    internal_id: str = ""
+    prompt: SessionPrompt | None = None
+    # An output has been made.
+    started: bool = False
+    # What the client has already seen of the first token's text.
+    skip_chars: int = 0
+    # Of the prompt, in the prefix cache or pulled; and of those, pulled.
+    found_tokens: int = 0
+    pulled_tokens: int = 0

@@ -1,0 +1,291 @@
+"""The jobs of one engine from their start to their last output: how they begin, what is made of vLLM's outputs, how
+they end, and which of them are leased. Everything here runs on the engine's thread.
+
+Who holds a job:
+    running             here by its own name, in vLLM's scheduler by `internal_id`
+    finished, leased    here as a lease, in vLLM's scheduler until it was pulled, released or has expired
+    abandoned           nobody: vLLM aborts it; one that had just finished has its lease ended
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_core.engine_jobs import (
+    EngineJob,
+    EngineOutput,
+    FinishReason,
+    HandoffOutcome,
+    HandoffReport,
+    KvLease,
+    SessionMode,
+    SessionProgress,
+)
+from cluster_core.errors import InvalidInputError, NotSupportedError, UnavailableError
+from kv_transfer import vllm_private
+from kv_transfer.handoff.lease_params import encode_params
+from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
+from worker_runtime.engine_figures import EngineFigures
+from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
+from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.job_stream import JobStream
+
+Made = list[tuple[JobStream, EngineOutput | Exception]]
+
+
+class RunningJobs:
+    """dead: why the engine takes no step any more; None while it lives. After its death every job fails."""
+
+    def __init__(
+        self,
+        engine: Any,
+        settings: EngineSettings,
+        clock: ClusterClock,
+        figures: EngineFigures,
+        on_loop: Callable[..., object],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._counters = figures.counters
+        self._costs = figures.costs
+        self._block_size = figures.block_size
+        self._on_loop = on_loop
+        # By the job's own name.
+        self._streams: dict[str, JobStream] = {}
+        # By the lease's name, vLLM's own for the request.
+        self._leases: dict[str, str] = {}
+        self.dead: str | None = None
+
+    # How they begin.
+
+    def add(self, stream: JobStream) -> None:
+        def begin(params: Any) -> str:
+            from worker_runtime.vllm_conversion import prompt_of
+
+            job = stream.job
+            name: str = self._engine.add_request(job.request_id, prompt_of(job), params, priority=job.priority)
+            self._counters.prompt_tokens += len(job.token_ids)
+            return name
+
+        self._begin(stream, begin)
+
+    def open(self, stream: JobStream, mode: SessionMode) -> None:
+        """A session's job, whose prompt is still arriving."""
+        if self.dead is None and not vllm_private.scheduler_of(self._engine).sessions_allowed:
+            self._fail(stream, NotSupportedError("this model's KV is not one list of blocks: it has no sessions"))
+            return
+
+        def begin(params: Any) -> str:
+            stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
+            return stream.prompt.internal_id
+
+        self._begin(stream, begin)
+
+    def _begin(self, stream: JobStream, begin: Callable[[Any], str]) -> None:
+        """Starts a job by `begin`, which gets vLLM's parameters and returns its name there; what is refused fails."""
+        if self.dead is not None:
+            self._fail(stream, UnavailableError(f"the engine died: {self.dead}"))
+            return
+        from vllm.exceptions import VLLMClientError
+
+        from worker_runtime.vllm_conversion import sampling_params
+
+        try:
+            if stream.job.request_id in self._streams or stream.job.request_id in self._leases:
+                raise InvalidInputError("is running or leased already", field="request_id")
+            stream.internal_id = begin(sampling_params(stream.job, self._pull_until_s(stream.job)))
+        except InvalidInputError as error:
+            self._fail(stream, error)
+            return
+        except (ValueError, TypeError, VLLMClientError) as error:
+            self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
+            return
+        self._streams[stream.job.request_id] = stream
+        self._counters.requests += 1
+
+    def _pull_until_s(self, job: EngineJob) -> float | None:
+        if job.pull is None:
+            return None
+        stamped, deadline_s = job.pull.deadline_unix_ms, self._settings.handoff.deadline_s
+        return effective_deadline_s(stamped, self._clock.unix_ms(), monotonic_s(), deadline_s)
+
+    def take_in(self, stream: JobStream, token_ids: Sequence[int], *, replaces: bool) -> None:
+        if self._runs(stream) and stream.prompt is not None:
+            stream.prompt.take_in(token_ids, replaces=replaces)
+
+    def close_input(self, stream: JobStream, token_ids: Sequence[int]) -> None:
+        if self._runs(stream) and stream.prompt is not None:
+            stream.prompt.close(token_ids)
+            self._counters.prompt_tokens += stream.prompt.length
+
+    def _runs(self, stream: JobStream) -> bool:
+        return self.dead is None and self._streams.get(stream.job.request_id) is stream
+
+    # What comes of them.
+
+    def step(self, *, counts_prefixes: bool) -> Made:
+        """One engine step. counts_prefixes: the engine tells of the prefixes that its jobs leave in the cache."""
+        made: Made = []
+        for output in self._engine.step():
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                made.append((stream, self._convert(stream, output, counts_prefixes=counts_prefixes)))
+        return made
+
+    def _convert(self, stream: JobStream, output: Any, *, counts_prefixes: bool) -> EngineOutput | Exception:
+        """One vLLM output as ours: without the replayed first token, with what belongs to first and last outputs."""
+        from worker_runtime.vllm_conversion import finish_reason, position_logprobs
+
+        completion, job = output.outputs[0], stream.job
+        tokens, text, rows = list(completion.token_ids), completion.text, list(completion.logprobs or ())
+        try:
+            reason = finish_reason(completion.finish_reason)
+        except KeyError:
+            self._end(stream)
+            return UnavailableError(f"the engine ended the request with `{completion.finish_reason}`")
+        first_output = not stream.started
+        if first_output and job.first is not None:
+            if tokens[:1] != [job.first.token_id]:
+                raise AssertionError(f"replayed token {job.first.token_id}, sampled {tokens[:1]}")
+            tokens, rows = tokens[1:], rows[1:]
+        skipped = min(stream.skip_chars, len(text))
+        stream.skip_chars -= skipped
+        stream.started = True
+        self._counters.generated_tokens += len(tokens)
+        top = job.sampling.logprobs
+        # Before the job ends, which forgets the pull.
+        first = self._first_output(stream, output) if first_output else {}
+        stream.found_tokens = first.get("cached_tokens", stream.found_tokens)
+        if reason is not None:
+            self._counters.cacheable_requests += counts_prefixes and self._has_filled_a_block(stream)
+        return EngineOutput(
+            token_ids=tuple(tokens),
+            text=text[skipped:],
+            logprobs=tuple(
+                position_logprobs(row, token, top or 0) for row, token in zip(rows, tokens, strict=top is not None)
+            ),
+            finish_reason=reason,
+            lease=self._end(stream, output, reason) if reason is not None else None,
+            session=stream.prompt.take_record() if reason is not None and stream.prompt is not None else None,
+            **first,
+        )
+
+    def _first_output(self, stream: JobStream, output: Any) -> dict[str, Any]:
+        stats = output.metrics
+        if stream.prompt is not None:
+            return {
+                "cached_tokens": stream.prompt.cached_tokens(),
+                "prefill_ms": (monotonic_s() - stream.prompt.closed_s) * 1000,
+            }
+        return {
+            "cached_tokens": output.num_cached_tokens or 0,
+            "queue_ms": max(0.0, stats.scheduled_ts - stats.queued_ts) * 1000 if stats else 0.0,
+            "prefill_ms": max(0.0, stats.first_token_ts - stats.scheduled_ts) * 1000 if stats else 0.0,
+            "handoff": self._handoff_report(stream),
+        }
+
+    def _handoff_report(self, stream: JobStream) -> HandoffReport | None:
+        if stream.job.pull is None:
+            return None
+        report: HandoffReport = vllm_private.connector_of(self._engine).take_report(stream.internal_id)
+        if report.outcome is HandoffOutcome.PULLED and report.pulled_tokens:
+            stream.pulled_tokens = report.pulled_tokens
+            self._costs.pulled(report.transfer_ms / 1000, report.pulled_tokens)
+        return report
+
+    def _has_filled_a_block(self, stream: JobStream) -> bool:
+        """Whether a job's prompt has brought at least one full block that was not cached.
+
+        What was generated does not count: the same request again generates the same, and brings nothing.
+        """
+        prompt_tokens = stream.prompt.length if stream.prompt is not None else len(stream.job.token_ids)
+        found_blocks = stream.found_tokens // self._block_size
+        if stream.found_tokens + self._block_size == prompt_tokens:
+            # Of a prompt that is cached whole, vLLM computes the last block again.
+            found_blocks += 1
+        return prompt_tokens // self._block_size > found_blocks or stream.pulled_tokens >= self._block_size
+
+    def report_progress(self) -> None:
+        """To the owners of sessions, as far as it has changed."""
+        changed: list[tuple[SessionHandle, SessionProgress]] = []
+        for stream in self._streams.values():
+            if stream.session is not None and stream.prompt is not None:
+                progress = stream.prompt.progress()
+                if progress is not None and progress is not stream.session.reported:
+                    stream.session.reported = progress
+                    changed.append((stream.session, progress))
+        if changed:
+            self._on_loop(_report, changed)
+
+    # How they end.
+
+    def _end(self, stream: JobStream, output: Any = None, reason: FinishReason | None = None) -> KvLease | None:
+        """The job runs no more; returns its lease when it has one that is of use."""
+        stream.ended = True
+        self._streams.pop(stream.job.request_id, None)
+        self._forget_pull(stream)
+        params = getattr(output, "kv_transfer_params", None)
+        if not stream.job.hand_off or not params:
+            return None
+        connector = vllm_private.connector_of(self._engine)
+        if reason is not FinishReason.LENGTH:
+            # The prompt was answered with its first token: nobody will pull.
+            connector.end_lease(stream.internal_id)
+            return None
+        self._leases[stream.job.request_id] = stream.internal_id
+        self._counters.handoffs_leased += 1
+        deadline = stamp_deadline(self._clock.unix_ms(), self._settings.handoff.deadline_s)
+        return KvLease(stream.job.request_id, encode_params(params), deadline)
+
+    def abandon(self, stream: JobStream) -> None:
+        """The consumer left: the job is aborted, or its lease ended where it had just finished."""
+        if stream.ended:
+            self.release(stream.job.request_id)
+        elif self._runs(stream):
+            del self._streams[stream.job.request_id]
+            if stream.prompt is not None:
+                stream.prompt.abort()
+            else:
+                self._engine.abort_request([stream.internal_id], internal=True)
+            self._forget_pull(stream)
+
+    def release(self, lease_id: str) -> bool:
+        """Ends a lease; a prefill that still runs under that name is aborted."""
+        if self.dead is not None:
+            return False
+        stream = self._streams.get(lease_id)
+        if stream is not None:
+            self.abandon(stream)
+            self._fail(stream, UnavailableError("the request was released"))
+            return True
+        internal_id = self._leases.pop(lease_id, None)
+        if internal_id is None or internal_id not in vllm_private.leased_request_ids(self._engine):
+            return False
+        vllm_private.connector_of(self._engine).end_lease(internal_id)
+        self._counters.handoffs_released += 1
+        return True
+
+    def keep_leases(self, leased: set[str]) -> None:
+        """Forgets those whose requests vLLM does not lease any more; `leased` are its own names of them."""
+        self._leases = {name: internal for name, internal in self._leases.items() if internal in leased}
+
+    def die(self, why: str) -> None:
+        self.dead = why
+        for stream in self._streams.values():
+            self._fail(stream, UnavailableError(f"the engine died: {why}"))
+        self._streams.clear()
+
+    def _forget_pull(self, stream: JobStream) -> None:
+        if stream.job.pull is not None:
+            vllm_private.connector_of(self._engine).pulls.forget(stream.internal_id)
+
+    def _fail(self, stream: JobStream, error: Exception) -> None:
+        if stream.session is not None:
+            self._on_loop(stream.session.fail, error)
+        self._on_loop(stream.items.put_nowait, error)
+
+
+def _report(changed: Sequence[tuple[SessionHandle, SessionProgress]]) -> None:
+    for session, progress in changed:
+        session.report(progress)

@@ -1,0 +1,66 @@
+"""Brings one vLLM engine up by its settings: the right version, the model, a warm-up, and what works with it."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.errors import StartError
+from kv_transfer import vllm_private
+from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.engine_work import EngineWork
+
+_WARM_UP = (
+    SamplingSpec(max_tokens=2, temperature=0.0),
+    SamplingSpec(max_tokens=2, seed=0, top_p=0.9, top_k=4, min_p=0.1, frequency_penalty=0.1, logprobs=1),
+)
+
+
+def bring_up_vllm(
+    settings: EngineSettings, clock: ClusterClock, on_phase: Callable[[str], None], on_loop: Callable[..., object]
+) -> EngineWork:
+    """On the thread that will step it. Raises StartError for another vLLM than ours, else whatever vLLM raises."""
+    on_phase("importing vLLM")
+    from vllm import __version__ as version
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from worker_runtime.vllm_arguments import engine_args, engine_info
+
+    if version != vllm_private.SUPPORTED_VLLM:
+        raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
+    on_phase("loading the model")
+    with own_cores():
+        engine = LLMEngine.from_engine_args(engine_args(settings))
+    on_phase("warming up")
+    _warm_up(engine)
+    work = EngineWork(engine, engine_info(engine, settings), settings, clock, on_loop)
+    work.claims.start()
+    work.publish_status()
+    return work
+
+
+@contextmanager
+def own_cores() -> Iterator[None]:
+    """This thread may run where it could before. Without a GPU, vLLM's NIXL connector binds the thread that makes it to
+    the last core, for its copies: here that thread computes, and all engines of a machine would share one core."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _warm_up(engine: Any) -> None:
+    """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
+    from worker_runtime.vllm_conversion import prompt_of, sampling_params
+
+    for index, sampling in enumerate(_WARM_UP):
+        job = EngineJob(f"warm-up-{index}", (0,), sampling)
+        engine.add_request(job.request_id, prompt_of(job), sampling_params(job))
+    while engine.has_unfinished_requests():
+        engine.step()
