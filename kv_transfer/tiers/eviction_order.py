@@ -13,7 +13,8 @@ from itertools import count
 
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers.eviction_policies import EvictionPolicy, Priority
-from kv_transfer.tiers.radix_tree import Node, RadixTree
+from kv_transfer.tiers.prefix_runs import Node
+from kv_transfer.tiers.radix_tree import RadixTree
 
 # Priority, a number that makes entries differ, the leaf, its group.
 _Entry = tuple[Priority, int, Node, int]

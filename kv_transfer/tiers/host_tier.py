@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.tiers.device_pool import TieredBlockPool
 from kv_transfer.tiers.host_swap import COPIES, HostSwapping
-from kv_transfer.tiers.prefix_tiers import CopyOut, PrefixTiers, Promotion
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,9 @@ from itertools import islice
 
 from cluster_core.engine import HotPrefix, TierReport
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
-from kv_transfer.tiers.radix_tree import Node, RadixTree
+from kv_transfer.tiers.radix_tree import RadixTree
 
 MOST_RUNS = 1 << 15
 _HASH_BYTES = 4

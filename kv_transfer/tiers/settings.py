@@ -15,7 +15,8 @@ from kv_transfer.tiers.eviction_policies import (
 )
 from kv_transfer.tiers.hotness import Formula, HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
-from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 
 @dataclass(frozen=True, slots=True)
