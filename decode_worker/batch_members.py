@@ -69,7 +69,8 @@ class Joining:
     reason: Reason
     loss_chunks: int = 0
     decision: Decision | None = None
-    guest: bool = False
+    # False: an overdue request that would spoil what the cohort shares decodes along outside it.
+    joins_cohort: bool = True
 
 
 @dataclass(frozen=True, slots=True)
