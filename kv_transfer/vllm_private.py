@@ -1,17 +1,27 @@
-"""Every private field of vLLM that Rachis touches, but for the methods that `kv_transfer.tiers.device_pool` overrides.
+"""Every private member of vLLM that KV transfer and the decode worker touch, but for the methods of `OVERRIDDEN`.
 
 vLLM's plug-in points do most of what is needed; what they leave out is reached here, for the one version the lock
-files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed field.
+files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed member;
+`tests/pure/kv_transfer/test_vllm_private.py` finds a module that goes past this one.
 """
 
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from kv_transfer import batch_order
 
 SUPPORTED_VLLM = "0.32.0"
+
+# Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
+OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
+    "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
+    "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
+    "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
+    "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
+}
 
 
 def scheduler_of(engine: Any) -> Any:
@@ -60,6 +70,22 @@ def decode_batch_of(engine: Any, at_most: int) -> Any:
     """The decode scheduler's batch in detail, or None."""
     batch = getattr(scheduler_of(engine), "decode_batch", None)
     return batch(at_most) if batch is not None else None
+
+
+def bound_metadata(connector: Any) -> Any:
+    """What the scheduler side of a connector has built for the step that its worker side is in; None outside of one."""
+    return connector._connector_metadata
+
+
+def workers_of(connector: Any) -> int:
+    """How many workers the engine of a connector has."""
+    workers: int = connector._vllm_config.parallel_config.world_size
+    return workers
+
+
+def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:
+    """From now on a prompt finds this block under its hash. Without an event."""
+    pool._insert_block_hash(keyed_hash, block, None)
 
 
 def blocks_held_by_copies(scheduler: Any) -> int:

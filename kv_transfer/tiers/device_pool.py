@@ -16,6 +16,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, make_block_hash_with_group_id
 
+from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.block_events import EventfulBlockPool
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -144,7 +145,7 @@ class TieredBlockPool(EventfulBlockPool):
         new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
         for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
             if is_new:
-                self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
+                vllm_private.publish_block(self, make_block_hash_with_group_id(block_hash, _GROUP), block)
         self._tell(hashes, first, blocks, new)
         published = [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
         self.tell(Tier.DEVICE, published, _GROUP, there=True)

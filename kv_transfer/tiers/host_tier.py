@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kv_transfer import vllm_private
 from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.tiers.device_pool import TieredBlockPool
 from kv_transfer.tiers.host_swap import COPIES, HostSwapping
@@ -258,7 +259,7 @@ class HostTiering(HostSwapping):
         """The scheduler is ready: its tiers and its pool, its table of requests. budget: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
         self.host_tier = HostTier(
-            tiers, pool, requests, self._block_size, budget=budget, workers=self._vllm_config.parallel_config.world_size
+            tiers, pool, requests, self._block_size, budget=budget, workers=vllm_private.workers_of(self)
         )
         return self.host_tier
 
