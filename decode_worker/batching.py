@@ -1,4 +1,4 @@
-"""Who joins the decode batch next, in which order, and when the batch stays as it is: the pure core of the scheduler.
+"""Which request joins the decode batch next, and when the batch stays as it is: the pure core of the scheduler.
 
 Source: FEATHER Algorithm 7, as decision 0022 corrects it: the batch carries over from step to step, and is never left
 empty while a request waits. What is ours:
@@ -108,7 +108,7 @@ class Batching:
         self.turns.arrived(member, now_s, deadline_s)
 
     def plan(self, now_s: float, places: int, *, by_arrival: bool = False) -> Plan:
-        """Who joins now; at most `places`. `settle` has to follow.
+        """Which requests join now; at most `places`. `settle` has to follow.
 
         by_arrival: in the order of priority and arrival, whatever is shared.
         """
@@ -182,7 +182,7 @@ class Batching:
         self.tree.discard(request_id)
         return True
 
-    # Who is next.
+    # Which is next.
 
     def _first_by_arrival(self, most: int) -> Iterator[Member]:
         if len(self._waiting_priorities) <= 1:

@@ -1,7 +1,7 @@
 """Cumulative hashes of a prompt at chunk ends: hash i covers all tokens up to the end of chunk i.
 
-Two prompts have the same hash i exactly when they share that prefix. Only full chunks have one: what comes after the
-last is shared with nobody. Source: FEATHER section 4.2.1 and Algorithm 1 (which hashes the rest as well).
+Two prompts have the same hash i exactly when they share that prefix. Only full chunks have one: no request shares
+what comes after the last. Source: FEATHER section 4.2.1 and Algorithm 1 (which hashes the rest as well).
 """
 
 from array import array

@@ -20,12 +20,14 @@ from decode_worker.chunk_trie import NOT_WAITING, SLACK, ChunkTrie, Entry, Node,
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting request, and what admitting it does. Depths in chunks; peers: other waiting requests at the new tip."""
+    """A waiting request, and what admitting it does."""
 
     request_id: str
     missing_chunks: int
+    # Depths in chunks.
     tip_before: int
     tip_after: int
+    # Other waiting requests at the new tip.
     peers: int
 
     @property
@@ -202,7 +204,7 @@ class ChunkedHashTree:
 
     def branch(self, request_id: str) -> ChunkHash | None:
         """Where a waiting request parts from all active ones: the first chunks that it shares with its peers, by hash.
-        None where it parts from nobody."""
+        None where it parts from none."""
         node = self._waiting(request_id).node
         while not node.active and node.parent is not None and not node.parent.active and node.parent.parent is not None:
             node = node.parent
@@ -215,7 +217,7 @@ class ChunkedHashTree:
             node = request.node
             while node.active < 2 and node.parent is not None:
                 node = node.parent
-            # Who shares nothing stands for itself.
+            # A request that shares nothing stands for itself.
             node = request.node if node is self._root else node
             members[node] = members.get(node, 0) + 1
         for node, active in sorted(members.items(), key=lambda each: -each[0].end):
@@ -240,7 +242,7 @@ class ChunkedHashTree:
             assert all(
                 key == child.hashes[child.start] and child.start == node.end for key, child in node.children.items()
             )
-            assert node is self._root or node.requests, "a node that nobody needs"
+            assert node is self._root or node.requests, "a node that no request needs"
             assert node is self._root or node.ending or len(node.children) != 1, "two nodes that are one"
             assert len(node.heap) <= 2 * node.waiting + SLACK + 2
             best = node.best()

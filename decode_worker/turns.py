@@ -22,7 +22,7 @@ class Turns:
     """waiting: the queue, by request id; its owner is the caller."""
 
     def __init__(self, waiting: Mapping[str, Member], wait_bound_s: float) -> None:
-        # Of those that wait, whose turn has come and who are not refused.
+        # Of those that wait, the ones whose turn has come and which were not refused.
         self.held: set[str] = set()
         self._waiting = waiting
         self._wait_bound_s = wait_bound_s

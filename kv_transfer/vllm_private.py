@@ -89,7 +89,7 @@ def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:
 
 
 def blocks_held_by_copies(scheduler: Any) -> int:
-    """Device blocks that nobody refers to but copies to or from host memory."""
+    """Device blocks that only copies to or from host memory refer to."""
     host_tier = getattr(scheduler.connector, "host_tier", None)
     if host_tier is None:
         return 0
@@ -110,7 +110,7 @@ def take_block_events(engine: Any) -> list[Any]:
 
 
 def claims_group(engine: Any) -> int:
-    """The group of layers whose blocks tell of whole prefixes: the first with full attention; -1: there is none."""
+    """The group of layers whose block events cover whole prefixes: the first with full attention; -1: there is none."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = scheduler_of(engine).kv_cache_config.kv_cache_groups
@@ -201,8 +201,8 @@ class SharedPrefixOrder:
     def _may_reorder_batch(self, scheduler_output: Any) -> None:
         super()._may_reorder_batch(scheduler_output)  # type: ignore[misc]
         batch: Any = self.input_batch  # type: ignore[attr-defined]
-        asked: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
-        if asked or not self.orders_rows or batch.req_ids == self._rows_in_order:
+        backend_orders: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
+        if backend_orders or not self.orders_rows or batch.req_ids == self._rows_in_order:
             return
         table = batch.block_table[0]
         rows = batch.num_reqs
@@ -252,7 +252,7 @@ def request_blocks(scheduler: Any, request_id: str) -> list[Any]:
 
 
 def shared_blocks(blocks: list[Any]) -> int:
-    """How many of a request's blocks others hold as well. They lie in front: who shares a block shares those before."""
+    """How many of a request's blocks others hold as well. They lie in front: a block is shared with all before it."""
     if not blocks or blocks[0].ref_cnt == 1:
         return 0
     return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index].ref_cnt == 1)

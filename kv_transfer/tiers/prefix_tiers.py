@@ -1,4 +1,4 @@
-"""One worker's cached prefixes over two tiers: who leaves the device, who is worth a copy, who is brought back.
+"""One worker's cached prefixes over two tiers: what leaves the device, what is worth a copy, what is brought back.
 
 The core of the host tier, the same online and in replays: it takes in what happens to blocks, answers what to do, and
 moves no bytes. Who owns what when:
@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 
 from kv_transfer.blocks import BlockHash, Tier
-from kv_transfer.tiers.block_references import BlockReferences
+from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import EvictionPolicy
 from kv_transfer.tiers.hotness import HotnessTracker
@@ -77,7 +77,7 @@ class PrefixTiers:
         return self.tree.insert(Tier.DEVICE, hashes, first, blocks)
 
     def freed(self, block: int) -> None:
-        """A cached device block is referenced by nobody any more."""
+        """A cached device block has no reference but the tree's any more."""
         self._orders[Tier.DEVICE].became_free(block)
 
     def coldest_device_block(self) -> int | None:
@@ -96,7 +96,7 @@ class PrefixTiers:
         return node.start + ids.index(block)
 
     def left_device(self, block: int) -> None:
-        """The pool gives a block to somebody else, or forgets its hash."""
+        """The pool gives a block to another request, or forgets its hash."""
         before = self.tree.blocks[Tier.DEVICE]
         if self._promotions.unused:
             self._promotions.left_device(block)

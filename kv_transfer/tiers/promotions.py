@@ -11,7 +11,7 @@ leaves make room, and rarer while promotions are in vain.
 from collections.abc import Sequence
 
 from kv_transfer.blocks import BlockHash, Tier
-from kv_transfer.tiers.block_references import BlockReferences
+from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import EvictionPolicy
 from kv_transfer.tiers.prefix_runs import Node, ancestors, prefix_of

@@ -1,7 +1,7 @@
-"""What people are told of the tiers: their counters as a report, and their hottest prefixes.
+"""What is reported of the tiers: their counters, and their hottest prefixes.
 
-A report costs a few microseconds, so that every engine step may make one. The hottest prefixes are looked for only when
-somebody asks: O(runs of the tree), of which `MOST_RUNS` are looked at, parents before children.
+A report costs a few microseconds, so that every engine step may make one. The hottest prefixes are looked for on
+request only: O(runs of the tree), of which `MOST_RUNS` are looked at, parents before children.
 """
 
 import heapq

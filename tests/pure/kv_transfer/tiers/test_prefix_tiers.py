@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers import prefix_tiers as tiers
-from kv_transfer.tiers.block_references import BlockReferences
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
