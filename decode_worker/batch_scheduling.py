@@ -197,8 +197,7 @@ class BatchScheduling(_Scheduler):
         admitted = [name for name, each in status.items() if each in _IN_BATCH]
         pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
         batching.settle(plan, admitted, pulling, now_s)
-        # A request that cannot begin yet is passed over by vLLM: others are planned besides. One without memory ends the
-        # step.
+        # vLLM passes over requests that cannot begin yet: others are planned besides. One without memory ends the step.
         self._passed_over = sum(self.requests[name] in self.deferred_waiting for name in status if name not in admitted)
         refused = len(admitted) < min(places, len(plan.joining) - self._passed_over)
         most = self.max_num_active_reqs
