@@ -19,10 +19,10 @@ from typing import Any
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.slow_load import SlowLoad
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
+from tests.campaign.fuzz.session_moves import VOCABULARY
+from tests.campaign.fuzz.slow_load import SlowLoad
 
 LOAD_STEPS = 3
 # Of the copies in the background, by their numbers.

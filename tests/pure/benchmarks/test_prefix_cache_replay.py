@@ -13,8 +13,8 @@ from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import TierSettings
-from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from kv_transfer.tiers.tier_terms import Admission
+from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4
 PROMPTS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=7).map(tuple), min_size=1, max_size=30)

@@ -20,8 +20,8 @@ from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.promotions import Promotions
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import POLICIES, TierSettings
-from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from kv_transfer.tiers.tier_terms import Admission, CopyOut, Promotion, Refusal, TierRules
+from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
 AWAITED = 12
