@@ -191,7 +191,7 @@ def _real_copies(device: str, layout: BlockLayout, slots: int, rng: random.Rando
     """Copies through the pool that preemption uses, over memory of the engine's sizes. The engine is gone by then."""
     import torch
 
-    from kv_transfer.tiers.host_pool import HostPool
+    from kv_transfer.host_memory.host_pool import HostPool
 
     gc.collect()
     if device == "cuda":

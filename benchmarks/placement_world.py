@@ -14,7 +14,7 @@ from cluster_sim.block_cache import BlockCache
 from kv_transfer.blocks import BlockHash
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
-from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.tiers.prefix_runs import Match
 from kv_transfer.tiers.settings import TierSettings
 
 

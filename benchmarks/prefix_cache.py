@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from benchmarks.belady import belady
 from cluster_sim.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
-from kv_transfer.tiers.block_references import BlockReferences
-from kv_transfer.tiers.prefix_tiers import Admission, TierRules
+from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers.settings import TierSettings, make_tiers
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 
 @dataclass(frozen=True, slots=True)

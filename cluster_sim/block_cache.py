@@ -14,10 +14,11 @@ import numpy as np
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
-from kv_transfer.tiers.block_references import BlockReferences
-from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, TierRules
-from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.host_memory.block_references import BlockReferences
+from kv_transfer.tiers.prefix_runs import Match
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import TierSettings, make_tiers
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 
 class BlockCache:

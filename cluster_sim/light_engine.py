@@ -21,7 +21,7 @@ from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
 from kv_transfer.blocks import BlockHash
 from kv_transfer.claims.claims import ClaimChange
-from kv_transfer.tiers.radix_tree import Match
+from kv_transfer.tiers.prefix_runs import Match
 from kv_transfer.tiers.settings import TierSettings
 from worker_runtime.step_costs import StepCosts
 

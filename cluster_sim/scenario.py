@@ -23,8 +23,8 @@ from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads import Workload, WorkloadSection, open_workload
 from cluster_sim.world import Fault, World, WorldSettings
-from kv_transfer.tiers.prefix_tiers import TierRules
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tier_terms import TierRules
 
 _MOST_WORKERS = 4096
 # Hotness is remembered for so many times the blocks that a worker can hold.

@@ -38,7 +38,7 @@ from cluster_sim.vllm_work import Copies, Readers
 from kv_transfer import vllm_private
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
-from kv_transfer.tiers.host_swap import COPIES
+from kv_transfer.host_memory.host_swap import COPIES
 from kv_transfer.tiers.host_tier import BACKGROUND
 from worker_runtime.step_costs import StepCosts
 

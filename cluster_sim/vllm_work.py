@@ -3,7 +3,7 @@
 import math
 from collections import Counter, deque
 
-from kv_transfer.tiers.copy_worker import CopyReport
+from kv_transfer.host_memory.copy_worker import CopyReport
 
 
 class Readers:

@@ -13,45 +13,50 @@ _RECENT = 1024
 
 
 class Reason(Enum):
-    """Why a request was admitted: by order of arrival; by the policy; its priority is above all others of the batch; it
-    took the lead; it was overdue; nothing ran."""
+    """Why a request was admitted."""
 
+    # By order of arrival.
     FCFS = "fcfs"
     POLICY = "policy"
+    # Its priority is above all others of the batch.
     PRIORITY = "priority"
+    # It took the lead.
     TURN = "turn"
     OVERDUE = "overdue"
+    # Nothing ran.
     IDLE = "idle"
 
 
 class Cause(Enum):
-    """Why a request waits: no place or memory; the policy; its prefix is on its way to the device."""
+    """Why a request waits."""
 
+    # There is no place, or no memory.
     CAPACITY = "capacity"
+    # The policy holds it.
     HELD = "held"
+    # Its prefix is on its way to the device.
     PREFIX = "prefix"
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request that waits or is in the batch. Times are seconds of one clock.
-
-    turn_s: when its turn came, as far as there was a place since; due_s: when it is overdue; both inf until known.
-    prefix_s: how long it has waited for a prefix that is being pulled, up to prefix_since_s where it does so now.
-    refused_s: since when it has been chosen and waits for memory alone; inf: it does not. pulls: whether its KV has to
-    be pulled.
-    """
+    """A request that waits or is in the batch. Times are seconds of one clock."""
 
     request_id: str
     hashes: Sequence[ChunkHash]
     priority: int
     arrival: int
     arrived_s: float
+    # When its turn came, as far as there was a place since; inf until known.
     turn_s: float = inf
+    # When it is overdue; inf until known.
     due_s: float = inf
+    # How long it has waited for a prefix that is being pulled, up to `prefix_since_s` where it does so now.
     prefix_s: float = 0.0
     prefix_since_s: float | None = None
+    # Since when it has been chosen and waits for memory alone; inf: it does not.
     refused_s: float = inf
+    # Whether its KV has to be pulled.
     pulls: bool = False
 
     @property
@@ -63,20 +68,24 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """One admission of a plan. decision: None where the policy was not asked."""
+    """One admission of a plan."""
 
     member: Member
     reason: Reason
     loss_chunks: int = 0
+    # None where the policy did not decide.
     decision: Decision | None = None
-    guest: bool = False
+    # False: an overdue request that would spoil what the cohort shares decodes along outside it.
+    joins_cohort: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class FormerLead:
-    """lead: whom vLLM has to admit, or all is as before. cohort: the one that was left."""
+    """What stood before a request took the lead."""
 
+    # vLLM has to admit it, or all is as before.
     lead: Member
+    # The one that was left.
     cohort: Sequence[str]
     lead_s: float
     lead_until_s: float
@@ -84,12 +93,13 @@ class FormerLead:
 
 @dataclass(slots=True)
 class Plan:
-    """Who joins, in this order, of `places`. stop: the decision that ended it, if one did."""
+    """Which requests join, in this order, of `places`."""
 
     places: int
     # Of a request that takes the lead, what stood before.
     former: FormerLead | None = None
     joining: list[Joining] = field(default_factory=list)
+    # The decision that ended it, if one did.
     stop: Decision | None = None
 
     @property
@@ -97,19 +107,21 @@ class Plan:
         return [each.member.request_id for each in self.joining]
 
     def decisions(self, admitted: Collection[str]) -> list[Decision]:
-        """Those that formed the batch, given who was admitted of it."""
+        """Those that formed the batch, given which requests of it were admitted."""
         made = [each.decision for each in self.joining if each.decision and each.member.request_id in admitted]
         return [*made, self.stop] if self.stop is not None and len(admitted) == len(self.joining) else made
 
 
 @dataclass(slots=True)
 class BatchingCounters:
-    """Since the start. lost_chunks: what admissions took from the tip, added up. wait_s: of those admitted.
-    recently_held_s: of the last ones."""
+    """Since the start."""
 
     admissions: Counter[Reason] = field(default_factory=Counter)
+    # Of those admitted.
     wait_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
+    # What admissions took from the tip, added up.
     lost_chunks: int = 0
     longest_held_s: float = 0.0
+    # Of the last ones.
     recently_held_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     decisions: int = 0

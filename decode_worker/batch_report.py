@@ -1,4 +1,4 @@
-"""What people are told of the decode batch. A report costs a few microseconds; the batch in detail only when asked."""
+"""What is reported of the decode batch: counters with each step, which costs microseconds, and details on request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ _HASH_DIGITS = 8
 
 @dataclass(slots=True)
 class StepCounters:
-    """Since the start, of steps that computed something. decision_s: what all of this costs, from a request's arrival
-    on, also in steps that computed nothing."""
+    """Since the start, of steps that computed something."""
 
     steps: int = 0
     batch_sum: int = 0
     shared_tokens_sum: int = 0
+    # What all of this costs, from a request's arrival on, also in steps that computed nothing.
     decision_s: float = 0.0
 
     def executed(self, size: int, shared_tokens: int) -> None:
@@ -86,11 +86,11 @@ def decode_batch(scheduler: Any, at_most: int, now_s: float) -> DecodeBatch:
 
 def _groups(batching: Batching, chunk_tokens: int) -> Iterator[PrefixGroup]:
     """Of all requests in the batch, largest group first."""
-    everybody = ChunkedHashTree()
+    batch = ChunkedHashTree()
     for member in batching.batch():
-        everybody.insert(member.request_id, member.hashes)
-        everybody.add_to_batch(member.request_id)
-    for share in sorted(everybody.shares(), key=lambda each: -each.active):
+        batch.insert(member.request_id, member.hashes)
+        batch.add_to_batch(member.request_id)
+    for share in sorted(batch.shares(), key=lambda each: -each.active):
         waiting = batching.tree.waiting_with(share.prefix) if share.prefix else 0
         yield PrefixGroup(_short(share.prefix), len(share.prefix) * chunk_tokens, share.active, waiting)
 

@@ -1,11 +1,11 @@
 """Gives a vLLM scheduler the order of admission of `decode_worker.batching`.
 
 A mixin over `Scheduler` and `AsyncScheduler`, before others in the bases. Each step: the core plans who joins, vLLM's
-own `schedule` sees those alone behind a gate and admits them or not, the core is told what came of it. What a request
-holds while it waits is nothing. With the policy `fcfs`, and for a model whose KV is not one list of blocks for each
+own `schedule` sees those alone behind a gate and admits them or not, and the core settles what came of it. A waiting
+request holds nothing. With the policy `fcfs`, and for a model whose KV is not one list of blocks for each
 request, nothing is changed at all.
 
-Who knows a request: `requests` and the queues of vLLM, and the core, as waiting or in the batch (running or loading).
+A request is known to `requests` and the queues of vLLM, and to the core as waiting or in the batch (running, loading).
 """
 
 import logging
@@ -48,12 +48,13 @@ log = logging.getLogger(__name__)
 
 
 class BatchScheduling(_Scheduler):
-    """See the module. `batching` is None where vLLM's own order is kept."""
+    """See the module."""
 
     waiting: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # None where vLLM's own order is kept.
         self.batching: Batching | None = None
         self.batch_counters = batch_report.StepCounters()
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
@@ -118,7 +119,7 @@ class BatchScheduling(_Scheduler):
             return super().schedule(throttle_prefills)
         began_s = monotonic_s()
         self._note_loads(batching, began_s)
-        # Who holds blocks and does not run is of the batch: it loads, or has loaded.
+        # A request that holds blocks and does not run is of the batch: it loads, or has loaded.
         places = self.max_num_active_reqs - len(self.running) - len(self.kv_holding_waiting)
         mode = self.guard.mode(began_s)
         self.batch_mode = mode.value
@@ -191,12 +192,12 @@ class BatchScheduling(_Scheduler):
         return batching.plan(now_s, most, by_arrival=by_arrival)
 
     def _settle(self, batching: Batching, plan: Plan, places: int, now_s: float) -> list[str]:
-        """Who was admitted of a plan, which the core is told."""
+        """Settles a plan with the core; returns which of its requests vLLM has admitted."""
         status = {name: self.requests[name].status for name in plan.request_ids}
         admitted = [name for name, each in status.items() if each in _IN_BATCH]
         pulling = [name for name in admitted if status[name] is RequestStatus.WAITING_FOR_REMOTE_KVS]
         batching.settle(plan, admitted, pulling, now_s)
-        # vLLM passes over who cannot begin yet: others are planned besides. Who finds no memory ends its step.
+        # vLLM passes over requests that cannot begin yet: others are planned besides. One without memory ends the step.
         self._passed_over = sum(self.requests[name] in self.deferred_waiting for name in status if name not in admitted)
         refused = len(admitted) < min(places, len(plan.joining) - self._passed_over)
         most = self.max_num_active_reqs
@@ -258,7 +259,7 @@ def _processor() -> str:
 
 
 def _deadline_s(request: Request) -> float | None:
-    """When nobody wants the answer any more, or the prompt's KV can be pulled no longer, on the monotonic clock."""
+    """From when the answer is of no use, or the prompt's KV can be pulled no longer, on the monotonic clock."""
     arguments = (request.sampling_params.extra_args or {}) if request.sampling_params is not None else {}
     deadlines = [arguments[REQUEST_DEADLINE_ARG]] if REQUEST_DEADLINE_ARG in arguments else []
     params = request.kv_transfer_params or {}

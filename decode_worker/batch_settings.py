@@ -1,4 +1,4 @@
-"""What the decode scheduler is told: the configuration's section `decode`."""
+"""The settings of the decode scheduler: the configuration's section `decode`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

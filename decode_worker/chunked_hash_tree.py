@@ -1,18 +1,13 @@
 """The chunked hash tree: which waiting request shares most with the batch that runs.
 
-Source: FEATHER sections 4.2 and A, as corrected in the project's notes; its sets and counts are kept as a trie. The
+Source: FEATHER sections 4.2 and A; decision 0022 says what was corrected. Its sets and counts are kept as a trie. The
 working set (all prefixes of active requests) is closed under prefixes, so what a waiting request misses is its number
-of chunks minus the depth of its deepest active ancestor. Chunks that only requests together have make one node, as in a
-radix tree; since hashes are cumulative, where two prompts part is found by bisection.
+of chunks minus the depth of its deepest active ancestor. Over all active nodes the least of `chunks - depth of the
+node` is the least missing count, because a request attains it at its deepest active ancestor. The frontier is a heap of
+these, cleaned lazily; for every active node it holds an entry that is no greater than the best that waits below.
 
 Costs: INSERT O(d log C), ADD and FINISH O(d log W), FIND O(1) amortised, for d nodes on a request's path, C chunks and
-W waiting requests. None depends on how many waiting requests share a chunk, but for an INSERT that parts a node in two:
-it copies the heap of those that wait below.
-
-How the best is found: each node keeps a heap of the waiting requests below it; over all active nodes the least of
-`chunks - depth of the node` is the least missing count, because a request attains it at its deepest active ancestor.
-The frontier is a heap of these. Both heaps are cleaned lazily: an entry counts while its request waits under the serial
-number that it was pushed with. For every active node the frontier holds an entry that is no greater than its best.
+W waiting requests. None depends on how many waiting requests share a chunk, but for an INSERT that parts a node in two.
 """
 
 import heapq
@@ -20,20 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from decode_worker.chunk_hashes import ChunkHash
-
-_NOT_WAITING = -1
-# Entries that a heap may hold beyond twice those that count.
-_SLACK = 64
+from decode_worker.chunk_trie import NOT_WAITING, SLACK, ChunkTrie, Entry, Node, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting request, and what admitting it does. Depths in chunks; peers: other waiting requests at the new tip."""
+    """A waiting request, and what admitting it does."""
 
     request_id: str
     missing_chunks: int
+    # Depths in chunks.
     tip_before: int
     tip_after: int
+    # Other waiting requests at the new tip.
     peers: int
 
     @property
@@ -49,66 +43,20 @@ class PrefixShare:
     active: int
 
 
-class _Node:
-    """Chunks `start` to `end` of a path. `hashes`: of any request below; requests, waiting, active: in the subtree."""
-
-    __slots__ = ("active", "children", "end", "ending", "hashes", "heap", "parent", "requests", "start", "waiting")
-
-    def __init__(self, parent: "_Node | None", hashes: Sequence[ChunkHash], start: int, end: int) -> None:
-        self.parent = parent
-        self.hashes = hashes
-        self.start = start
-        self.end = end
-        self.children: dict[ChunkHash, _Node] = {}
-        self.ending = self.requests = self.waiting = self.active = 0
-        self.heap: list[_Entry] = []
-
-    def best(self) -> "_Entry | None":
-        heap = self.heap
-        while heap:
-            if heap[0][4].serial == heap[0][3]:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
-
-    def count_waiting(self, change: int) -> None:
-        self.waiting += change
-        if len(self.heap) > 2 * self.waiting + _SLACK:
-            # Sorted is a heap, and nearly sorted it is.
-            self.heap = sorted(each for each in self.heap if each[4].serial == each[3])
-
-    def __lt__(self, other: object) -> bool:
-        """Entries of one request at nodes of one depth, all but one of which are gone, have no order."""
-        return False
-
-
-class _Request:
-    """serial: of its last entry while it waits."""
-
-    __slots__ = ("arrival", "node", "priority", "request_id", "serial")
-
-    def __init__(self, request_id: str, priority: int, arrival: int, node: _Node) -> None:
-        self.request_id = request_id
-        self.priority = priority
-        self.arrival = arrival
-        self.node = node
-        self.serial = _NOT_WAITING
-
-
-# (priority, chunks, arrival, serial, request), and in the frontier (priority, missing, arrival, serial, request, node).
-_Entry = tuple[int, int, int, int, _Request]
-_FrontierEntry = tuple[int, int, int, int, _Request, _Node]
+# (priority, missing, arrival, serial, request, node)
+_FrontierEntry = tuple[int, int, int, int, Request, Node]
 
 
 class ChunkedHashTree:
     """Requests are waiting or active. An id that is unknown or in the other state raises KeyError."""
 
     def __init__(self) -> None:
-        self._root = _Node(None, [], 0, 0)
-        self._requests: dict[str, _Request] = {}
+        self._trie = ChunkTrie()
+        self._root = self._trie.root
+        self._requests: dict[str, Request] = {}
         # Insertion-ordered: any of them will do.
-        self._active: dict[str, _Request] = {}
-        self._active_nodes: set[_Node] = {self._root}
+        self._active: dict[str, Request] = {}
+        self._active_nodes: set[Node] = {self._root}
         self._frontier: list[_FrontierEntry] = []
         self._arrivals = 0
         self._serials = 0
@@ -124,10 +72,15 @@ class ChunkedHashTree:
         if arrival is None:
             arrival = self._arrivals
         self._arrivals = max(self._arrivals, arrival + 1)
-        node = self._reach(hashes)
-        request = self._requests[request_id] = _Request(request_id, priority, arrival, node)
+        node, upper = self._trie.reach(hashes)
+        if upper is not None and upper.active:
+            self._active_nodes.add(upper)
+            best = upper.best()
+            if best is not None:
+                heapq.heappush(self._frontier, _at(best, upper))
+        request = self._requests[request_id] = Request(request_id, priority, arrival, node)
         node.ending += 1
-        each: _Node | None = node
+        each: Node | None = node
         while each is not None:
             each.requests += 1
             each = each.parent
@@ -173,7 +126,7 @@ class ChunkedHashTree:
         request = self._waiting(request_id)
         self._unset_waiting(request)
         self._active[request_id] = request
-        each: _Node | None = request.node
+        each: Node | None = request.node
         while each is not None:
             each.active += 1
             if each.active == 1 and each.parent is not None:
@@ -216,16 +169,8 @@ class ChunkedHashTree:
 
     def waiting_with(self, prefix: Sequence[ChunkHash]) -> int:
         """How many waiting requests have this prefix."""
-        node = self._root
-        while node.end < len(prefix):
-            child = node.children.get(prefix[node.end])
-            if (
-                child is None
-                or child.hashes[min(child.end, len(prefix)) - 1] != prefix[min(child.end, len(prefix)) - 1]
-            ):
-                return 0
-            node = child
-        return node.waiting
+        node = self._trie.find(prefix)
+        return node.waiting if node is not None else 0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -247,7 +192,7 @@ class ChunkedHashTree:
 
     @property
     def tip_hash(self) -> ChunkHash | None:
-        return _last_hash(self._tip())
+        return self._tip().last_hash
 
     @property
     def wanted_tip_chunks(self) -> int:
@@ -259,20 +204,20 @@ class ChunkedHashTree:
 
     def branch(self, request_id: str) -> ChunkHash | None:
         """Where a waiting request parts from all active ones: the first chunks that it shares with its peers, by hash.
-        None where it parts from nobody."""
+        None where it parts from none."""
         node = self._waiting(request_id).node
         while not node.active and node.parent is not None and not node.parent.active and node.parent.parent is not None:
             node = node.parent
-        return None if node.active or node.parent is None else _last_hash(node)
+        return None if node.active or node.parent is None else node.last_hash
 
     def shares(self) -> Iterator[PrefixShare]:
         """The active requests by the longest prefix that each shares with another; longest first."""
-        members: dict[_Node, int] = {}
+        members: dict[Node, int] = {}
         for request in self._active.values():
             node = request.node
             while node.active < 2 and node.parent is not None:
                 node = node.parent
-            # Who shares nothing stands for itself.
+            # A request that shares nothing stands for itself.
             node = request.node if node is self._root else node
             members[node] = members.get(node, 0) + 1
         for node, active in sorted(members.items(), key=lambda each: -each[0].end):
@@ -280,26 +225,26 @@ class ChunkedHashTree:
 
     def check_invariants(self) -> None:
         """For tests: counts are those of the requests, and every active node's best is in the frontier. O(all)."""
-        counts: dict[_Node, list[int]] = {}
+        counts: dict[Node, list[int]] = {}
         for request in self._requests.values():
-            waits, runs = request.serial != _NOT_WAITING, request.request_id in self._active
+            waits, runs = request.serial != NOT_WAITING, request.request_id in self._active
             assert waits != runs, f"{request.request_id}: waiting {waits}, active {runs}"
-            each: _Node | None = request.node
+            each: Node | None = request.node
             while each is not None:
                 count = counts.setdefault(each, [0, 0, 0])
                 for index, value in enumerate((1, waits, runs)):
                     count[index] += value
                 each = each.parent
-        nodes = list(self._nodes())
+        nodes = list(self._trie.nodes())
         for node in nodes:
             assert [node.requests, node.waiting, node.active] == counts.get(node, [0, 0, 0])
             assert (node.active > 0 or node is self._root) == (node in self._active_nodes)
             assert all(
                 key == child.hashes[child.start] and child.start == node.end for key, child in node.children.items()
             )
-            assert node is self._root or node.requests, "a node that nobody needs"
+            assert node is self._root or node.requests, "a node that no request needs"
             assert node is self._root or node.ending or len(node.children) != 1, "two nodes that are one"
-            assert len(node.heap) <= 2 * node.waiting + _SLACK + 2
+            assert len(node.heap) <= 2 * node.waiting + SLACK + 2
             best = node.best()
             if best is not None and node in self._active_nodes:
                 least = min(entry[:3] for entry in self._frontier if entry[5] is node)
@@ -307,68 +252,14 @@ class ChunkedHashTree:
         assert self._active_nodes <= set(nodes)
         assert self.working_set_chunks == sum(node.end - node.start for node in self._active_nodes)
 
-    # The trie.
+    # Along the paths.
 
-    def _reach(self, hashes: Sequence[ChunkHash]) -> _Node:
-        """The node at which a prompt of these chunks ends, made where there is none."""
-        node, chunks = self._root, len(hashes)
-        while node.end < chunks:
-            child = node.children.get(hashes[node.end])
-            if child is None:
-                child = _Node(node, hashes, node.end, chunks)
-                node.children[hashes[node.end]] = child
-                return child
-            common = _common(child.hashes, hashes, child.start + 1, min(child.end, chunks))
-            node = child if common == child.end else self._split(child, common)
-        return node
-
-    def _split(self, node: _Node, at: int) -> _Node:
-        """Parts a node in two; returns the upper one, which everybody below shares."""
-        parent = node.parent
-        assert parent is not None
-        upper = _Node(parent, node.hashes, node.start, at)
-        upper.requests, upper.waiting, upper.active = node.requests, node.waiting, node.active
-        upper.heap = node.heap.copy()
-        upper.children[node.hashes[at]] = node
-        parent.children[node.hashes[node.start]] = upper
-        node.parent, node.start = upper, at
-        if node.active:
-            self._active_nodes.add(upper)
-            best = upper.best()
-            if best is not None:
-                heapq.heappush(self._frontier, _at(best, upper))
-        return upper
-
-    def _forget(self, request: _Request) -> None:
-        del self._requests[request.request_id]
-        node: _Node | None = request.node
-        request.node.ending -= 1
-        while node is not None:
-            node.requests -= 1
-            parent = node.parent
-            if parent is not None:
-                if not node.requests:
-                    del parent.children[node.hashes[node.start]]
-                elif not node.ending and len(node.children) == 1:
-                    self._join(node)
-            node = parent
-        # Entries that do not count any more know the request for a while: its hashes need not stay.
-        request.node = self._root
-
-    def _join(self, node: _Node) -> None:
-        """Puts a node and its only child together. The child stays: requests end there."""
-        (child,) = node.children.values()
-        assert node.parent is not None
-        child.parent, child.start = node.parent, node.start
-        node.parent.children[child.hashes[child.start]] = child
-        self._active_nodes.discard(node)
-
-    def _tip(self) -> _Node:
+    def _tip(self) -> Node:
         for request in self._active.values():
             return self._shared_by_all(request)
         return self._root
 
-    def _shared_by_all(self, request: _Request) -> _Node:
+    def _shared_by_all(self, request: Request) -> Node:
         """The deepest node on a request's path below which all active requests lie."""
         node = request.node
         while node.active < len(self._active):
@@ -376,30 +267,23 @@ class ChunkedHashTree:
             node = node.parent
         return node
 
-    def _deepest_active(self, request: _Request) -> _Node:
+    def _deepest_active(self, request: Request) -> Node:
         node = request.node
         while not node.active and node.parent is not None:
             node = node.parent
         return node
 
-    def _nodes(self) -> Iterator[_Node]:
-        stack = [self._root]
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            yield node
-
     # The states.
 
-    def _waiting(self, request_id: str) -> _Request:
+    def _waiting(self, request_id: str) -> Request:
         request = self._requests[request_id]
-        if request.serial == _NOT_WAITING:
+        if request.serial == NOT_WAITING:
             raise KeyError(f"{request_id} is active")
         return request
 
-    def _deactivate(self, request_id: str) -> _Request:
+    def _deactivate(self, request_id: str) -> Request:
         request = self._active.pop(request_id)
-        node: _Node | None = request.node
+        node: Node | None = request.node
         while node is not None:
             node.active -= 1
             if not node.active and node.parent is not None:
@@ -408,10 +292,10 @@ class ChunkedHashTree:
             node = node.parent
         return request
 
-    def _set_waiting(self, request: _Request) -> None:
+    def _set_waiting(self, request: Request) -> None:
         self._serials += 1
         request.serial = self._serials
-        node: _Node | None = request.node
+        node: Node | None = request.node
         entry = (request.priority, request.node.end, request.arrival, request.serial, request)
         while node is not None:
             node.count_waiting(1)
@@ -419,45 +303,30 @@ class ChunkedHashTree:
             if node.heap[0] is entry and node in self._active_nodes:
                 heapq.heappush(self._frontier, _at(entry, node))
             node = node.parent
-        if len(self._frontier) > 4 * len(self._active_nodes) + _SLACK:
+        if len(self._frontier) > 4 * len(self._active_nodes) + SLACK:
             self._frontier = [_at(best, each) for each in self._active_nodes if (best := each.best()) is not None]
             heapq.heapify(self._frontier)
 
-    def _unset_waiting(self, request: _Request) -> None:
-        request.serial = _NOT_WAITING
-        node: _Node | None = request.node
+    def _unset_waiting(self, request: Request) -> None:
+        request.serial = NOT_WAITING
+        node: Node | None = request.node
         while node is not None:
             node.count_waiting(-1)
             node = node.parent
 
-    def _candidate(self, request: _Request, missing_chunks: int) -> Candidate:
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        joined = self._trie.leave(request.node)
+        if joined is not None:
+            self._active_nodes.discard(joined)
+        # Entries that do not count any more know the request for a while: its hashes need not stay.
+        request.node = self._root
+
+    def _candidate(self, request: Request, missing_chunks: int) -> Candidate:
         after = self._shared_by_all(request) if self._active else request.node
         return Candidate(request.request_id, missing_chunks, self._tip().end, after.end, after.waiting - 1)
 
 
-def _at(entry: _Entry, node: _Node) -> _FrontierEntry:
+def _at(entry: Entry, node: Node) -> _FrontierEntry:
     priority, chunks, arrival, serial, request = entry
     return priority, chunks - node.end, arrival, serial, request, node
-
-
-def _last_hash(node: _Node) -> ChunkHash | None:
-    return node.hashes[node.end - 1] if node.end else None
-
-
-def common_chunks(one: Sequence[ChunkHash], other: Sequence[ChunkHash]) -> int:
-    """How many chunks two prompts share."""
-    most = min(len(one), len(other))
-    return _common(one, other, 1, most) if most and one[0] == other[0] else 0
-
-
-def _common(one: Sequence[ChunkHash], other: Sequence[ChunkHash], least: int, most: int) -> int:
-    """How many chunks two prompts share, which is known to lie in [least, most]."""
-    if one[most - 1] == other[most - 1]:
-        return most
-    while least < most - 1:
-        middle = (least + most) // 2
-        if one[middle - 1] == other[middle - 1]:
-            least = middle
-        else:
-            most = middle
-    return least

@@ -23,7 +23,7 @@ _LOSSES = (*map(str, range(_MOST_LOSS)), f"{_MOST_LOSS}+")
 _ACTIONS = ("add", "stop")
 # So that what fades stays above zero.
 _LEAST_WEIGHT = 1e-9
-# In a file: far above what can be, and still a number to everybody who reads it.
+# In a file: far above what can be, and still a number to all that read it.
 _MOST = 2**53
 
 # Batch, loss and peers: places in _COUNTS, _LOSSES, _COUNTS.
@@ -36,9 +36,11 @@ def bins_of(batch: int, loss_chunks: int, peers: int) -> Bins:
 
 @dataclass(slots=True)
 class Value:
-    """A mean that fades. taken: how often there was something to add, ever. weight: how many of these still count."""
+    """A mean that fades."""
 
+    # How often there was something to add, ever.
     taken: int = 0
+    # How many of these still count.
     weight: float = 0.0
     mean: float = 0.0
 

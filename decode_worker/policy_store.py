@@ -27,9 +27,10 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """problem: why a file that is there was not used; empty when it was, or when there is none."""
+    """What came of looking for a file."""
 
     loaded: bool
+    # Why a file that is there was not used; empty when it was, or when there is none.
     problem: str = ""
 
 

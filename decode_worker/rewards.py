@@ -2,7 +2,7 @@
 
 A step that also prefills, or waits for KV, says nothing of decoding: the decisions that formed its batch are rewarded
 with the next one that only decodes. So does a step by arrival order, which no decision formed; earlier ones get no
-reward of it either. A policy is told once the state is known that came after, also of batches without a decision.
+reward of it either. A policy learns once the state is known that came after, also from batches without a decision.
 """
 
 from collections import deque
@@ -17,10 +17,11 @@ _MOST_CARRIED = 64
 
 @dataclass(slots=True, eq=False)
 class FormedBatch:
-    """The batch of one step. tokens_per_s: None for a step that says nothing, or has not come back."""
+    """The batch of one step."""
 
     decisions: Sequence[Decision]
     by_arrival: bool
+    # None for a step that says nothing, or has not come back.
     tokens_per_s: float | None = None
     executed: bool = False
     followed: bool = False

@@ -1,18 +1,18 @@
 """When a batch stops growing although requests wait: one class for each policy, a table names them.
 
-Source: FEATHER section 4.3. Before each admission the scheduler asks: ADD the candidate, or STOP until the next step.
+Source: FEATHER section 4.3. Before each admission a policy decides: ADD the candidate, or STOP until the next step.
     fcfs, greedy    always ADD; they differ in the order of the candidates, which is the scheduler's matter
     heuristic       fixed thresholds on what the shared prefix loses (4.3.2)
     bandit          the better mean reward, with an upper confidence bound (4.3.3)
     q_learning      the better discounted future reward (4.3.4)
 Reward and learned values: decode tokens per second of the batch that the decisions formed.
 
-Free admissions (no loss, or an empty batch) are no question: every policy takes them. So where nothing is shared nobody
-stops or explores.
+Free admissions (no loss, or an empty batch) are no question: every policy takes them. So where nothing is shared no
+policy stops or explores.
 
 What the paper does not need: it forms each batch anew, ours carry over. So one STOP in a mixed batch shows nothing, and
-who is rewarded at once never learns that many in a row pay; a learner keeps what it chose for `horizon_batches`. And an
-exploring ADD mixes the batch for as long as that request decodes, so it has to be rare: once in thousands of batches.
+a policy that is rewarded at once never learns that many in a row pay; a learner keeps its choice for `horizon_batches`.
+And an exploring ADD mixes the batch while that request decodes, so it has to be rare: once in thousands of batches.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +35,13 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """Before a decision. batch: requests in it. loss_chunks: what the candidate takes from the prefix that all share.
-    peers: other waiting requests with the prefix that would be left."""
+    """Before a decision."""
 
+    # Requests in the batch.
     batch: int
+    # What the candidate takes from the prefix that all share.
     loss_chunks: int
+    # Other waiting requests with the prefix that would be left.
     peers: int
 
 
@@ -70,25 +72,26 @@ class StopPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """heuristic: batches of fewer than small_batch take any loss, others up to loss_threshold_chunks, or
-    relaxed_threshold_chunks where at least many_peers would share the prefix that is left.
-    horizon_batches: how long an action is kept in its state, and over how many batches the bandit's reward is the mean;
-    1 is the published rule.
-    bandit: exploration is c over rewards scaled to at most 1 (published: 200 on raw ones of about 4,000);
-    memory_batches: after so many rewards in a state, what was seen there counts 1/e.
-    q_learning: learning rate alpha, discount gamma a batch, and the share of random choices: from epsilon, times
-    epsilon_decay with each choice, to epsilon_min. How fast it follows the traffic is up to epsilon_min.
-    """
+    """Of the heuristic, of both that learn, of the bandit, and of Q-learning."""
 
+    # Batches of fewer requests take any loss.
     small_batch: int = 4
+    # Others up to this one, or to the relaxed one where at least so many peers would share the prefix that is left.
     loss_threshold_chunks: int = 1
     relaxed_threshold_chunks: int = 2
     many_peers: int = 8
+    # How long an action is kept in its state, and over how many batches the bandit's reward is the mean; 1 is the
+    # published rule.
     horizon_batches: int = 16
+    # c over rewards scaled to at most 1 (published: 200 on raw ones of about 4,000).
     exploration: float = 0.1
+    # After so many rewards in a state, what was seen there counts 1/e.
     memory_batches: int = 4000
+    # The learning rate, and the discount a batch.
     alpha: float = 0.1
     gamma: float = 0.9
+    # The share of random choices: from here, times the decay with each choice, to the least. How fast Q-learning
+    # follows the traffic is up to the least.
     epsilon: float = 1.0
     epsilon_decay: float = 0.95
     epsilon_min: float = 0.005

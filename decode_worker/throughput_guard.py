@@ -58,10 +58,11 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """probe_s: a probe admits by arrival for twice that, and for four times that at most."""
+    """When it probes, and for how long it falls back."""
 
     enabled: bool = True
     probe_interval_s: float = 30.0
+    # A probe admits by arrival for twice that, and for four times that at most.
     probe_s: float = 1.0
     fallback_s: float = 60.0
 
@@ -79,14 +80,13 @@ class _Measurement:
 
 
 class ThroughputGuard:
-    """Ask for the mode before each step, and say afterwards what the step did.
-
-    probes: those with a verdict. last_ratio: what the last of them measured, policy / arrival order.
-    """
+    """Before each step it gives the mode; after the step it takes in what that did."""
 
     def __init__(self, settings: GuardSettings) -> None:
+        # Those with a verdict.
         self.probes = 0
         self.fallbacks = 0
+        # What the last probe measured, policy / arrival order.
         self.last_ratio: float | None = None
         self._settings = settings
         self._phase = _Phase.RESTING

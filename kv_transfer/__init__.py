@@ -1,1 +1,1 @@
-"""KV blocks: handed from pool to pool over NIXL, kept over two tiers, and told of to the index of the cluster."""
+"""KV blocks: handed from pool to pool over NIXL, kept over two tiers, and claimed in the index of the cluster."""

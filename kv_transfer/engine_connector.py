@@ -97,7 +97,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
     # Worker side.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._deadlines.update(getattr(self._connector_metadata, _DEADLINES, {}))
+        self._deadlines.update(getattr(vllm_private.bound_metadata(self), _DEADLINES, {}))
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":

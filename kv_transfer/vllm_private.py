@@ -1,27 +1,28 @@
-"""Every private member of vLLM that Rachis touches, but for the methods that subclasses of vLLM's classes override.
+"""Every private member of vLLM that Rachis touches, but for the methods of `OVERRIDDEN`.
 
 vLLM's plug-in points do most of what is needed; what they leave out is reached here, for the one version the lock
-files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed field, and
+files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed member, and
 `tests/pure/kv_transfer/test_vllm_private.py` for a private member that is touched elsewhere.
-
-Overridden, or a field of the class that is subclassed:
-    `kv_transfer.engine_connector`           `_connector_metadata`
-    `kv_transfer.claims.block_events`        `_emit_block_removed_events`
-    `kv_transfer.tiers.device_pool`          `_insert_block_hash`, `_remove_cached_block_hashes`
-    `kv_transfer.tiers.host_tier`            `_vllm_config`
-    `kv_transfer.tiers.tiered_scheduling`    `_free_request`, `_update_after_schedule`
-    `decode_worker.batch_scheduling`         `_free_request`, `_preempt_request`
-    `prefill_worker.engine_scheduler`        `_update_after_schedule`
 """
 
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from kv_transfer import batch_order
 
 SUPPORTED_VLLM = "0.32.0"
+
+# Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
+OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
+    "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
+    "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
+    "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
+    "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
+    "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
+}
 
 
 def scheduler_of(engine: Any) -> Any:
@@ -72,8 +73,24 @@ def decode_batch_of(engine: Any, at_most: int) -> Any:
     return batch(at_most) if batch is not None else None
 
 
+def bound_metadata(connector: Any) -> Any:
+    """What the scheduler side of a connector has built for the step that its worker side is in; None outside of one."""
+    return connector._connector_metadata
+
+
+def workers_of(connector: Any) -> int:
+    """How many workers the engine of a connector has."""
+    workers: int = connector._vllm_config.parallel_config.world_size
+    return workers
+
+
+def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:
+    """From now on a prompt finds this block under its hash. Without an event."""
+    pool._insert_block_hash(keyed_hash, block, None)
+
+
 def blocks_held_by_copies(scheduler: Any) -> int:
-    """Device blocks that nobody refers to but copies to or from host memory."""
+    """Device blocks that only copies to or from host memory refer to."""
     host_tier = getattr(scheduler.connector, "host_tier", None)
     if host_tier is None:
         return 0
@@ -94,7 +111,7 @@ def take_block_events(engine: Any) -> list[Any]:
 
 
 def claims_group(engine: Any) -> int:
-    """The group of layers whose blocks tell of whole prefixes: the first with full attention; -1: there is none."""
+    """The group of layers whose block events cover whole prefixes: the first with full attention; -1: there is none."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = scheduler_of(engine).kv_cache_config.kv_cache_groups
@@ -185,8 +202,8 @@ class SharedPrefixOrder:
     def _may_reorder_batch(self, scheduler_output: Any) -> None:
         super()._may_reorder_batch(scheduler_output)  # type: ignore[misc]
         batch: Any = self.input_batch  # type: ignore[attr-defined]
-        asked: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
-        if asked or not self.orders_rows or batch.req_ids == self._rows_in_order:
+        backend_orders: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
+        if backend_orders or not self.orders_rows or batch.req_ids == self._rows_in_order:
             return
         table = batch.block_table[0]
         rows = batch.num_reqs
@@ -236,7 +253,7 @@ def request_blocks(scheduler: Any, request_id: str) -> list[Any]:
 
 
 def shared_blocks(blocks: list[Any]) -> int:
-    """How many of a request's blocks others hold as well. They lie in front: who shares a block shares those before."""
+    """How many of a request's blocks others hold as well. They lie in front: a block is shared with all before it."""
     if not blocks or blocks[0].ref_cnt == 1:
         return 0
     return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index].ref_cnt == 1)

@@ -11,7 +11,7 @@ Who holds the KV of a session:
     waiting, never scheduled           nobody; published blocks of its prefix lie in the cache
     running                            its request
     parked: all input so far computed  its request; may be preempted by anybody
-    preempted by swap                  host memory (`kv_transfer.tiers.swap_ledger`), and the cache as far as it lasts
+    preempted by swap                  host memory (`host_memory.swap_ledger`), and the cache as far as it lasts
     preempted by recompute             nobody; the cache as far as it lasts
     finished, leased                   the connector, as every prefill
 """

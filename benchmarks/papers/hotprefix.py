@@ -22,8 +22,8 @@ from cluster_sim.costs import CostModel
 from cluster_sim.engine import OutcomeKind, SimJob
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.traces import SHAPES, Trace, generated
-from kv_transfer.tiers.prefix_tiers import Admission
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tier_terms import Admission
 
 MODEL = "a6000-llama-2-13b"
 BLOCK_TOKENS = 16

@@ -30,8 +30,8 @@ _TIERS = {MEDIUM_GPU: Tier.DEVICE, MEDIUM_CPU: Tier.HOST}
 class EventfulBlockPool(BlockPool):
     """Mixed into a pool that vLLM has made. See the module."""
 
-    def tell(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
-        """Blocks whose names are known have come to a tier or left it."""
+    def add_event(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
+        """Blocks whose names the index of claims knows have come to a tier or left it."""
         if not self.enable_kv_cache_events or not hashes:
             return
         medium = MEDIUM_GPU if tier is Tier.DEVICE else MEDIUM_CPU
@@ -46,8 +46,8 @@ class EventfulBlockPool(BlockPool):
         super()._emit_block_removed_events([each for each in block_hashes if known.get_one_block(each) is None])
 
 
-def tell_exactly(pool: BlockPool) -> EventfulBlockPool:
-    """Has a fresh pool of vLLM's own order say where blocks lie."""
+def emit_where_blocks_lie(pool: BlockPool) -> EventfulBlockPool:
+    """For a fresh pool that keeps vLLM's own order: its events say where blocks lie."""
     pool.__class__ = EventfulBlockPool
     assert isinstance(pool, EventfulBlockPool)
     return pool
@@ -68,7 +68,7 @@ class EventSink(EventPublisher):
 
 
 def apply(events: Iterable[Any], claims: ChunkClaims, group: int) -> None:
-    """Tells the claims what these events say of one group of a model's layers, whose blocks have the claims' size."""
+    """Brings the claims up to these events of one group of a model's layers, whose blocks have the claims' size."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
             claims.cleared()

@@ -1,13 +1,13 @@
 """From block events to claims: which chunks of prefixes lie in which tier, for the index of the cluster.
 
-An engine tells of blocks by hashes of its own; the index knows chunks of several blocks, by keys that every process
+An engine names blocks by hashes of its own; the index knows chunks of several blocks, by keys that every process
 finds alike (`prefix_chunks`). A chunk is claimed in a tier exactly while all its blocks lie there and their
 names are known. Of a block, as long as it lies in any tier:
     named       its parent had a name when it came, or has got one since: the key of its chunk can be computed
     nameless    its parent, or what its tokens are, is not known (yet); the oldest are forgotten beyond a bound
     foreign     what was computed here or in front is no matter of tokens, salt and adapter alone: no key says it
 Blocks may come before their parents, leave before what follows them, and come back: a name stays with a block whose
-parent has gone. An event told twice changes nothing. No I/O, no vLLM.
+parent has gone. The same event twice changes nothing. No I/O, no vLLM.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,22 +30,24 @@ class _Name(Enum):
 
 
 class _Block:
-    """tokens: packed; of a named block all from the beginning of its chunk, none where it ends the chunk.
-
-    place: in its chunk, from 0. key: of the chunk that it ends, otherwise of the chunk before, or the root. there,
-    complete: a bit for each tier; complete where all blocks of the chunk up to this one lie in it. sibling: its place
-    among the children of its parent, -1 without one.
-    """
+    """A block that lies in a tier, or is about to."""
 
     __slots__ = ("adapter", "complete", "hash", "key", "name", "parent", "place", "salt", "sibling", "there", "tokens")
 
     def __init__(self, block_hash: BlockHash) -> None:
         self.hash = block_hash
         self.parent: BlockHash | None = None
+        # Packed; of a named block all from the beginning of its chunk, none where it ends the chunk.
         self.tokens: bytes | None = None
         self.salt = self.adapter = ""
         self.name = _Name.NAMELESS
-        self.key = self.place = self.there = self.complete = 0
+        # Of the chunk that it ends, otherwise of the chunk before, or the root.
+        self.key = 0
+        # In its chunk, from 0.
+        self.place = 0
+        # A bit for each tier: it lies in it; all blocks of the chunk up to this one lie in it.
+        self.there = self.complete = 0
+        # Its place among the children of its parent, -1 without one.
         self.sibling = -1
 
 
@@ -54,9 +56,6 @@ class ChunkClaims:
 
     root: the key that a tenant's first chunk starts from, by cache salt and adapter. block_tokens: of one block.
     chunk_blocks: of one chunk. max_orphans: nameless blocks at most.
-
-    Counts of blocks since the start: stored_blocks came to the device, `nameless_blocks` came before their parents or
-    without them, `forgotten_blocks` of them were given up, `foreign_blocks` are no matter of tokens alone.
     """
 
     def __init__(
@@ -64,7 +63,14 @@ class ChunkClaims:
     ) -> None:
         self.block_tokens = block_tokens
         self.chunk_blocks = chunk_blocks
-        self.stored_blocks = self.nameless_blocks = self.forgotten_blocks = self.foreign_blocks = 0
+        # Since the start: came to the device.
+        self.stored_blocks = 0
+        # Came before their parents or without them.
+        self.nameless_blocks = 0
+        # Of those, were given up.
+        self.forgotten_blocks = 0
+        # Are no matter of tokens alone.
+        self.foreign_blocks = 0
         self._root = root
         self._max_orphans = max_orphans
         self._blocks: dict[BlockHash, _Block] = {}

@@ -7,7 +7,7 @@ ended. What is late is recomputed, never used.
 
 It travels as time of the cluster's clock (`cluster_core.clock.ClusterClock`), which both hosts know whatever their own
 clocks say. From its arrival on it is a time on the monotonic clock of the decode worker's host, which all processes of
-that host share and which nobody sets.
+that host share and which is never set.
 """
 
 from dataclasses import dataclass

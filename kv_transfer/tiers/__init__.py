@@ -1,1 +1,1 @@
-"""Cached prefixes over device and host memory: who leaves, who is copied, who comes back."""
+"""Cached prefixes over device and host memory: what leaves, what is copied, what comes back."""

@@ -5,8 +5,8 @@ a free block lies:
     without a hash, or with one that leads nowhere     on the pile, taken first, the last one in front (as in vLLM)
     with a hash                                        in the tree, in the order of its policy
 A block whose hash is published already is not published twice: it stays its request's own. So the request may hold
-blocks behind one that nobody holds; that one is taken when nothing else is left, and what follows it can be reached no
-more.
+blocks behind one that no request holds; that one is taken when nothing else is left, and what follows it can be reached
+no more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +16,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, make_block_hash_with_group_id
 
+from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.block_events import EventfulBlockPool
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -24,9 +25,10 @@ _GROUP = 0
 
 
 class TieredFreeQueue:
-    """What vLLM asks of a free queue (`FreeKVCacheBlockQueue`); `num_free_blocks` is read by it as a field."""
+    """In place of vLLM's `FreeKVCacheBlockQueue`, with its methods."""
 
     def __init__(self, blocks: Sequence[KVCacheBlock], tiers: PrefixTiers) -> None:
+        # vLLM reads it as a field.
         self.num_free_blocks = 0
         self._blocks = blocks
         self._tiers = tiers
@@ -133,7 +135,7 @@ class TieredBlockPool(EventfulBlockPool):
             super().cache_full_blocks(
                 request, blocks, num_cached_blocks + start, num_cached_blocks + end, block_size, kv_cache_group_id
             )
-        written_later = self._tell(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
+        written_later = self._count_on(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
         self.unwritten.update(written_later)
 
     def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> list[Any]:
@@ -144,22 +146,22 @@ class TieredBlockPool(EventfulBlockPool):
         new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
         for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
             if is_new:
-                self._insert_block_hash(make_block_hash_with_group_id(block_hash, _GROUP), block, None)
-        self._tell(hashes, first, blocks, new)
+                vllm_private.publish_block(self, make_block_hash_with_group_id(block_hash, _GROUP), block)
+        self._count_on(hashes, first, blocks, new)
         published = [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
-        self.tell(Tier.DEVICE, published, _GROUP, there=True)
+        self.add_event(Tier.DEVICE, published, _GROUP, there=True)
         return published
 
-    def _tell(
+    def _count_on(
         self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], new: Sequence[bool]
     ) -> list[int]:
-        """The tiers hear of the new ones, run by run. Returns which they are."""
-        told: list[int] = []
+        """The new ones come into the tree, run by run. Returns which they are."""
+        added: list[int] = []
         for start, end in _runs(new):
             identities = [block.block_id for block in blocks[start:end]]
             self.tiers.cached(hashes[: first + end], first + start, identities)
-            told += identities
-        return told
+            added += identities
+        return added
 
     def _is_published(self, block_hash: Any) -> bool:
         keyed = make_block_hash_with_group_id(block_hash, _GROUP)
@@ -203,7 +205,7 @@ def take_over(pool: BlockPool, tiers: PrefixTiers) -> TieredBlockPool:
     assert isinstance(pool, TieredBlockPool)
     pool.tiers = tiers
     pool.unwritten = set()
-    tiers.on_host_change = lambda hashes, there: pool.tell(Tier.HOST, hashes, _GROUP, there=there)
+    tiers.on_host_change = lambda hashes, there: pool.add_event(Tier.HOST, hashes, _GROUP, there=there)
     free = pool.free_block_queue.get_all_free_blocks()
     queue = TieredFreeQueue(pool.blocks, tiers)
     for block in free:

@@ -1,10 +1,10 @@
-"""Who leaves a tier next: the tail of the leaf with the lowest priority, never a referenced block.
+"""What leaves a tier next: the tail of the leaf with the lowest priority, never a referenced block.
 
 A heap of leaves for each group of the policy, lazy in both directions: a run that became a leaf is pushed, one that is
 none any more is passed over when it comes up, and one whose priority has risen meanwhile is put back where it belongs.
 So an access costs nothing here, and an eviction O(log n). Where priorities fall by themselves the heaps are built anew
 once an epoch.
-Source: HotPrefix section 3.3.1 and algorithm 1, corrected: locked runs are skipped, and who finds nothing says so.
+Source: HotPrefix section 3.3.1 and algorithm 1, corrected: locked runs are skipped, and finding nothing is an answer.
 """
 
 import heapq
@@ -13,14 +13,15 @@ from itertools import count
 
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers.eviction_policies import EvictionPolicy, Priority
-from kv_transfer.tiers.radix_tree import Node, RadixTree
+from kv_transfer.tiers.prefix_runs import Node
+from kv_transfer.tiers.radix_tree import RadixTree
 
 # Priority, a number that makes entries differ, the leaf, its group.
 _Entry = tuple[Priority, int, Node, int]
 
 
 class EvictionOrder:
-    """Of one tier of a tree. `is_referenced(id)`: whether anybody but the tree holds this block or slot.
+    """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
     Entries, those among them that mean nothing any more, are at most a few for each run of the tree.
     """
@@ -39,12 +40,12 @@ class EvictionOrder:
         self._epoch = policy.epoch
 
     def became_leaf(self, node: Node) -> None:
-        """To be told of every run that may be a leaf of the tier now."""
+        """To be called for every run that may be a leaf of the tier now."""
         if self._may_leave(node):
             self._push(node)
 
     def became_free(self, identity: int) -> None:
-        """To be told of every block or slot that only the tree refers to now."""
+        """To be called for every block or slot that only the tree refers to now."""
         node = self._tree.node_of(self._tier, identity)
         if node is not None and self.tail(node) == identity:
             self.became_leaf(node)

@@ -9,8 +9,8 @@
     hotprefix   a formula over clock, frequency and length; published: frequency + clock / length (HotPrefix eq. 5)
     rachis      a decayed score: the frequency halves in each lifetime, and what was new to the prompt counts against it
 
-A policy is told of every prompt that asks for a prefix, hit or not, and of every block that left all tiers. Where it
-knows resident blocks only it keeps dictionaries; what outlasts a block is in the hotness filter.
+A policy sees every prompt that asks for a prefix, hit or not, and every block that left all tiers. Where it knows
+resident blocks only it keeps dictionaries; what outlasts a block is in the hotness filter.
 """
 
 from collections.abc import Sequence
@@ -181,7 +181,7 @@ class DecayedFrequency(_OneGroup):
     difference does not change while neither is accessed. A block keeps the highest that it ever had. The lifetime is
     the typical time between two accesses of a block, as it is measured, and time is counted in lifetimes. So a trace in
     which prompts come back within ten requests is not cached by what was hot a thousand requests ago.
-    A prompt with much that nobody asked for before is rarely asked for again, nor is what it shares with others.
+    A prompt with much that no prompt asked for before is rarely asked for again, nor is what it shares with others.
     What was not accessed leaves first.
     """
 

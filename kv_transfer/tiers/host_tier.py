@@ -1,8 +1,8 @@
 """The host tier of cached prefixes, as part of a vLLM KV connector: the shell around `kv_transfer.tiers.prefix_tiers`.
 
 Copies that a request waits for travel with those of host swap and run at the start of a step, before anything is
-computed (`kv_transfer.tiers.host_swap`). The others run in the background and take as many steps as they need
-(`kv_transfer.tiers.copy_worker`); until the workers report them, what they read and write belongs to them:
+computed (`kv_transfer.host_memory.host_swap`). The others run in the background and take as many steps as they need
+(`kv_transfer.host_memory.copy_worker`); until the workers report them, what they read and write belongs to them:
     loaded         host slots, held until the step that reads them is built, to blocks of a request that is admitted
     copied out     blocks whose KV an earlier step has written, referenced; the slots are in no tree yet
     promoted       host slots, referenced, to blocks taken from the pool and not yet published
@@ -13,11 +13,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport, CopyWorker
+from kv_transfer import vllm_private
+from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
+from kv_transfer.host_memory.host_swap import COPIES, HostSwapping
+from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.device_pool import TieredBlockPool
-from kv_transfer.tiers.host_swap import COPIES, HostSwapping
-from kv_transfer.tiers.prefix_tiers import CopyOut, PrefixTiers, Promotion
-from kv_transfer.tiers.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,16 +57,18 @@ class SharedSlots:
 
 @dataclass(slots=True)
 class _Running:
-    """A copy in the background. blocks: device blocks that it holds. reports: of so many workers are still due."""
+    """A copy in the background."""
 
     plan: CopyOut | Promotion
+    # Device blocks that it holds.
     blocks: "list[KVCacheBlock]"
+    # Of so many workers are still due.
     reports: int
     failed: bool = False
 
 
 class HostTier:
-    """What the connector asks and is told, for one scheduler.
+    """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
     """
@@ -134,7 +138,7 @@ class HostTier:
         return True
 
     def loaded_tokens(self, request_id: str) -> int:
-        """What an admitted request got from host memory; to be asked once."""
+        """What an admitted request got from host memory. The second call answers 0."""
         return self._loaded.pop(request_id, 0)
 
     def forget(self, request_id: str) -> None:
@@ -257,7 +261,7 @@ class HostTiering(HostSwapping):
         """The scheduler is ready: its tiers and its pool, its table of requests. budget: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
         self.host_tier = HostTier(
-            tiers, pool, requests, self._block_size, budget=budget, workers=self._vllm_config.parallel_config.world_size
+            tiers, pool, requests, self._block_size, budget=budget, workers=vllm_private.workers_of(self)
         )
         return self.host_tier
 
@@ -278,7 +282,7 @@ class HostTiering(HostSwapping):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         tier = self.host_tier
-        # Decided before anybody gives up a slot that a copy of this step reads.
+        # Decided before any request gives up a slot that a copy of this step reads.
         background = tier.background() if tier is not None else []
         metadata: KVConnectorMetadata = super().build_connector_meta(scheduler_output)
         setattr(metadata, BACKGROUND, background)

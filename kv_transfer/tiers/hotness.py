@@ -18,13 +18,12 @@ from kv_transfer.tiers.hotness_filter import HotnessFilter
 
 
 class Hotness(NamedTuple):
-    """Of one block, as of its last access. `frequency` 0: unknown, or refused by the full filter.
+    """Of one block, as of its last access."""
 
-    gap_requests: since the access before, to half an epoch; means nothing where the frequency is 1 or less.
-    """
-
+    # 0: unknown, or refused by the full filter.
     frequency: int
     last_access_epoch: int
+    # Since the access before, to half an epoch; means nothing where the frequency is 1 or less.
     gap_requests: float
 
 
@@ -32,15 +31,16 @@ _UNKNOWN = Hotness(0, 0, 0.0)
 
 
 class HotnessTracker:
-    """Counts accesses. `requests_per_epoch`: prompts after which clocks fall by one; `requests`: prompts so far.
+    """Counts accesses. requests_per_epoch: prompts after which clocks fall by one.
 
-    What is asked for lies in a dictionary as well until it is forgotten, for those who ask often and one by one.
+    What prompts ask for lies in a dictionary as well until it is forgotten: policies look it up often, one by one.
     """
 
     def __init__(self, hotness_filter: HotnessFilter, requests_per_epoch: int = 1) -> None:
         if requests_per_epoch < 1:
             raise ValueError(f"requests_per_epoch must be at least 1, not {requests_per_epoch}")
         self.filter = hotness_filter
+        # Prompts so far.
         self.requests = 0
         self._requests_per_epoch = requests_per_epoch
         self._near: dict[BlockHash, Hotness] = {}
@@ -68,7 +68,7 @@ class HotnessTracker:
         self._near.update(zip(hashes, map(Hotness._make, records), strict=True))
 
     def hotness(self, block_hash: BlockHash) -> Hotness:
-        """Of a block that was asked for and is not forgotten; of others nothing is known here."""
+        """Of a block that a prompt asked for and that is not forgotten; of others nothing is known here."""
         return self._near.get(block_hash, _UNKNOWN)
 
     def clock(self, hotness: Hotness) -> int:

@@ -77,7 +77,7 @@ class HotnessFilter:
 
     max_age_epochs: the clock right after an access. frequency_half_life_epochs: a frequency halves each time so many
     epochs pass without an access; None: never. initial_entries: room at the start, before the filter has to grow.
-    max_relocations: displacements that one insertion tries. `rng` picks who is displaced.
+    max_relocations: displacements that one insertion tries. `rng` picks what is displaced.
     """
 
     def __init__(

@@ -1,67 +1,26 @@
-"""Radix prefix tree over blocks: which prefix lies on the device, in host memory, or in both.
-
-A node is a run of consecutive blocks of one prefix that lie in the same tiers; its key is their hashes, each of which
-covers everything before it. So two runs agree up to a block exactly if they agree on that block, and how far they agree
-is found by bisection. Children are keyed by their first hash: siblings may share tokens of a block, never a block.
+"""Radix prefix tree over blocks: which prefix lies on the device, in host memory, or in both; how runs part and join.
 
 Who owns what:
     a device block, a host slot   the pool that gave it out; while it is in the tree the tree holds one reference
     a second copy of a block      a spare: it steps in when the first one leaves the device
     what lost its parent          a stray on the device, given up in host memory: it can be reached no more
 
-The tree decides nothing: who is evicted is the matter of `kv_transfer.tiers.eviction_order`.
+The tree decides nothing: `kv_transfer.tiers.eviction_order` says what leaves.
 Sources: the radix prefix cache of `docs/tiers.md` (corrected: children keyed by block, splits keep the subtree).
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.prefix_runs import Node, PrefixRuns
+from kv_transfer.tiers.set_aside import SetAside
 
 # Iterating over the enumeration itself is slow.
 _TIERS = (Tier.DEVICE, Tier.HOST)
 
 
-class Node:
-    """A run of blocks. `ids`: by tier, the block or slot of each, or None where the run does not lie in that tier."""
-
-    __slots__ = ("children", "hashes", "ids", "parent", "resident_children", "start")
-
-    def __init__(self, parent: "Node | None", hashes: list[BlockHash], start: int) -> None:
-        self.parent = parent
-        self.hashes = hashes
-        self.start = start
-        self.children: dict[BlockHash, Node] = {}
-        self.ids: list[list[int] | None] = [None, None]
-        self.resident_children = [0, 0]
-
-    @property
-    def end(self) -> int:
-        """Blocks of the prefix that ends with this run."""
-        return self.start + len(self.hashes)
-
-    def is_leaf(self, tier: Tier) -> bool:
-        """Whether the run lies in the tier and nothing that follows it does."""
-        return self.ids[tier] is not None and not self.resident_children[tier]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest prefix that can be had: the first `len(device)` blocks are on the device, then `host` follows."""
-
-    device: list[int] = field(default_factory=list)
-    host: list[int] = field(default_factory=list)
-
-
-class RadixTree:
-    """See the module.
-
-    `became_leaf(node, tier)` is told of every run that may have become a leaf of a tier or has changed as one,
-    `gone(hashes)` of blocks that lie in no tier any more, `host_changed(hashes, there)` of blocks that have come to
-    host memory or left it.
-    """
+class RadixTree(PrefixRuns):
+    """See the module."""
 
     def __init__(
         self,
@@ -69,94 +28,18 @@ class RadixTree:
         gone: Callable[[Sequence[BlockHash]], None] = lambda hashes: None,
         host_changed: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None,
     ) -> None:
-        self.root = Node(None, [], 0)
-        self.blocks = [0, 0]
-        self.nodes = 0
+        super().__init__()
+        # Called with every run that may have become a leaf of a tier or has changed as one.
         self._became_leaf = became_leaf
+        # Called with blocks that lie in no tier any more.
         self._gone = gone
+        # Called with blocks that have come to host memory (`there`) or left it.
         self._host_changed = host_changed
-        self._hashes: set[BlockHash] = set()
-        self._node_of: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
-        self._spares: dict[BlockHash, list[int]] = {}
-        self._strays: dict[int, BlockHash] = {}
-
-    # Reading.
-
-    def match(self, hashes: Sequence[BlockHash]) -> Match:
-        """What of this prefix is on the device, and what of the rest is in host memory.
-
-        A prompt needs at least one token computed: whoever asks leaves its last block out where it ends with it.
-        """
-        device: list[int] = []
-        host: list[int] = []
-        for node, length in self.path(hashes):
-            on_device = node.ids[Tier.DEVICE]
-            if on_device is not None and not host:
-                device += on_device[:length]
-                continue
-            in_host = node.ids[Tier.HOST]
-            if in_host is None:
-                break
-            host += in_host[:length]
-        return Match(device, host)
-
-    def __len__(self) -> int:
-        """Blocks that lie in any tier, each once."""
-        return len(self._hashes)
-
-    def __contains__(self, block_hash: BlockHash) -> bool:
-        """Whether a block lies in any tier, where it can be reached."""
-        return block_hash in self._hashes
-
-    def missing(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Those of these blocks that lie in no tier."""
-        known = self._hashes
-        return [each for each in hashes if each not in known]
-
-    def path(self, hashes: Sequence[BlockHash]) -> Iterator[tuple[Node, int]]:
-        """The runs along a prefix, each with how many of its blocks belong to it."""
-        node, at, total = self.root, 0, len(hashes)
-        while at < total:
-            child = node.children.get(hashes[at])
-            if child is None:
-                return
-            length = _agree(child.hashes, hashes, at)
-            yield child, length
-            if length < len(child.hashes):
-                return
-            node, at = child, at + length
-
-    def runs(self, tier: Tier) -> set[Node]:
-        """All runs that lie in the tier. O(runs)."""
-        return {node for node in self._behind(self.root) if node.ids[tier] is not None}
-
-    def host_roots(self) -> Iterator[Node]:
-        """The runs in host memory only whose parent is on the device, or is nothing. O(runs on the device)."""
-        stack = [self.root]
-        while stack:
-            for child in stack.pop().children.values():
-                if child.ids[Tier.DEVICE] is None:
-                    yield child
-                else:
-                    stack.append(child)
-
-    def node_of(self, tier: Tier, identity: int) -> Node | None:
-        """The run that holds a block or slot. None: the tree does not count on it."""
-        return self._node_of[tier].get(identity)
-
-    def is_tail(self, tier: Tier, identity: int) -> bool:
-        """Whether a block or slot is the last of a leaf: the only ones that may leave."""
-        node = self._node_of[tier].get(identity)
-        if node is None or node.resident_children[tier]:
-            return False
-        ids = node.ids[tier]
-        return ids is not None and ids[-1] == identity
+        self._aside = SetAside()
 
     def is_worthless(self, block: int) -> bool:
         """Whether nothing is lost with this device block: a second copy, or one without its parent."""
-        return block in self._strays
-
-    # Changing.
+        return block in self._aside.blocks
 
     def insert(self, tier: Tier, hashes: Sequence[BlockHash], first: int, ids: Sequence[int]) -> list[int]:
         """From block `first` of the prefix on, its blocks lie in these blocks or slots as well.
@@ -179,7 +62,7 @@ class RadixTree:
                     self._append(node, tier, hashes[at:end], ids[at - first :])
                     break
                 node, offset = child, 0
-            length = min(_agree(node.hashes, hashes, at - offset) - offset, end - at)
+            length = min(node.common_blocks(hashes, at - offset) - offset, end - at)
             if length == 0:
                 self._split(node, offset)
                 continue
@@ -201,7 +84,7 @@ class RadixTree:
 
         The tail of a leaf is what should be removed; what can be reached through another only is lost with it.
         """
-        if tier is Tier.DEVICE and self._strays and self._forget_stray(identity):
+        if tier is Tier.DEVICE and self._aside.blocks and self._aside.forget(identity):
             return []
         node = self._node_of[tier].get(identity)
         if node is None:
@@ -209,7 +92,7 @@ class RadixTree:
         ids = node.ids[tier]
         assert ids is not None
         index = len(ids) - 1 if ids[-1] == identity else ids.index(identity)
-        if tier is Tier.DEVICE and self._spares and self._replace_by_spare(node, index):
+        if tier is Tier.DEVICE and self._aside.spares and self._replace_by_spare(node, index):
             return []
         if index == len(ids) - 1 > 0 and not node.children and node.ids[1 - tier] is None:
             self._shorten(node, tier, ids)
@@ -224,9 +107,8 @@ class RadixTree:
         """Nothing lies in the tier any more. Returns the host slots that the tree gives up."""
         given_up: list[int] = []
         if tier is Tier.DEVICE:
-            self._spares.clear()
-            self._strays.clear()
-        nodes = self._behind(self.root)
+            self._aside.clear()
+        nodes = self.behind(self.root)
         for node in reversed(nodes):
             if node.ids[tier] is not None:
                 slots = self._vacate(node, tier)
@@ -267,8 +149,8 @@ class RadixTree:
         assert nodes == self.nodes, "runs miscounted"
         assert len(known) == len(self._hashes), "a block is there twice"
         assert set(known) == self._hashes, "blocks of runs and blocks known differ"
-        assert not self._strays.keys() & self._node_of[Tier.DEVICE].keys(), "a stray in the tree"
-        assert all(each in self._strays for spares in self._spares.values() for each in spares)
+        assert not self._aside.blocks.keys() & self._node_of[Tier.DEVICE].keys(), "a stray in the tree"
+        self._aside.check_invariants()
 
     def items(self, tier: Tier) -> Iterator[tuple[int, BlockHash]]:
         """Every block or slot of the tier with its hash, spares and strays of the device among them."""
@@ -277,7 +159,7 @@ class RadixTree:
             assert ids is not None
             yield from zip(ids, node.hashes, strict=True)
         if tier is Tier.DEVICE:
-            yield from self._strays.items()
+            yield from self._aside.blocks.items()
 
     # Inside.
 
@@ -324,21 +206,11 @@ class RadixTree:
     def _take(self, node: Node, tier: Tier, ids: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         if tier is Tier.HOST:
             self._host_changed(hashes, True)
-        elif self._strays:
+        elif self._aside.blocks:
             for each in ids:
-                self._forget_stray(each)
+                self._aside.forget(each)
         self._node_of[tier].update(dict.fromkeys(ids, node))
         self.blocks[tier] += len(ids)
-
-    def _behind(self, node: Node, tier: Tier | None = None) -> list[Node]:
-        """A run and all behind it, parents first; with a tier, what can be reached without leaving it."""
-        found, stack = [], [node]
-        while stack:
-            each = stack.pop()
-            if each is not self.root:
-                found.append(each)
-            stack.extend(child for child in each.children.values() if tier is None or child.ids[tier] is not None)
-        return found
 
     def _split(self, node: Node, index: int, leaving: Tier | None = None) -> Node:
         """What follows the first `index` blocks becomes a run of its own, a child of the rest. Returns it.
@@ -417,11 +289,11 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         given_up: list[int] = []
-        leaving = [node] if tier is Tier.HOST else self._behind(node, tier)
+        leaving = [node] if tier is Tier.HOST else self.behind(node, tier)
         for each in reversed(leaving):
             blocks = self._vacate(each, tier)
             if blocks != [removed]:
-                self._strays.update(pair for pair in zip(blocks, each.hashes, strict=True) if pair[0] != removed)
+                self._aside.add_strays(pair for pair in zip(blocks, each.hashes, strict=True) if pair[0] != removed)
             if each.ids == [None, None]:
                 given_up += self._drop(each)
         for each in reversed(leaving):
@@ -482,31 +354,13 @@ class RadixTree:
         refused = [(at, each) for at, each in enumerate(ids) if not there or there[at] != each]
         if tier is Tier.DEVICE:
             for at, each in refused:
-                if each in self._strays:
-                    self._forget_stray(each)
-                self._strays[each] = hashes[first + at]
-                self._spares.setdefault(hashes[first + at], []).append(each)
+                self._aside.add_spare(each, hashes[first + at])
         return [each for _, each in refused]
 
-    def _forget_stray(self, block: int) -> bool:
-        block_hash = self._strays.pop(block, None)
-        if block_hash is None:
-            return False
-        spares = self._spares.get(block_hash)
-        if spares is not None and block in spares:
-            spares.remove(block)
-            if not spares:
-                del self._spares[block_hash]
-        return True
-
     def _replace_by_spare(self, node: Node, index: int) -> bool:
-        spares = self._spares.get(node.hashes[index])
-        if not spares:
+        spare = self._aside.take_spare(node.hashes[index])
+        if spare is None:
             return False
-        spare = spares.pop()
-        if not spares:
-            del self._spares[node.hashes[index]]
-        del self._strays[spare]
         ids = node.ids[Tier.DEVICE]
         assert ids is not None
         del self._node_of[Tier.DEVICE][ids[index]]
@@ -514,11 +368,3 @@ class RadixTree:
         self._node_of[Tier.DEVICE][spare] = node
         self._became_leaf(node, Tier.DEVICE)
         return True
-
-
-def _agree(run: Sequence[Any], hashes: Sequence[Any], at: int) -> int:
-    """How many blocks of a run equal those of the prefix from block `at` on; the first one does."""
-    length = min(len(run), len(hashes) - at)
-    if run[length - 1] == hashes[at + length - 1]:
-        return length
-    return bisect_left(range(length), True, key=lambda index: run[index] != hashes[at + index])

@@ -1,7 +1,7 @@
-"""What people are told of the tiers: their counters as a report, and their hottest prefixes.
+"""What is reported of the tiers: their counters, and their hottest prefixes.
 
-A report costs a few microseconds, so that every engine step may make one. The hottest prefixes are looked for only when
-somebody asks: O(runs of the tree), of which `MOST_RUNS` are looked at, parents before children.
+A report costs a few microseconds, so that every engine step may make one. The hottest prefixes are looked for on
+request only: O(runs of the tree), of which `MOST_RUNS` are looked at, parents before children.
 """
 
 import heapq
@@ -11,8 +11,9 @@ from itertools import islice
 
 from cluster_core.engine_reports import HotPrefix, TierReport
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
-from kv_transfer.tiers.radix_tree import Node, RadixTree
+from kv_transfer.tiers.radix_tree import RadixTree
 
 MOST_RUNS = 1 << 15
 _HASH_BYTES = 4

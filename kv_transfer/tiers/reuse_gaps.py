@@ -2,7 +2,7 @@
 
 A histogram over the logarithm, whose weights fade with each prompt that reuses anything. It begins with a guess that
 weighs as much as a thousand gaps. A block that left all tiers counts as well, as far as the hotness filter remembers
-it: else whoever evicts early would see short gaps only, and evict earlier still.
+it: else a worker that evicts early would see short gaps only, and evict earlier still.
 """
 
 from collections.abc import Sequence

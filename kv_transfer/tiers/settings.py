@@ -15,26 +15,29 @@ from kv_transfer.tiers.eviction_policies import (
 )
 from kv_transfer.tiers.hotness import Formula, HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
-from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, TierRules
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """eviction: a name of `POLICIES`. formula: of `hotprefix`. filter_entries: blocks whose hotness is remembered.
+    """Defaults are those of the configuration's section."""
 
-    copy_blocks: on their way to host memory, at most. lifetime_requests, novelty_weight: of `rachis`; the first is a
-    guess until it has measured. half_life_requests: in which a remembered frequency halves; None: never.
-    max_age_epochs, requests_per_epoch: how clocks age. Defaults are those of the configuration's section.
-    """
-
+    # A name of `POLICIES`.
     eviction: str = "rachis"
+    # Of `hotprefix`.
     formula: str = "frequency + clock / length"
+    # Of `rachis`; a guess until it has measured.
     lifetime_requests: int = 500
     novelty_weight: float = 0.33
+    # Blocks whose hotness is remembered.
     filter_entries: int = 2**20
+    # In which a remembered frequency halves; None: never.
     half_life_requests: int | None = 2000
+    # How clocks age.
     max_age_epochs: int = 1024
     requests_per_epoch: int = 4
+    # On their way to host memory, at most.
     copy_blocks: int = 64
     rules: TierRules = field(default_factory=TierRules)
 

@@ -1,4 +1,4 @@
-"""Gives a vLLM scheduler the order of eviction of `prefix_tiers`, and tells the tiers which request asks for what.
+"""Gives a vLLM scheduler the order of eviction of `prefix_tiers`, and counts which blocks its requests ask for.
 
 A mixin over `Scheduler` and `AsyncScheduler`, after others in the bases. A request counts once for each block: for its
 prompt with the first step after it was added, or, where that step computes it, with the next one, so that no first
@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
-from kv_transfer.claims.block_events import tell_exactly
+from kv_transfer.claims.block_events import emit_where_blocks_lie
 from kv_transfer.tiers.device_pool import take_over
 from kv_transfer.tiers.host_tier import HostTier, HostTiering
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -28,11 +28,13 @@ KEY = "rachis_tiers"
 
 
 class TieredScheduling(_Scheduler):
-    """See the module. `tiers` is None where vLLM's own order is kept. `stepped`: the step that has ended last."""
+    """See the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # None where vLLM's own order is kept.
         self.tiers: PrefixTiers | None = None
+        # The step that has ended last.
         self.stepped: SchedulerOutput | None = None
         self._host_tier: HostTier | None = None
         self._counted_blocks: dict[str, int] = {}
@@ -44,7 +46,7 @@ class TieredScheduling(_Scheduler):
         caches = self.cache_config.enable_prefix_caching
         pool = vllm_private.pool_of(self)
         if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
-            tell_exactly(pool)
+            emit_where_blocks_lie(pool)
             return
         settings = TierSettings.of(given)
         connector = self.connector if isinstance(self.connector, HostTiering) else None
@@ -99,7 +101,7 @@ class TieredScheduling(_Scheduler):
         return super()._free_request(request, delay_free_blocks)
 
     def _count(self, request_id: str) -> None:
-        """The request's prompt has been asked for, unless that is known already."""
+        """The request's prompt counts as asked for, unless it has been counted already."""
         request = self._uncounted.pop(request_id, None)
         hashes = request.block_hashes[: self._counted_blocks[request_id]] if request is not None else []
         # A prompt without a full block counts with its answer, if that fills one.

@@ -12,7 +12,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
 from cluster_core.engine_reports import EngineCosts
-from kv_transfer.claims.block_events import apply, tell_exactly
+from kv_transfer.claims.block_events import apply, emit_where_blocks_lie
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from kv_transfer.tiers.device_pool import TieredBlockPool, take_over
@@ -117,7 +117,7 @@ def test_a_run_behind_blocks_that_are_published_already_comes_with_its_own_token
 
 
 def test_of_two_blocks_with_one_hash_the_first_that_leaves_removes_nothing(pool: BlockPool) -> None:
-    request, ours = request_of([1] * 2 * BLOCK_TOKENS), tell_exactly(pool)
+    request, ours = request_of([1] * 2 * BLOCK_TOKENS), emit_where_blocks_lie(pool)
     first, second = ours.get_new_blocks(2), ours.get_new_blocks(2)
     for blocks in (first, second):
         ours.cache_full_blocks(request, blocks, 0, 2, BLOCK_TOKENS, 0)

@@ -202,7 +202,7 @@ def _publishes_twice(self: TieredBlockPool, block_hash: Any) -> bool:
         (TieredBlockPool, "_remove_cached_block_hashes", _forgets_to_tell),
         (TieredFreeQueue, "remove", _still_counts_what_is_taken),
         (TieredBlockPool, "_is_published", _publishes_twice),
-        (device_pool.TieredBlockPool, "_tell", lambda self, hashes, first, blocks, new: []),
+        (device_pool.TieredBlockPool, "_count_on", lambda self, hashes, first, blocks, new: []),
     ],
 )
 def test_machine_sees_planted_bugs(

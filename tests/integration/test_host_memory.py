@@ -11,10 +11,10 @@ import torch
 
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
-from kv_transfer.tiers import host_swap
-from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport, CopyWorker
-from kv_transfer.tiers.host_pool import HostPool
-from kv_transfer.tiers.swap_ledger import SwapCopies
+from kv_transfer.host_memory import host_swap
+from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
+from kv_transfer.host_memory.host_pool import HostPool
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 from tests.integration.conftest import until
 
 pytestmark = pytest.mark.integration

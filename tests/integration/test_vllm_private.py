@@ -1,5 +1,6 @@
 """Loud on another vLLM: every private field that `kv_transfer.vllm_private` touches, on a real engine's classes."""
 
+import importlib
 import inspect
 from collections import deque
 from types import SimpleNamespace
@@ -30,12 +31,16 @@ def test_the_installed_vllm_is_the_one_the_private_fields_were_read_from() -> No
 
 
 def test_connector_fields_exist_where_they_are_touched() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, pull_worker
 
     scheduler = inspect.getsource(base_scheduler.NixlBaseConnectorScheduler)
     assert "self._reqs_need_send" in scheduler
     assert "meta.reqs_to_send = self._reqs_need_send" in scheduler
     assert callable(base_scheduler.NixlBaseConnectorScheduler._stop_heartbeat)
+    base = inspect.getsource(KVConnectorBase_V1)
+    assert "self._vllm_config = vllm_config" in base
+    assert "self._connector_metadata = connector_metadata" in base, "bound before each step"
     # An expiry that is sent again replaces the one before: this is how a lease is ended early.
     assert "self._reqs_to_send[req_id] = expiration_time" in inspect.getsource(pull_worker.NixlPullConnectorWorker)
 
@@ -85,6 +90,19 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     connector._deadlines = {"late": now_s - 0.001, "timely": now_s + 60}
     assert connector.get_transfer_results(set()).failed_recving == {"late"}
     assert connector._deadlines == {}
+
+
+def test_private_methods_exist_where_subclasses_override_them() -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    classes: dict[str, Any] = {"BlockPool": BlockPool, "Scheduler": Scheduler}
+    for file, names in vllm_private.OVERRIDDEN.items():
+        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        own = {name: each for each in vars(module).values() if isinstance(each, type) for name in vars(each)}
+        for name in names:
+            owner, _, method = name.partition(".")
+            assert callable(getattr(classes[owner], method)), name
+            assert method in own, f"{file} overrides {name} no more"
 
 
 def test_block_events_are_published_where_they_are_taken_over() -> None:

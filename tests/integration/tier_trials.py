@@ -158,7 +158,7 @@ def salts(engine: Engine) -> dict[str, Any]:
 
 def failing_copies(engine: Engine) -> dict[str, Any]:
     """Copies in the background raise: nothing is lost but the copies."""
-    from kv_transfer.tiers.host_pool import HostPool
+    from kv_transfer.host_memory.host_pool import HostPool
 
     carry_out, prompt = HostPool.carry_out, tokens(200, 51)
 

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
-from kv_transfer.tiers.prefix_tiers import TierCounters
+from kv_transfer.tiers.tier_terms import TierCounters
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
 from tests.campaign.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World

@@ -19,8 +19,8 @@ from typing import Any
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from kv_transfer.tiers.copy_worker import BackgroundCopy, CopyReport
-from kv_transfer.tiers.swap_ledger import SwapCopies
+from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 from tests.campaign.fuzz.session_moves import VOCABULARY
 from tests.campaign.fuzz.slow_load import SlowLoad
 

@@ -14,9 +14,10 @@ from vllm.v1.core.block_pool import BlockPool
 from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
+from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
-from kv_transfer.tiers.prefix_tiers import CopyOut, PrefixTiers, Promotion
-from kv_transfer.tiers.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 from prefill_worker import session_input
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import StreamingRequest

@@ -33,7 +33,7 @@ from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
-from kv_transfer.tiers.prefix_tiers import TierCounters
+from kv_transfer.tiers.tier_terms import TierCounters
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import POLICIES

@@ -4,7 +4,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kv_transfer.tiers.prefix_tiers import TierCounters
+from kv_transfer.tiers.tier_terms import TierCounters
 
 FINDINGS_TOLD = 5
 

@@ -29,8 +29,8 @@ from command_line.main import app
 from control_plane.fleet.loads import Load
 from control_plane.placement.terms import POLICIES
 from kv_transfer.claims.claims import ClaimChange
-from kv_transfer.tiers.prefix_tiers import Admission, TierRules
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 from prefill_worker.preemption import default_model
 
 BLOCK = 10

@@ -9,11 +9,11 @@ from benchmarks.prefix_cache import RECIPES, Replay, replay
 from cluster_configs.schema import TiersSection
 from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
 from kv_transfer.blocks import Tier
-from kv_transfer.tiers import radix_tree
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
-from kv_transfer.tiers.prefix_tiers import Admission
+from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tier_terms import Admission
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4
@@ -167,11 +167,11 @@ def test_the_comparison_sees_an_order_that_is_not_lru(monkeypatch: pytest.Monkey
 
 
 def test_the_comparison_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    agree = radix_tree._agree
+    common_blocks = Node.common_blocks
     monkeypatch.setattr(
-        radix_tree,
-        "_agree",
-        lambda run, hashes, at: min(agree(run, hashes, at) + 1, len(run), len(hashes) - at),
+        Node,
+        "common_blocks",
+        lambda run, hashes, at: min(common_blocks(run, hashes, at) + 1, len(run.hashes), len(hashes) - at),
     )
     prompts: list[Prefix] = [(1, 1, 1), (1, 2, 1)]
     assert hit_blocks(trace_of(prompts), replay(trace_of(prompts), "lru", 9, 0).hit_ratio) > infinite_hits(prompts)

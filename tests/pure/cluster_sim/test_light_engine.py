@@ -9,8 +9,8 @@ import pytest
 from cluster_sim.costs import StepWork
 from cluster_sim.engine import Outcome, OutcomeKind, SimJob
 from cluster_sim.light_engine import LightEngine, LightEngineSettings
-from kv_transfer.tiers.prefix_tiers import Admission, TierRules
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 BLOCK = 10
 

@@ -407,8 +407,8 @@ def test_who_is_preempted_ends_all_the_same(make_vllm: Make) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["streaming", "decode"])
 def test_host_memory_gives_back_what_the_device_had_no_room_for(kind: str) -> None:
-    from kv_transfer.tiers.prefix_tiers import Admission, TierRules
     from kv_transfer.tiers.settings import TierSettings
+    from kv_transfer.tiers.tier_terms import Admission, TierRules
 
     tiers = replace(TierSettings(), rules=TierRules(Admission.EVERYTHING, promotion=False))
     engine = _vllm(kind)(blocks=20, host_blocks=100, tiers=tiers)

@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cluster_core.clock import cpu_s
 from cluster_core.engine_reports import PolicyRow
-from decode_worker import batching as module
-from decode_worker import chunk_hashes
+from decode_worker import chunk_hashes, turns
 from decode_worker.batch_members import Cause, Joining, Member, Plan, Reason
 from decode_worker.batching import Batching
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES, Action, BatchState, Decision, PolicySettings, StopPolicy
+from decode_worker.turns import Turns
 from tests.state_machines import expect_noticed
 
 BOUND_S = 4.0
@@ -208,7 +208,7 @@ class BatchingMachine(RuleBasedStateMachine):
             its = self.known[name]
             if its.turn_s == inf and self.departures + free_places > its.arrival:
                 its.turn_s = self.now_s
-                its.due_s = min(its.due_s, self.now_s + module._DUE_SHARE * BOUND_S)
+                its.due_s = min(its.due_s, self.now_s + turns.DUE_SHARE * BOUND_S)
 
     def check_plan(self, plan: Plan, places: int) -> None:
         rest = list(self.queue)
@@ -228,11 +228,11 @@ class BatchingMachine(RuleBasedStateMachine):
             overdue = [other for other in others if other.due_s <= self.now_s and other.priority == its.priority]
             if not self.by_arrival:
                 assert not overdue or its.due_s <= min(other.due_s for other in overdue), f"{name} passes the overdue"
-            takes_lead = each.reason in (Reason.TURN, Reason.IDLE) and not each.guest
+            takes_lead = each.reason in (Reason.TURN, Reason.IDLE) and each.joins_cohort
             if takes_lead or (each.reason is Reason.OVERDUE and not self.cohort):
                 self.former = self.former or (name, set(self.cohort))
                 self.cohort.clear()
-            if not each.guest:
+            if each.joins_cohort:
                 self.cohort.add(name)
         assert (plan.stop is None) or plan.stop.action is Action.STOP
         if len(plan.joining) < places:
@@ -263,7 +263,7 @@ class BatchingMachine(RuleBasedStateMachine):
         for member in self.batching.waiting():
             its = self.known[member.request_id]
             assert (member.turn_s, member.due_s) == (its.turn_s, its.due_s), member
-        assert len(self.batching._due) + len(self.batching._late) <= 2 * len(self.queue) + module._SLACK
+        assert self.batching.turns.due_times <= 2 * len(self.queue) + turns.SLACK
 
     @invariant()
     def counters_add_up(self) -> None:
@@ -287,8 +287,8 @@ def _ignores_priorities(self: Any, most: int) -> Iterator[Member]:
     return iter(list(self._waiting.values()))
 
 
-def _longest_overdue(self: Any, now_s: float) -> Member | None:
-    late = [each for each in self._unplanned() if each.due_s <= now_s]
+def _longest_overdue(self: Any, now_s: float, planned: Collection[str]) -> Member | None:
+    late = [each for each in self._waiting.values() if each.due_s <= now_s and each.request_id not in planned]
     return min(late, key=lambda each: each.due_s, default=None)
 
 
@@ -306,23 +306,23 @@ def _forgets_to_leave_the_batch(self: Any, request_id: str) -> bool:
     return bool(self.tree.discard(request_id)) or request_id in self
 
 
-BUGS: dict[str, tuple[str, Any]] = {
-    "overdue_requests_are_held_on": ("_overdue", lambda self, now_s: None),
-    "an_overdue_request_hides_more_urgent_ones": ("_overdue", _longest_overdue),
-    "turns_are_never_given": ("_give_turns", lambda self, free_places, now_s: None),
-    "refused_requests_are_not_put_back": ("_return_to_tree", _never_put_back),
-    "the_lead_ignores_priorities": ("_new_lead", _leads_whoever_is_first),
-    "arrival_order_ignores_priorities": ("_first_by_arrival", _ignores_priorities),
-    "who_is_gone_stays": ("gone", _forgets_to_leave_the_batch),
-    "a_deadline_is_no_due_time": ("_set_due", lambda self, member, due_s: None),
-    "the_departed_do_not_count": ("_leave_queue", lambda self, member: self._waiting.pop(member.request_id)),
+BUGS: dict[str, tuple[type, str, Any]] = {
+    "overdue_requests_are_held_on": (Turns, "overdue", lambda self, now_s, planned: None),
+    "an_overdue_request_hides_more_urgent_ones": (Turns, "overdue", _longest_overdue),
+    "turns_are_never_given": (Turns, "give", lambda self, free_places, now_s: None),
+    "refused_requests_are_not_put_back": (Batching, "_return_to_tree", _never_put_back),
+    "the_lead_ignores_priorities": (Batching, "_new_lead", _leads_whoever_is_first),
+    "arrival_order_ignores_priorities": (Batching, "_first_by_arrival", _ignores_priorities),
+    "who_is_gone_stays": (Batching, "gone", _forgets_to_leave_the_batch),
+    "a_deadline_is_no_due_time": (Turns, "_set_due", lambda self, member, due_s: None),
+    "the_departed_do_not_count": (Batching, "_leave_queue", lambda self, member: self._waiting.pop(member.request_id)),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_notices(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, wrong = BUGS[bug]
-    monkeypatch.setattr(Batching, name, wrong)
+    owner, name, wrong = BUGS[bug]
+    monkeypatch.setattr(owner, name, wrong)
     expect_noticed(BatchingMachine)
 
 
@@ -503,7 +503,7 @@ def test_an_overdue_stranger_is_a_guest_and_leaves_the_tip() -> None:
     assert "zz" not in batch.batching.tree
     with pytest.raises(ValueError, match="zz"):
         batch.arrive("zz")
-    # A guest that is preempted waits as everybody does.
+    # A preempted request from outside the cohort waits as all do.
     batch.running.remove("zz")
     batch.batching.preempted("zz", batch.now_s)
     assert batch.step() == [("zz", Reason.OVERDUE)]
@@ -587,8 +587,8 @@ def test_due_times_of_those_that_are_gone_are_forgotten() -> None:
         batch.arrive(f"a.{number}", deadline_s=1e6)
         assert batch.names(by_arrival=True)
         batch.end(*batch.running)
-    assert len(batch.batching._due) + len(batch.batching._late) < 2 * module._SLACK
-    assert not batch.batching._before_turn
+    assert batch.batching.turns.due_times < 2 * turns.SLACK
+    assert not batch.batching.turns.before_turn
 
 
 def test_the_order_of_arrival_costs_little_where_priorities_are_mixed() -> None:
@@ -663,7 +663,7 @@ def test_nobody_is_held_beyond_the_bound_while_places_are_free(policy: str) -> N
 
 
 def test_without_the_bound_somebody_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Batching, "_overdue", lambda self, now_s: None)
+    monkeypatch.setattr(Turns, "overdue", lambda self, now_s, planned: None)
     monkeypatch.setattr(Batching, "_held_too_long", lambda self, priority, now_s: None)
     with pytest.raises(AssertionError):
         assert max(longest_hold_s("heuristic", seed) for seed in range(6)) <= BOUND_S
@@ -701,7 +701,7 @@ def test_while_a_prefix_is_pulled_one_that_need_not_wait_runs() -> None:
     batching.settle(batching.plan(0.1, 8), (), (), 0.1)
     batching.insert("resident", (4,), 0.2)
     plan = batching.plan(0.2, 8)
-    assert [(each.member.request_id, each.guest) for each in plan.joining] == [("resident", True)]
+    assert [(each.member.request_id, each.joins_cohort) for each in plan.joining] == [("resident", False)]
     batching.settle(plan, ["resident"], (), 0.2)
     assert admit(batching, 0.3, 8) == [], "something runs"
     resident |= {1, 2}

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from benchmarks.published_hash_tree import PublishedHashTree
 from cluster_core.clock import cpu_s
 from decode_worker import chunk_hashes
+from decode_worker.chunk_trie import ChunkTrie
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree, PrefixShare
 from tests.state_machines import expect_noticed
 
@@ -146,7 +147,7 @@ def test_a_frontier_that_is_not_told_of_new_requests_is_noticed(monkeypatch: pyt
 
 
 def test_a_join_that_forgets_the_upper_chunks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkedHashTree, "_join", lambda self, node: None)
+    monkeypatch.setattr(ChunkTrie, "_join", lambda self, node: None)
     expect_noticed(HashTreeMachine)
 
 

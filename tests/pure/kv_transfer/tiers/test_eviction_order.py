@@ -12,7 +12,8 @@ from cluster_core.clock import cpu_s
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed, Priority
-from kv_transfer.tiers.radix_tree import Node, RadixTree
+from kv_transfer.tiers.prefix_runs import Node
+from kv_transfer.tiers.radix_tree import RadixTree
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 

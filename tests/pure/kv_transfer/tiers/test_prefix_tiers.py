@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers import prefix_tiers as tiers
-from kv_transfer.tiers import radix_tree
-from kv_transfer.tiers.block_references import BlockReferences
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
-from kv_transfer.tiers.prefix_tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
+from kv_transfer.tiers.prefix_runs import Node
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.promotions import Promotions
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import POLICIES, TierSettings
+from kv_transfer.tiers.tier_terms import Admission, CopyOut, Promotion, Refusal, TierRules
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -320,8 +322,8 @@ def a_copy_that_is_there_before_it_has_landed(self: PrefixTiers, hashes: list[Bl
     return copy
 
 
-def a_match_that_rounds_up(run: list[BlockHash], hashes: list[BlockHash], at: int) -> int:
-    return min(AGREE(run, hashes, at) + 1, len(run), len(hashes) - at)
+def a_match_that_rounds_up(run: Node, hashes: list[BlockHash], at: int) -> int:
+    return min(COMMON_BLOCKS(run, hashes, at) + 1, len(run.hashes), len(hashes) - at)
 
 
 def a_release_that_frees_what_is_read(self: BlockReferences, blocks: list[int]) -> list[int]:
@@ -330,7 +332,7 @@ def a_release_that_frees_what_is_read(self: BlockReferences, blocks: list[int]) 
     return RELEASE(self, blocks)
 
 
-AGREE, WORTH_COPYING, RELEASE = radix_tree._agree, PrefixTiers.worth_copying, BlockReferences.release
+COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_copying, BlockReferences.release
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ AGREE, WORTH_COPYING, RELEASE = radix_tree._agree, PrefixTiers.worth_copying, Bl
         (PrefixTiers, "_forget", lambda self, hashes: None),
         (PrefixTiers, "match", lambda self, hashes: self.tree.match(hashes)),
         (RadixTree, "_drop", lambda self, node: []),
-        (radix_tree, "_agree", a_match_that_rounds_up),
+        (Node, "common_blocks", a_match_that_rounds_up),
         (BlockReferences, "release", a_release_that_frees_what_is_read),
     ],
 )
@@ -516,7 +518,7 @@ def test_promotions_in_vain_make_the_next_ones_rarer_and_used_ones_bring_them_ba
         """Of the next 20 prefills, after which a promotion was looked for."""
         found: list[int] = []
         for prefill in range(20):
-            with mock.patch.object(tiers, "_find_promotion", return_value=None) as find:
+            with mock.patch.object(Promotions, "_find", return_value=None) as find:
                 assert tiers.promotion() is None
             found += [prefill] * find.call_count
         return found

@@ -1,7 +1,7 @@
 """The radix tree against plain dictionaries of prefixes, the units of the lesson, and how long it takes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster_core.clock import cpu_s
 from kv_transfer.blocks import BlockHash, Tier
-from kv_transfer.tiers import radix_tree
-from kv_transfer.tiers.radix_tree import Match, Node, RadixTree
+from kv_transfer.tiers.prefix_runs import Match, Node
+from kv_transfer.tiers.radix_tree import RadixTree
 from tests.state_machines import expect_noticed
 
 # A block is named by the symbols up to and including its own: equal name, equal prefix.
@@ -233,13 +233,13 @@ def _split_that_leaves_the_children_with_the_head(
     return tail
 
 
-def _agree_that_rounds_up(run: list[int], hashes: list[int], at: int) -> int:
-    length = AGREE(run, hashes, at)
-    return min(length + 1, len(run), len(hashes) - at)
+def _common_blocks_that_round_up(run: Node, hashes: Sequence[BlockHash], at: int) -> int:
+    length = COMMON_BLOCKS(run, hashes, at)
+    return min(length + 1, len(run.hashes), len(hashes) - at)
 
 
 SPLIT = RadixTree._split
-AGREE = radix_tree._agree
+COMMON_BLOCKS = Node.common_blocks
 
 
 def test_machine_sees_a_split_that_forgets_the_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_machine_sees_a_split_that_forgets_the_subtree(monkeypatch: pytest.Monke
 
 
 def test_machine_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_tree, "_agree", _agree_that_rounds_up)
+    monkeypatch.setattr(Node, "common_blocks", _common_blocks_that_round_up)
     expect_noticed(TreeMachine)
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from kv_transfer.blocks import BlockHash
 from kv_transfer.tiers import report as tier_report
-from kv_transfer.tiers.prefix_tiers import Admission, PrefixTiers, Refusal, TierCounters, TierRules
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import TierSettings, make_tiers
+from kv_transfer.tiers.tier_terms import Admission, Refusal, TierCounters, TierRules
 
 BLOCK_SIZE = 16
 # A block is used once.

@@ -2,7 +2,7 @@
 
 Scheduler side: `HostSwapping` answers for what is swapped out as a connector answers for remote KV: when the request is
 admitted again, its tokens are an external match that is loaded before the step computes. Worker side: the copies of a
-step run before its forward pass, all copies out before all copies back (`kv_transfer.tiers.swap_ledger`), on the
+step run before its forward pass, all copies out before all copies back (`kv_transfer.host_memory.swap_ledger`), on the
 stream that computes, so that steps in flight are ordered as well.
 
 `kv_transfer.tiers.host_tier` mixes it in.
@@ -15,9 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
-from kv_transfer.tiers.block_references import BlockReferences
-from kv_transfer.tiers.host_pool import HostPool
-from kv_transfer.tiers.swap_ledger import SwapLedger
+from kv_transfer.host_memory.block_references import BlockReferences
+from kv_transfer.host_memory.host_pool import HostPool
+from kv_transfer.host_memory.swap_ledger import SwapLedger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

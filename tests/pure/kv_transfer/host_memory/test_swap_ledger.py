@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kv_transfer.tiers.block_references import BlockReferences
-from kv_transfer.tiers.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.host_memory.block_references import BlockReferences
+from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 
 SLOTS = 12
 BLOCK = 4

@@ -1,6 +1,6 @@
-"""Blocks or slots of one memory, each with a count of who refers to it: the tree, requests, copies that run.
+"""Blocks or slots of one memory, each with a count of its references: of the tree, of requests, of copies that run.
 
-What nobody refers to is free and may be given out again; nothing is given out twice.
+What has no reference is free and may be given out again; nothing is given out twice.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,9 @@
-"""Who has KV blocks in host memory since it was preempted, and which copies the next step has to make.
+"""Which requests have KV blocks in host memory since they were preempted, and which copies the next step has to make.
 
 Who owns the copies of a swapped request:
     swapped out                 its host slots, pinned here until it is resumed, shortened or dropped
     shortened by an update      the slots of the longest common prefix stay, the others are free at once
-    resumed                     the slots are free once the step that copies them back has been told so
+    resumed                     the slots are free once the step that copies them back is built
     dropped, finished, aborted  free at once
 
 Within a step every copy out comes before every copy in: what is copied back was copied out by an earlier step, and a
@@ -17,7 +17,7 @@ from typing import Protocol
 
 
 class SlotPool(Protocol):
-    """Host slots, of which others may have some: `kv_transfer.tiers.block_references`, or what the tiers leave."""
+    """Host slots, of which others may have some: `host_memory.block_references`, or what the tiers leave."""
 
     @property
     def size(self) -> int: ...
@@ -133,7 +133,7 @@ class SwapLedger:
         self.shorten(request_id, 0)
 
     def take_copies(self) -> SwapCopies:
-        """The copies of the step that is about to run. To be asked once for every step."""
+        """The copies of the step that is about to run. To be called once for every step."""
         pending, self._pending = self._pending, _Pending()
         self._pool.release(pending.slots_after)
         return SwapCopies(tuple(pending.out), tuple(pending.back))

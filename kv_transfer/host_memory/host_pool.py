@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from cluster_core.errors import StartError
-from kv_transfer.tiers.swap_ledger import SwapCopies
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 
 
 class HostPool:
@@ -30,7 +30,7 @@ class HostPool:
                 torch.empty((slots, each.shape[1]), dtype=each.dtype, pin_memory=each.is_cuda) for each in self._device
             ]
             for each in self._host:
-                # The pages are there before anybody needs them.
+                # The pages are there before a copy needs them.
                 each.zero_()
         except (RuntimeError, MemoryError) as error:
             raise StartError(

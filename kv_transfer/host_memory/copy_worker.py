@@ -1,9 +1,8 @@
 """Copies between device and host memory that no step waits for, on a thread of their own.
 
-The worker's side of `host_tier`: whoever asks for a copy keeps its blocks and slots from everybody else
-until the copy is reported, so one may take as many steps as it needs. On CUDA the copies run on a stream of their own,
-too, after everything that was enqueued before they were asked for. One that raises is reported as failed, and the
-thread goes on.
+The worker's side of `host_tier`: the scheduler's side keeps the blocks and slots of a copy from all other use until the
+copy is reported, so one may take as many steps as it needs. On CUDA the copies run on a stream of their own, too, after
+everything that was enqueued before they began. One that raises is reported as failed, and the thread goes on.
 """
 
 import contextlib
@@ -18,29 +17,29 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 from cluster_core.clock import monotonic_s
-from kv_transfer.tiers.host_pool import HostPool
-from kv_transfer.tiers.swap_ledger import SwapCopies
+from kv_transfer.host_memory.host_pool import HostPool
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundCopy:
-    """`number` tells it from the others in reports; its pairs go in one direction."""
+    """Pairs of blocks and slots, all in one direction."""
 
+    # In reports.
     number: int
     copies: SwapCopies
 
 
 @dataclass(slots=True)
 class CopyReport(KVConnectorWorkerMetadata):
-    """Copies that have ended since the last report. ended: how many workers of the engine say so, by number.
+    """Copies that have ended since the last report."""
 
-    seconds: what they took, by direction (`out`, `back`), of all workers together.
-    """
-
+    # How many workers of the engine say so, by number.
     ended: Counter[int] = field(default_factory=Counter)
     failed: set[int] = field(default_factory=set)
+    # What they took, by direction (`out`, `back`), of all workers together.
     seconds: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "CopyReport":
@@ -49,6 +48,8 @@ class CopyReport(KVConnectorWorkerMetadata):
 
 
 class CopyWorker:
+    """See the module."""
+
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rachis-copies")
