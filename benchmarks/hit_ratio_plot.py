@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.prefix_comparison import OPTIMUM
+from benchmarks.token_sizes import short_tokens
 
-FORMATS = (".png", ".svg", ".pdf")
 # Told apart with any colour vision (Okabe and Ito, 2008), and by their markers without colours.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
 _MARKERS = "osv^D*Px"
@@ -43,11 +43,3 @@ def _lines(hit_ratios: Mapping[str, Sequence[float]]) -> list[tuple[str, tuple[f
         names.setdefault(tuple(ratios), []).append(name)
     joined = [(" = ".join(each), ratios) for ratios, each in names.items()]
     return sorted(joined, key=lambda line: line[1][-1], reverse=True)
-
-
-def short_tokens(tokens: int) -> str:
-    """As an option takes it: 2M, 512k, 1234."""
-    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if tokens >= unit and tokens % unit == 0:
-            return f"{tokens // unit}{letter}"
-    return str(tokens)

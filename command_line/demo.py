@@ -1,10 +1,15 @@
 """`rachis demo`: three recall questions through both pools, with what happened to each."""
 
+import asyncio
 import random
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
+from command_line import options
+from command_line.demo_streaming import demo_streaming
 from command_line.output import out, print_json
 from command_line.own_service import target_service
 from control_plane.client import RachisClient, chat_prompt
@@ -12,6 +17,24 @@ from control_plane.service.state import StateFile
 
 QUESTION_TOKENS = (150, 600, 1400)
 _SEED = 2026
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo_command)
+
+
+def demo_command(
+    profile: options.Profile = None,
+    assignments: options.Assignments = None,
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="A question whose pages are still being retrieved, with and without.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a service, answer three recall questions through both pools, stop."""
+    loaded = options.load_config(profile, None, assignments, None, options.BOTH_POOLS)
+    show = demo_streaming if streaming else demo
+    raise typer.Exit(asyncio.run(show(loaded, options.state_file(), as_json=as_json)))
 
 
 async def demo(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) -> int:

@@ -1,61 +1,45 @@
 """`rachis profile`: measures recompute and swap on this machine and keeps the figures for `streaming.cost_profile`."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+import typer
 
 from benchmarks.cost_plot import crossover_text, save_plot, table_rows
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import ConfigError
-from command_line.output import err, out, print_json, print_table
+from command_line import options
+from command_line.output import out, print_json, print_table
+from command_line.output_files import check_writable
+from command_line.progress import progress_reports
 from prefill_worker.preemption import CostModel, crossover_tokens, default_model
 
 
-class ProgressReports:
-    """A measurement's reports as a progress bar; a line per phase where there is no terminal."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def phase(self, text: str) -> None:
-        self._progress.update(self._task, description=text)
-        if not err.is_terminal:
-            err.print(text)
-
-    def total(self, steps: int) -> None:
-        self._progress.update(self._task, total=steps)
-
-    def done(self, steps: int = 1) -> None:
-        self._progress.advance(self._task, steps)
+def register(app: typer.Typer) -> None:
+    app.command("profile")(profile_command)
 
 
-@contextmanager
-def progress_reports() -> Iterator[ProgressReports]:
-    with Progress(
-        TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn(), console=err,
-        # Drawing takes the processor from what is being timed.
-        refresh_per_second=1, disable=not err.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
-        yield ProgressReports(progress, progress.add_task("starting", total=None))
+def profile_command(
+    output: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("rachis-cost-profile.json"),
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; default is beside the figures.")] = None,
+    repetitions: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each size.")] = 5,
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure what recomputing and what swapping costs here, for cost-based preemption; under five minutes."""
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(measure_profile(loaded, output, plot, repetitions, as_json=as_json))
 
 
-def check_writable(file: Path, option: str) -> None:
-    """Before minutes of measuring, not after. Raises ConfigError."""
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}", field=option)
-    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise ConfigError(f"cannot write {file}", field=option)
-
-
-async def profile(loaded: LoadedConfig, output: Path, plot: Path | None, repetitions: int, *, as_json: bool) -> None:
+async def measure_profile(
+    loaded: LoadedConfig, output: Path, plot: Path | None, repetitions: int, *, as_json: bool
+) -> None:
     plot = plot or output.with_suffix(".png")
     check_writable(output, "--output")
     check_writable(plot, "--plot")

@@ -244,7 +244,7 @@ def test_people_get_tables_of_eighty_columns(quick: None) -> None:
 def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, arguments: list[object], said: str
 ) -> None:
-    monkeypatch.setattr("command_line.bench_cht.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("command_line.bench.cht_run.measure", lambda *_: pytest.fail("measured"))
     refused = bench(*arguments).exception
     assert isinstance(refused, ConfigError)
     assert said in str(refused)

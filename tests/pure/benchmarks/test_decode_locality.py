@@ -27,7 +27,7 @@ from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import load
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
-from command_line.bench_decode_locality import Options, checked
+from command_line.bench.decode_locality_run import Options, checked
 from tests.process.benchmarks.test_cost_profile import SilentReports
 
 BLOCK_TOKENS = 16

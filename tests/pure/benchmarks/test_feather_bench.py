@@ -12,7 +12,7 @@ from benchmarks.feather_plot import save_plot
 from benchmarks.feather_workload import FeatherWorkload, require_model_length
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
-from command_line.bench_feather import POLICIES, SWEEPS, Options, checked
+from command_line.bench.feather_run import POLICIES, SWEEPS, Options, checked
 
 VOCABULARY = 300
 

@@ -20,9 +20,9 @@ from benchmarks.prefix_comparison import (
     number_of_replays,
     policy_names,
 )  # fmt: skip
+from benchmarks.token_sizes import parse_tokens
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
-from command_line.bench_prefix_cache import tokens
 from command_line.main import app
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
@@ -130,7 +130,7 @@ def test_nothing_is_compared_with_a_baseline_that_has_nothing() -> None:
     ("text", "number"), [("0", 0), ("512", 512), ("512k", 512_000), ("2M", 2_000_000), (" 1g ", 10**9)]
 )
 def test_tokens_are_counted_in_powers_of_ten(text: str, number: int) -> None:
-    assert tokens(text, "--device-tokens") == number
+    assert parse_tokens(text, "--device-tokens") == number
 
 
 # The command.

@@ -9,10 +9,10 @@ from benchmarks.cht_plot import save_plot
 from benchmarks.cht_speed import MOST_CHUNKS, MOST_HASHES, measure
 from benchmarks.cht_workload import BLOCK_TOKENS, ChtWorkload
 from cluster_core.errors import ConfigError
-from command_line.bench import warn_of_foreign_cores
-from command_line.bench_prefix_cache import check_picture
+from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table
-from command_line.profile import progress_reports
+from command_line.output_files import check_picture
+from command_line.progress import progress_reports
 
 # Of all prefixes together.
 _MOST_PREFIX_TOKENS = 100_000_000

@@ -10,10 +10,10 @@ from benchmarks.feather_workload import MOST_LEVELS, FeatherWorkload, require_mo
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
-from command_line.bench import warn_of_foreign_cores
-from command_line.bench_prefix_cache import check_picture
+from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table
-from command_line.profile import progress_reports
+from command_line.output_files import check_picture
+from command_line.progress import progress_reports
 
 POLICIES = ("greedy", "heuristic", "bandit", "q_learning")
 _ALWAYS = ("fcfs", "fcfs_ordered")

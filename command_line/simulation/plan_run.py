@@ -15,7 +15,8 @@ from cluster_sim.figures import Figures
 from cluster_sim.planner import COLUMNS, Plan, PlanSettings, Trial, as_json, plan, table
 from cluster_sim.scenario import PoolSection, PoolsSection, Scenario, SloSection, make_world, workload_of
 from cluster_sim.workloads import WorkloadSection
-from command_line.output import err, out, print_json, print_table
+from command_line.output import out, print_json, print_table
+from command_line.progress import quiet_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ class _Reports:
 
 @contextmanager
 def _progress(options: Options, *, quiet: bool) -> Iterator[_Reports]:
-    with Progress(
+    columns = (
         TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.fields[found]:<28}"), TimeElapsedColumn(),
-        console=err, refresh_per_second=1, disable=quiet or not err.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+    )  # fmt: skip
+    with quiet_progress(*columns, hidden=quiet) as progress:
         yield _Reports(progress, options.requests or None)

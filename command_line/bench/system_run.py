@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.system import OURS, SYSTEMS, Study, measure
 from cluster_core.errors import ConfigError
-from command_line.output import err, out, print_json, print_table
+from command_line.output import out, print_json, print_table
+from command_line.progress import quiet_progress
 
 _MOST_WORKERS = 4096
 
@@ -42,10 +43,8 @@ def bench_system(options: Options, *, as_json: bool) -> None:
         "trace" if options.trace else options.kind, options.trace, options.cost_model, tuple(sizes), tuple(rates),
         options.ttft_ms, options.tpot_ms, options.seconds, options.seed,
     )  # fmt: skip
-    with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err,
-        refresh_per_second=1, disable=as_json or not err.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with quiet_progress(*columns, hidden=as_json) as progress:
         task = progress.add_task("")
         result = measure(study, systems, lambda text: progress.update(task, description=text))
     if as_json:

@@ -11,10 +11,10 @@ from benchmarks.ttft_plot import save_plot
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
 from cluster_sim.traces import SHAPES
-from command_line.bench import warn_of_foreign_cores
-from command_line.bench_prefix_cache import check_picture
-from command_line.output import out, print_json, print_table
-from command_line.profile import progress_reports
+from command_line.bench.foreign_cores import warn_of_foreign_cores
+from command_line.output import out, print_json, print_table, times_text
+from command_line.output_files import check_picture
+from command_line.progress import progress_reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _print(variants: Mapping[str, Mapping[str, Any]]) -> None:
         [
             (
                 name, each["copied_out_blocks"], each["copied_back_blocks"], each["copied_bytes"] >> 20,
-                _times(each["vs_copy_everything"]["copied_bytes"]), each["promoted_blocks"],
+                times_text(each["vs_copy_everything"]["copied_bytes"]), each["promoted_blocks"],
                 each["promoted_used_blocks"], each["promoted_wasted_blocks"], sum(each["refused_offers"].values()),
             )
             for name, each in variants.items()
@@ -128,8 +128,4 @@ def _print(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _against(figures: Mapping[str, Any], name: str) -> tuple[str, str]:
-    return _times(figures["vs_stock"][name]), _times(figures["vs_copy_everything"][name])
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
+    return times_text(figures["vs_stock"][name]), times_text(figures["vs_copy_everything"][name])

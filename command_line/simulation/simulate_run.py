@@ -17,9 +17,9 @@ from cluster_sim.figures import Figures, as_json
 from cluster_sim.scenario import Scenario, ScenarioFile, check, make_world, read, workload_of
 from cluster_sim.workloads import Workload
 from cluster_sim.world import World
-from command_line.bench_prefix_cache import check_picture
-from command_line.output import err, out, print_json
-from command_line.profile import check_writable
+from command_line.output import out, print_json
+from command_line.output_files import check_picture, check_writable
+from command_line.progress import quiet_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,8 @@ def _watched(world: World, workload: Workload, scenario: Scenario, progress: Pro
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Progress]:
-    with Progress(
-        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err,
-        # Drawing takes the processor from the simulation.
-        refresh_per_second=1, disable=quiet or not err.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+    columns = TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with quiet_progress(*columns, hidden=quiet) as progress:
         yield progress
 
 

@@ -1,21 +1,44 @@
 """`rachis status`: what runs here, what it is doing, and whether anything was left behind."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
+import typer
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 from rich.markup import escape
 
 from cluster_core.errors import NotFoundError
-from command_line.index import alarms, index_line, status_of
+from command_line import options
 from command_line.output import out, print_json, print_table
-from command_line.pools import phase_name
-from command_line.status_decode import BATCH_ENTRIES, decode_of, print_decode
-from command_line.status_tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
+from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
+from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
+from command_line.status.index import alarms, index_line, status_of
+from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile, leftovers
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(status_command)
+
+
+def status_command(
+    tiers: Annotated[
+        bool, typer.Option("--tiers", help="What device and host memory saved, and the hottest prefixes.")
+    ] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="How decode workers form their batches, and what waits and why.")
+    ] = False,
+    worker: Annotated[str | None, typer.Option(help="Show this worker only, for example decode-0.")] = None,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what runs here."""
+    shown = status(address, options.state_file(), tiers=tiers, decode=decode, worker=worker, as_json=as_json)
+    raise typer.Exit(asyncio.run(shown))
 
 
 async def status(
@@ -72,8 +95,8 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
 async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -> dict[str, Any]:
     async with RachisClient(address) as client:
         router = await client.router_status()
-        index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=10)
-        pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=10)).pools
+        index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S)
+        pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools
         views = await client.workers(
             hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
         )
@@ -90,13 +113,13 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
         "outcomes": dict(router.outcomes),
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
-        "pools": {_pool_name(pool.pool): _pool(pool) for pool in pools},
+        "pools": {pool_name(pool.pool): _pool(pool) for pool in pools},
         "index": status_of(index),
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
         "workers": [
             {
                 "worker_id": view.registration.worker_id,
-                "pool": _pool_name(view.registration.pool),
+                "pool": pool_name(view.registration.pool),
                 "state": _state(view.registration.state, suspect=view.suspect),
                 "version_skew": view.version_skew,
                 "phase": view.registration.phase,
@@ -138,10 +161,6 @@ def _pool(pool: admin.PoolStatus) -> dict[str, Any]:
     }
 
 
-def _pool_name(pool: wire.Pool.ValueType) -> str:
-    return wire.Pool.Name(pool).removeprefix("POOL_").lower()
-
-
 def _named(name: str, views: Sequence[admin.WorkerView]) -> admin.WorkerView:
     for view in views:
         if view.registration.worker_id == name:
@@ -151,7 +170,7 @@ def _named(name: str, views: Sequence[admin.WorkerView]) -> admin.WorkerView:
 
 
 def _state(state: wire.WorkerState.ValueType, *, suspect: bool) -> str:
-    name = wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+    name = state_name(state)
     return f"{name} (suspect)" if suspect else name
 
 

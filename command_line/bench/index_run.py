@@ -3,9 +3,9 @@
 from dataclasses import asdict
 
 from benchmarks.index import CHUNK_TOKENS, PROMPT_TOKENS, IndexFigures, measure_all
-from command_line.bench import warn_of_foreign_cores
+from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table
-from command_line.profile import progress_reports
+from command_line.progress import progress_reports
 
 # On one core, for a router.
 AIMS = {"placement_p50_us": 200, "placement_p99_us": 1000, "events_per_s": 200_000, "bytes_per_entry": 100}

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import validation
 from cluster_configs.loading import LoadedConfig
-from command_line.output import err, out, print_json, print_table
+from command_line.output import out, print_json, print_table
 from command_line.own_service import target_service
+from command_line.progress import quiet_progress
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 
@@ -21,14 +22,8 @@ async def bench_simulator(
     loaded: LoadedConfig, state_file: StateFile, rounds: int, seed: int, *, as_json: bool
 ) -> None:
     """Always on an own service. loaded: with `validation.SETTINGS`."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True,
-            # Drawing takes the processor from what is measured.
-            refresh_per_second=1, disable=as_json or not err.is_terminal,
-        ) as progress,
-    ):  # fmt: skip
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with tempfile.TemporaryDirectory() as folder, quiet_progress(*columns, hidden=as_json) as progress:
         task = progress.add_task("starting")
         async with (
             target_service(None, state_file, loaded, always_own=True) as target,

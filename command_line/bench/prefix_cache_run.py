@@ -1,6 +1,5 @@
 """`rachis bench prefix-cache`: a trace through the tiers' own classes, policy by policy."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -10,17 +9,17 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks.hit_ratio_plot import FORMATS, save_plot, short_tokens
+from benchmarks.hit_ratio_plot import save_plot
 from benchmarks.prefix_comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
+from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
 from cluster_sim.traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
-from command_line.output import err, out, print_json, print_table
-from command_line.profile import check_writable
+from command_line.output import out, print_json, print_table, times_text
+from command_line.output_files import check_picture
+from command_line.progress import quiet_progress
 
 # Of one tier: its tables take about 100 bytes a block.
 _MOST_BLOCKS = 1 << 24
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_TOKENS = re.compile(r"(\d{1,15})([kmg]?)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ class Options:
 
 def bench_prefix_cache(options: Options, *, as_json: bool) -> None:
     names = policy_names(options.policies)
-    device_tokens = tokens(options.device_tokens, "--device-tokens")
-    host_tokens = tokens(options.host_tokens, "--host-tokens")
+    device_tokens = parse_tokens(options.device_tokens, "--device-tokens")
+    host_tokens = parse_tokens(options.host_tokens, "--host-tokens")
     curve_tokens = _curve_tokens(options)
     if options.plot is not None:
         _check_plot(options.plot, curve_tokens)
@@ -94,33 +93,18 @@ def bench_prefix_cache(options: Options, *, as_json: bool) -> None:
         out.print(f"picture in {options.plot}")
 
 
-def tokens(text: str, option: str) -> int:
-    """512, 512k, 2M or 1G, in powers of ten. Raises ConfigError."""
-    found = _TOKENS.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"must be a number of tokens such as 500000, 512k or 2M, got {text!r}", field=option)
-    return int(found[1]) * _UNITS[found[2].lower()]
-
-
 def _curve_tokens(options: Options) -> list[int]:
     """Each once, ascending."""
     parts = [part for part in (options.capacities or "").split(",") if part.strip()]
     if options.capacities is not None and not parts:
         raise ConfigError("must be numbers of tokens with commas, such as 1M,2M,4M", field="--capacities")
-    return sorted({tokens(part, "--capacities") for part in parts})
+    return sorted({parse_tokens(part, "--capacities") for part in parts})
 
 
 def _check_plot(plot: Path, curve_tokens: list[int]) -> None:
     if len(curve_tokens) < 2:
         raise ConfigError("needs at least two --capacities, such as 1M,2M,4M", field="--plot")
     check_picture(plot, "--plot")
-
-
-def check_picture(file: Path, option: str) -> None:
-    """Before minutes of measuring, not after. Raises ConfigError."""
-    if file.suffix.lower() not in FORMATS:
-        raise ConfigError(f"must end with one of {', '.join(FORMATS)}, got {file}", field=option)
-    check_writable(file, option)
 
 
 def _trace(options: Options) -> Trace | TraceFile:
@@ -168,11 +152,8 @@ class _Reports:
 
 @contextmanager
 def _progress(steps: int, *, quiet: bool) -> Iterator[_Reports]:
-    with Progress(
-        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err,
-        # Drawing takes the processor from the replay.
-        refresh_per_second=1, disable=quiet or not err.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+    columns = TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with quiet_progress(*columns, hidden=quiet) as progress:
         yield _Reports(progress, progress.add_task("requests", total=steps))
 
 
@@ -181,16 +162,12 @@ def _print_policies(title: str, by_policy: dict[str, dict[str, Any]]) -> None:
         (
             name,
             *(f"{each[key]:.1%}" for key in ("hit_ratio", "device_hit_ratio", "host_hit_ratio")),
-            _times(each["hit_ratio_vs_lru"]),
+            times_text(each["hit_ratio_vs_lru"]),
             each["blocks_copied"],
             f"{each['bytes_copied'] / 2**30:.1f}",
-            _times(each["bytes_vs_copy_everything"]),
+            times_text(each["bytes_vs_copy_everything"]),
         )
         for name, each in by_policy.items()
     ]
     columns = ("policy", "hit ratio", "device", "host", "x lru", "blocks copied", "GiB copied", "x copy everything")
     print_table(title, columns, rows)
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"

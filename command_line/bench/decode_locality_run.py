@@ -10,10 +10,10 @@ from benchmarks.decode_locality_plot import plain_points, save_plot, table_of
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
-from command_line.bench import warn_of_foreign_cores
-from command_line.bench_prefix_cache import check_picture
+from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table
-from command_line.profile import check_writable, progress_reports
+from command_line.output_files import check_picture, check_writable
+from command_line.progress import progress_reports
 
 # A request decodes meanwhile, and its suffix has to be longer than that.
 _SHORTEST_SUFFIX_TOKENS = 16

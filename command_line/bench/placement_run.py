@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.hit_ratio_plot import short_tokens
 from benchmarks.placement import BASELINE, Cluster, Run, at_speed, prompts_of, simulate, speed_for, speedups
 from benchmarks.placement_costs import PrefillCosts, default_costs, read_costs
 from benchmarks.placement_plot import save_plot
 from benchmarks.placement_world import Caches, Prompt
+from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
 from cluster_sim.traces import Trace, open_trace
-from command_line.bench_prefix_cache import check_picture, tokens
 from command_line.output import err, out, print_json, print_table
+from command_line.output_files import check_picture
 from control_plane.placement.terms import POLICIES
 from kv_transfer.tiers.settings import TierSettings
 
@@ -108,7 +108,7 @@ def _caches(options: Options, block_tokens: int) -> Caches:
 
 
 def _blocks(text: str, field: str, block_tokens: int, *, least: int) -> int:
-    size, most = tokens(text, field), block_tokens * _MOST_BLOCKS
+    size, most = parse_tokens(text, field), block_tokens * _MOST_BLOCKS
     if not least <= size <= most:
         raise ConfigError(f"must be from {least} to {most} for blocks of {block_tokens}, got {size}", field=field)
     return size // block_tokens
@@ -140,8 +140,8 @@ def _result(
         "load": options.load if options.speed is None else None,
         "speed": round(speed, 4),
         "requests_per_s": round(len(prompts) * speed / prompts[-1].arrival_s, 3) if prompts[-1].arrival_s else None,
-        "device_tokens": tokens(options.device_tokens, "--device-tokens"),
-        "host_tokens": tokens(options.host_tokens, "--host-tokens"),
+        "device_tokens": parse_tokens(options.device_tokens, "--device-tokens"),
+        "host_tokens": parse_tokens(options.host_tokens, "--host-tokens"),
         "costs": cluster.costs.table(),
         "event_delay_ms": options.event_delay_ms,
         "prediction_s": options.prediction_s,
