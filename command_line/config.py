@@ -4,7 +4,6 @@ import json
 
 import typer
 
-from cluster_configs import loading
 from command_line import options
 from command_line.output import out, print_json, print_table
 
@@ -24,6 +23,8 @@ def show_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Print the configuration in force, and where each value comes from."""
+    from cluster_configs import loading
+
     loaded = options.load_config(profile, config, assignments, model)
     if as_json:
         print_json(
@@ -36,6 +37,8 @@ def show_command(
 
 def profiles_command(as_json: options.AsJson = False) -> None:
     """List the profiles."""
+    from cluster_configs import loading
+
     names = loading.profile_names()
     if as_json:
         print_json({"profiles": names})

@@ -4,16 +4,17 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rachis.v1 import generation_pb2 as generation
 
-from cluster_configs import loading
-from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
 from control_plane.client import chat_prompt, text_prompt, token_prompt
 from control_plane.service.state import StateFile, state_folder
+
+if TYPE_CHECKING:
+    from cluster_configs.loading import LoadedConfig
 
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the service, for example cpu-local.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file over the profile.")]
@@ -42,8 +43,11 @@ def load_config(
     assignments: list[str] | None,
     model: str | None,
     extra: dict[str, Any] | None = None,
-) -> LoadedConfig:
+) -> "LoadedConfig":
     """The configuration that a command's flags ask for. Raises ConfigError."""
+    # Imported here: the schema takes as long as everything else at the start of a command, and many need none.
+    from cluster_configs import loading
+
     flags = {**(extra or {}), **loading.parse_assignments(assignments or [])}
     if model is not None:
         flags["model.path"] = model

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import signal
+from typing import TYPE_CHECKING
 
 import typer
 
-from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
 from command_line import options
 from command_line.output import out, print_json
+
+if TYPE_CHECKING:
+    from cluster_configs.loading import LoadedConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +31,7 @@ def route_command(
     asyncio.run(route(loaded, as_json=as_json))
 
 
-async def route(loaded: LoadedConfig, *, as_json: bool) -> None:
+async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     """Routes until a signal; it is not ready before it knows a decode worker of the service.
 
     Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
