@@ -23,7 +23,7 @@ def cht_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Time of each operation of the chunked hash tree, which finds the waiting request that fits the batch best."""
-    from benchmarks.cht_workload import ChtWorkload
+    from benchmarks.cht.workload import ChtWorkload
     from command_line.bench import cht_run
 
     cht_run.bench_cht(ChtWorkload(requests, tokens, groups, chunk_tokens, finds, seed), plot, as_json=as_json)

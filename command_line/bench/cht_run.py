@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cht_play import OPERATIONS
-from benchmarks.cht_plot import save_plot
-from benchmarks.cht_speed import MOST_CHUNKS, MOST_HASHES, measure
-from benchmarks.cht_workload import BLOCK_TOKENS, ChtWorkload
+from benchmarks.cht.play import OPERATIONS
+from benchmarks.cht.plot import save_plot
+from benchmarks.cht.speed import MOST_CHUNKS, MOST_HASHES, measure
+from benchmarks.cht.workload import BLOCK_TOKENS, ChtWorkload
 from cluster_core.errors import ConfigError
 from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table

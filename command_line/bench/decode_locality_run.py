@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode_locality_batches import QUICK, Grid
-from benchmarks.decode_locality_plot import plain_points, save_plot, table_of
+from benchmarks.decode_locality.batches import QUICK, Grid
+from benchmarks.decode_locality.plot import plain_points, save_plot, table_of
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
@@ -25,9 +25,10 @@ _MOST_NUMBERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As given. plot: None is beside the output. The lists: whole numbers with commas; None takes the grid's own."""
+    """As given; lists are whole numbers with commas, None takes the grid's own."""
 
     output: Path
+    # None is beside the output.
     plot: Path | None
     quick: bool
     batches: str | None
@@ -54,7 +55,7 @@ async def bench_decode_locality(loaded: LoadedConfig, options: Options, *, as_js
         "seed": options.seed,
     }
     with progress_reports() as reports:
-        result = await measure_in_process("benchmarks.decode_locality", arguments, reports)
+        result = await measure_in_process("benchmarks.decode_locality.measure", arguments, reports)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
     save_plot(result, plot)
     if as_json:

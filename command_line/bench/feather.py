@@ -38,7 +38,7 @@ def feather_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Throughput, time between tokens and waits with each policy of the decode scheduler, against order of arrival."""
-    from benchmarks.feather_workload import FeatherWorkload
+    from benchmarks.feather.workload import FeatherWorkload
     from command_line.bench import feather_run
 
     loaded = options.load_config(profile, config, assignments, model)

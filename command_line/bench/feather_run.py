@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.feather_plot import save_plot
-from benchmarks.feather_workload import MOST_LEVELS, FeatherWorkload, require_model_length
+from benchmarks.feather.plot import save_plot
+from benchmarks.feather.workload import MOST_LEVELS, FeatherWorkload, require_model_length
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
@@ -29,12 +29,13 @@ SWEEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As given. sweep: names of `SWEEPS`."""
+    """As given."""
 
     workload: FeatherWorkload
     places: int
     rounds: int
     policies: Sequence[str]
+    # Names of `SWEEPS`.
     sweep: Sequence[str]
     plot: Path | None
 
@@ -50,7 +51,7 @@ async def bench_feather(loaded: LoadedConfig, options: Options, *, as_json: bool
         "sweep": {name: asdict(each) for name, each in sweep.items()},
     }
     with progress_reports() as reports:
-        result = await measure_in_process("benchmarks.feather", arguments, reports)
+        result = await measure_in_process("benchmarks.feather.measure", arguments, reports)
     series = result.pop("series")
     if options.plot is not None:
         save_plot(series, result["ceiling_tok_s"], _title(result["workload"]), options.plot)

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks.hit_ratio_plot import save_plot
-from benchmarks.prefix_comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
+from benchmarks.prefix_cache.comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
+from benchmarks.prefix_cache.plot import save_plot
 from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
 from cluster_sim.traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace

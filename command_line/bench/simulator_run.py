@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import validation
+from benchmarks.validation import measure as validation
 from cluster_configs.loading import LoadedConfig
 from command_line.output import out, print_json, print_table
 from command_line.own_service import target_service

@@ -17,12 +17,14 @@ _MOST_WORKERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """sizes, rates: with commas."""
+    """As given."""
 
     trace: Path | None
     kind: str
     cost_model: str
+    # With commas.
     sizes: str
+    # With commas.
     rates: str
     ttft_ms: float
     tpot_ms: float

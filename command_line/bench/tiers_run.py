@@ -19,13 +19,14 @@ from command_line.progress import progress_reports
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As given. device_blocks: None takes what the workload asks for."""
+    """As given."""
 
     shape: str
     requests: int
     noise_share: float
     concurrency: int
     rounds: int
+    # None takes what the workload asks for.
     device_blocks: int | None
     plot: Path | None
     seed: int

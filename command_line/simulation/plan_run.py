@@ -21,8 +21,7 @@ from command_line.progress import quiet_progress
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As given. requests: the first of the trace; 0: all. speed: how many times faster than recorded it is played.
-    azure: the trace is a table of arrivals and lengths instead."""
+    """As given."""
 
     trace: Path
     slo_ttft_ms: float
@@ -30,9 +29,12 @@ class Options:
     attainment: float = 0.9
     cost_model: str = "h100-llama-3.1-8b"
     most_gpus: int = 64
+    # How many times faster than recorded the trace is played.
     speed: float = 1.0
+    # The first so many of the trace; 0: all.
     requests: int = 0
     most_runs: int = 60
+    # The trace is a table of arrivals and lengths instead.
     azure: bool = False
     seed: int = 0
 

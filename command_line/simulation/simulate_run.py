@@ -24,15 +24,17 @@ from command_line.progress import quiet_progress
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """changes: `key=value` for all variants. curves: CCDF and series in the JSON as well. timing: what the simulation
-    itself took, which is not the same twice."""
+    """As given."""
 
     scenario: Path
+    # `key=value` for all variants.
     changes: Sequence[str] = ()
     seed: int | None = None
     plot: Path | None = None
     html: Path | None = None
+    # CCDF and series in the JSON as well.
     curves: bool = False
+    # What the simulation itself took, in the JSON as well; it is not the same twice.
     timing: bool = False
 
 
@@ -123,10 +125,10 @@ def _notes(overrides: dict[str, Any]) -> list[str]:
 def _result(
     scenarios: ScenarioFile, runs: Sequence[Figures], took_s: Sequence[float] | None, *, curves: bool
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"scenario": scenarios.name, "seed": scenarios.variants[0].seed}
-    told["variants"] = [as_json(run, curves=curves) for run in runs]
+    result: dict[str, Any] = {"scenario": scenarios.name, "seed": scenarios.variants[0].seed}
+    result["variants"] = [as_json(run, curves=curves) for run in runs]
     if took_s is not None:
-        for variant, run, seconds in zip(told["variants"], runs, took_s, strict=True):
+        for variant, run, seconds in zip(result["variants"], runs, took_s, strict=True):
             variant["simulation_s"] = round(seconds, 3)
             variant["times_real_time"] = round(run.duration_s / max(seconds, 1e-9), 1)
-    return told
+    return result

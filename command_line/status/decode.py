@@ -11,13 +11,13 @@ from command_line.output import out, print_table, short_number
 BATCH_ENTRIES = 10
 
 # (worker id, what `decode_of` gives).
-_Told = Sequence[tuple[str, dict[str, Any]]]
+_Reports = Sequence[tuple[str, dict[str, Any]]]
 
 
 def decode_of(view: admin.WorkerView) -> dict[str, Any] | None:
     """For `--json`. None: the worker does not form its batch by shared prefixes, or did not answer.
 
-    `batch` is None where the worker had no time to tell of it.
+    `batch` is None where the worker had no time to report it.
     """
     if not view.HasField("decode"):
         return None
@@ -53,14 +53,14 @@ def print_decode(workers: Sequence[dict[str, Any]]) -> None:
     decoding = [worker for worker in workers if worker["pool"] == "decode"]
     if not decoding:
         out.print("there is no decode worker among them")
-    told = [(worker["worker_id"], worker["decode"]) for worker in decoding if worker["decode"] is not None]
-    if told:
-        _print_batches(told)
-        _print_history(told)
-        _print_groups(told)
-        _print_causes(told)
-        _print_waiting(told)
-        _print_table_of_policy(told)
+    reports = [(worker["worker_id"], worker["decode"]) for worker in decoding if worker["decode"] is not None]
+    if reports:
+        _print_batches(reports)
+        _print_history(reports)
+        _print_groups(reports)
+        _print_causes(reports)
+        _print_waiting(reports)
+        _print_table_of_policy(reports)
     for worker in decoding:
         if worker["decode"] is None:
             why = "does not form its batch by shared prefixes" if worker["answered"] else "did not answer"
@@ -69,7 +69,7 @@ def print_decode(workers: Sequence[dict[str, Any]]) -> None:
             out.print(f"{worker['worker_id']} is busy: it had no time to tell of its batch, ask again")
 
 
-def _print_batches(workers: _Told) -> None:
+def _print_batches(workers: _Reports) -> None:
     rows = [
         (
             worker,
@@ -87,7 +87,7 @@ def _print_batches(workers: _Told) -> None:
     print_table("\nthe batch of each decode worker; shared prefix and working set in tokens", columns, rows)
 
 
-def _print_history(workers: _Told) -> None:
+def _print_history(workers: _Reports) -> None:
     rows = [
         (
             worker,
@@ -113,7 +113,7 @@ def _print_history(workers: _Told) -> None:
     )
 
 
-def _print_groups(workers: _Told) -> None:
+def _print_groups(workers: _Reports) -> None:
     def row(group: dict[str, Any]) -> tuple[object, ...]:
         return group["hash"] or "none", group["tokens"], group["running"], group["waiting"]
 
@@ -121,7 +121,7 @@ def _print_groups(workers: _Told) -> None:
     _print_entries("largest prefix groups", columns, workers, "groups", row)
 
 
-def _print_causes(workers: _Told) -> None:
+def _print_causes(workers: _Reports) -> None:
     rows = [
         (
             worker,
@@ -138,7 +138,7 @@ def _print_causes(workers: _Told) -> None:
         print_table("\nwhy requests wait", columns, rows)
 
 
-def _print_waiting(workers: _Told) -> None:
+def _print_waiting(workers: _Reports) -> None:
     def row(request: dict[str, Any]) -> tuple[object, ...]:
         return (
             request["request_id"],
@@ -153,7 +153,7 @@ def _print_waiting(workers: _Told) -> None:
     _print_entries("the first requests that wait", columns, workers, "waiting", row)
 
 
-def _print_table_of_policy(workers: _Told) -> None:
+def _print_table_of_policy(workers: _Reports) -> None:
     def row(state: dict[str, Any]) -> tuple[object, ...]:
         return (
             state["batch"],
@@ -172,7 +172,7 @@ def _print_table_of_policy(workers: _Told) -> None:
 def _print_entries(
     title: str,
     columns: Sequence[str],
-    workers: _Told,
+    workers: _Reports,
     name: str,
     row: Callable[[dict[str, Any]], tuple[object, ...]],
 ) -> None:

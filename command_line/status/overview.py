@@ -52,7 +52,7 @@ async def status(
 ) -> int:
     """Prints it; returns 0 for a running service or none at all, 1 for leftovers or one that does not answer.
 
-    worker: the only one to be told of. Raises NotFoundError where there is none of that name.
+    worker: the only one that is shown. Raises NotFoundError where there is none of that name.
     """
     running = state_file.read()
     address = address or (running.address if running else None)

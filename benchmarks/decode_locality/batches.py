@@ -27,10 +27,11 @@ _FIRST_DIVERGENT = (0, 1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class KvReads:
-    """KV tokens that one step reads; by_reuse: those read before in this step, by reuse distance in tokens."""
+    """KV tokens that one step reads."""
 
     total_tokens: int
     distinct_tokens: int
+    # Those read before in this step, by reuse distance in tokens.
     by_reuse: Mapping[int, int] = field(default_factory=dict)
 
     def missed(self, capacity_tokens: float) -> int:
@@ -40,12 +41,14 @@ class KvReads:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """levels: (groups, tokens) of each level of the tree that requests share, from the root; request i is in group
-    i modulo groups. `interleaved` keeps that order, `grouped` puts those next to each other who share most."""
+    """What the requests of a batch share, and in which order they stand."""
 
     batch: int
+    # (groups, tokens) of each level of the tree that requests share, from the root; request i is in group
+    # i modulo groups.
     levels: tuple[tuple[int, int], ...]
     suffix_tokens: int
+    # `interleaved` keeps the order of the numbers, `grouped` puts requests next to each other that share most.
     order: Order = "interleaved"
     divergent: int = 0
     strangers: int = 0

@@ -15,11 +15,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from benchmarks.cht_play import BATCH_REQUESTS, OPERATIONS, Costs, HashTree, Play, best_of, play_all
-from benchmarks.cht_workload import Arrivals, ChtWorkload, computed, reused, token_lists
+from benchmarks.cht.play import BATCH_REQUESTS, OPERATIONS, Costs, HashTree, Play, best_of, play_all
+from benchmarks.cht.prefix_orders import PrefixTree, Prompt, depth_first_by_weight, longest_prefix_match
+from benchmarks.cht.published_hash_tree import PublishedHashTree
+from benchmarks.cht.workload import Arrivals, ChtWorkload, computed, reused, token_lists
 from benchmarks.measuring_process import Reports, foreign_cpu_s
-from benchmarks.prefix_orders import PrefixTree, Prompt, depth_first_by_weight, longest_prefix_match
-from benchmarks.published_hash_tree import PublishedHashTree
 from cluster_core.clock import cpu_s, monotonic_s
 from decode_worker.chunked_hash_tree import ChunkedHashTree
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.validation_cluster import Measured, Prompt, Timed
+from benchmarks.validation.cluster import Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
 from cluster_sim import costs
 from cluster_sim.costs import CostModel, StepWork

@@ -8,7 +8,7 @@ it: the stock ones copy everything, as an inclusive second tier would; `rachis` 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.belady import belady
+from benchmarks.prefix_cache.belady import belady
 from cluster_sim.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
 from kv_transfer.tiers.block_references import BlockReferences

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.decode_locality_batches import BatchShape, Path, longest_paths
+from benchmarks.decode_locality.batches import BatchShape, Path, longest_paths
 from benchmarks.measuring_process import Reports
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.decode_locality_batches import BatchShape
+from benchmarks.decode_locality.batches import BatchShape
 from cluster_core.errors import UnavailableError
 
 TIMED_STEPS = 16
@@ -31,13 +31,14 @@ _MOST_SPLITS = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Of a model. dtype: torch's name of it."""
+    """The attention of a model."""
 
     model: str
     layers: int
     query_heads: int
     kv_heads: int
     head_size: int
+    # torch's name of it.
     dtype: str
 
     @property
@@ -101,7 +102,7 @@ class SyntheticAttention:
 
     def __init__(self, model: AttentionShape, processors: int, seed: int, device: str, time_steps: TimeSteps) -> None:
         try:
-            from benchmarks.paged_decode_triton import PagedDecode
+            from benchmarks.decode_locality.paged_decode_triton import PagedDecode
         except ImportError:
             raise UnavailableError("neither vLLM nor Triton is installed here") from None
         self._kernel = PagedDecode

@@ -22,12 +22,15 @@ _VOCABULARY_SIZE = 128_000
 
 @dataclass(frozen=True, slots=True)
 class ChtWorkload:
-    """tokens: of each prompt. finds: calls of FIND for each request, on average."""
+    """What is inserted, found, added and finished."""
 
     requests: int = 5000
+    # Of each prompt.
     tokens: int = 5000
+    # Of requests that share a prefix.
     groups: int = 5
     chunk_tokens: int = 64
+    # Calls of FIND for each request, on average.
     finds: float = 5.3
     seed: int = 0
 

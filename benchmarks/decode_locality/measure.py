@@ -1,15 +1,15 @@
 """What a decode step costs by what its requests share: the measurement behind `rachis bench decode-locality`.
 
-Shapes of batches (`decode_locality_batches`) are visited in rounds, each in a new random order, so that a disturbance
+Shapes of batches (`batches`) are visited in rounds, each in a new random order, so that a disturbance
 of the machine hits some visits of many shapes instead of all of one; the first round is always whole, another one
 starts only while it would end in time. Where vLLM runs, steps of a plain vLLM engine are timed; on CUDA without vLLM,
-attention alone (`decode_locality_triton`: never run on a GPU so far). Result, the file of `--output`:
+attention alone (`synthetic_attention`: never run on a GPU so far). Result, the file of `--output`:
 
     {"format": 1, "engine", "device", "caches_bytes", "model", "dtype", "threads", "block_size_tokens",
      "kv_bytes_per_token", "made", "seed", "rounds", "took_s", "foreign_cores",
      "points": [{"batch", "groups", "shared_tokens", "suffix_tokens", "order", "levels", "distinct_tokens",
                  "total_tokens", "step_ms", "samples", "spread"}],
-     "divergence": [a point's keys, "divergent", "strangers"], "fit", "cache_fit", "verdict": decode_locality_fit}
+     "divergence": [a point's keys, "divergent", "strangers"], "fit", "cache_fit", "verdict": fit.verdict}
 """
 
 import os
@@ -21,8 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.decode_locality_batches import BatchShape, Grid, pool_blocks
-from benchmarks.decode_locality_fit import Measured, Sample, fit_cache, fit_linear, verdict
+from benchmarks.decode_locality.batches import BatchShape, Grid, pool_blocks
+from benchmarks.decode_locality.fit import Measured, Sample, fit_cache, fit_linear, verdict
 from benchmarks.measuring_process import Reports, foreign_cpu_s, run_measurement
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s, unix_ms
@@ -157,12 +157,12 @@ def _point(shape: BatchShape, measured: Measured, block_tokens: int) -> dict[str
 def _decoder(config: RachisConfig, grid: Grid, seed: int, reports: Reports) -> Decoder:
     """Raises UnavailableError where there is nothing to measure with."""
     if config.engine.device == "cuda" and find_spec("vllm") is None:
-        from benchmarks.decode_locality_triton import LLAMA_3_1_8B, TritonDecode
+        from benchmarks.decode_locality.synthetic_attention import LLAMA_3_1_8B, TritonDecode
 
         return TritonDecode(LLAMA_3_1_8B, seed)
     if find_spec("vllm") is None:
         raise UnavailableError("vLLM is not installed here")
-    from benchmarks.decode_locality_vllm import VllmDecode, engine_config
+    from benchmarks.decode_locality.vllm_decoder import VllmDecode, engine_config
 
     shapes = grid.shapes()
     config = engine_config(config, shapes, pool_blocks(shapes, config.engine.block_size_tokens))

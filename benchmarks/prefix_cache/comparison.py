@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from benchmarks.prefix_cache import RECIPES, HitRatios, Recipe, optimum, replay
+from benchmarks.prefix_cache.replay import RECIPES, HitRatios, Recipe, optimum, replay
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError
 from cluster_sim.traces import Trace, TraceFile
@@ -34,7 +34,7 @@ class Reports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """ideal_hit_ratio: over tokens, with a cache without end."""
+    """What a trace asks for."""
 
     name: str
     block_tokens: int
@@ -42,6 +42,7 @@ class TraceFacts:
     input_tokens: int
     blocks: int
     distinct_blocks: int
+    # Over tokens, with a cache without end.
     ideal_hit_ratio: float
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quiet import ForeignLoad
-from benchmarks.validation_cluster import Cluster, Measured, Prompt, Timed
+from benchmarks.validation.cluster import Cluster, Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
 from cluster_sim.figures import Figures
 from control_plane.client import RachisClient
@@ -42,15 +42,17 @@ FIGURES = ("ttft_p50_ms", "ttft_mean_ms", "ttft_p90_ms", "e2e_mean_ms", "through
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """share: of the prefill worker's time, by what prompts take alone; 0: all at once. long_share: of the prompts."""
+    """Requests that arrive at the cluster, and at its model."""
 
     requests: int
     tokens: tuple[int, int]
     output_tokens: int
+    # Of the prefill worker's time, by what prompts take alone; 0: all at once.
     share: float
     burstiness: float = 1.0
     groups: int = 0
     shared_tokens: int = 0
+    # Of the prompts, have `long_tokens`.
     long_share: float = 0.0
     long_tokens: int = 0
 
@@ -183,7 +185,7 @@ async def validate(
     Raises UnavailableError where requests fail.
     """
     # vLLM is imported with it, and takes a while.
-    from benchmarks import validation_model
+    from benchmarks.validation import model as validation_model
 
     views = await client.workers()
     cluster = Cluster(client, views[0].registration.model.vocabulary_size, seed, on_done)

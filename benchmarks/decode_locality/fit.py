@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.decode_locality_batches import BatchShape, Grid, KvReads
+from benchmarks.decode_locality.batches import BatchShape, Grid, KvReads
 
 # A loss below this share of the step is none, whatever the noise.
 _NEGLIGIBLE_SHARE = 0.1
@@ -28,11 +28,13 @@ _CAPACITIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one shape. step_ms: the best visit's median step, since other work on the machine only makes steps longer.
-    samples: timed steps. spread: how far the median of the visits lies above the best one, as a share of it."""
+    """Decode steps of one shape."""
 
+    # The best visit's median step, since other work on the machine only makes steps longer.
     step_ms: float
+    # Timed steps.
     samples: int
+    # How far the median of the visits lies above the best one, as a share of it.
     spread: float
 
     @classmethod
@@ -48,7 +50,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """capacity_tokens: None for the linear one, which misses nothing. Errors are shares of the measured time."""
+    """A decode step as a sum of terms; errors are percentages of the measured time."""
 
     base_ms: float
     per_request_ms: float
@@ -56,6 +58,7 @@ class StepModel:
     per_distinct_token_ms: float
     per_missed_token_ms: float
     _: KW_ONLY
+    # Of the cache; None for the linear model, which misses nothing.
     capacity_tokens: int | None
     median_error_pct: float = 0.0
     p90_error_pct: float = 0.0

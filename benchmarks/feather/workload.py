@@ -10,19 +10,22 @@ MOST_LEVELS = 3
 
 @dataclass(frozen=True, slots=True)
 class FeatherWorkload:
-    """groups: prefixes that requests have one of, all equally likely; 0: nobody shares anything.
+    """What arrives, and what it shares."""
 
-    shared_tokens: of a prefix. levels: of the tree of prefixes, each an equal part: of two levels all groups share the
-    first, of three pairs of groups share the second too. suffix_tokens: of each prompt alone. decode_tokens: generated
-    for each. rate: arrivals a second, Poisson. seconds: how long they arrive.
-    """
-
+    # Prefixes that requests have one of, all equally likely; 0: nobody shares anything.
     groups: int = 5
+    # Of a prefix.
     shared_tokens: int = 3500
+    # Of the tree of prefixes, each an equal part: of two levels all groups share the first, of three pairs of
+    # groups share the second too.
     levels: int = 1
+    # Of each prompt alone.
     suffix_tokens: int = 24
+    # Generated for each request.
     decode_tokens: int = 64
+    # Arrivals a second, Poisson.
     rate: float = 40.0
+    # How long requests arrive.
     seconds: float = 10.0
     seed: int = 0
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.cht_workload import Arrivals, ChtWorkload
+from benchmarks.cht.workload import Arrivals, ChtWorkload
 from cluster_core.clock import monotonic_s
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.chunked_hash_tree import Candidate
@@ -33,13 +33,15 @@ class HashTree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Means, with `finds` calls of FIND for each request. longest_ms: of a single operation, or a few finds."""
+    """Mean cost of each operation of a request."""
 
     insert_ns: float
     find_ns: float
     add_ns: float
     finish_ns: float
+    # Calls of FIND for each request.
     finds: float
+    # Of a single operation, or of a few finds.
     longest_ms: float = 0.0
 
     @property

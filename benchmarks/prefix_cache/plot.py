@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.prefix_comparison import OPTIMUM
+from benchmarks.prefix_cache.comparison import OPTIMUM
 from benchmarks.token_sizes import short_tokens
 
 # Told apart with any colour vision (Okabe and Ito, 2008), and by their markers without colours.

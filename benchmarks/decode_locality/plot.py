@@ -1,4 +1,4 @@
-"""Decode step time over what a batch shares, as a picture and as rows for a terminal. See `decode_locality`."""
+"""Decode step time over what a batch shares, as a picture and as rows for a terminal. See `measure`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -42,12 +42,14 @@ class Prompt:
 
 @dataclass(slots=True)
 class Timed:
-    """One request as its client saw it. sent_s: since the run began. token_s: of each token, likewise.
-    prefill_s: of the engine, from its first step of the prompt to the first token."""
+    """One request as its client saw it."""
 
+    # Since the run began.
     sent_s: float
     prompt_tokens: int
+    # When each token came, since the run began.
     token_s: list[float] = field(default_factory=list)
+    # Of the engine, from its first step of the prompt to the first token.
     prefill_s: float = 0.0
 
     @property
@@ -66,11 +68,14 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class PromptPoint:
-    """At no load, medians: the engine's part, the first token as the client sees it, and the second one after it."""
+    """Medians of one prompt length at no load."""
 
     tokens: int
+    # The engine's part.
     prefill_s: float
+    # The first token as the client sees it.
     ttft_s: float
+    # From the first token to the second one.
     gap_s: float
 
 
@@ -85,10 +90,11 @@ class BatchPoint:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """prefill_slowdown, decode_slowdown: how many times longer steps take while the other worker is busy as well."""
+    """What the simulator knows of the cluster."""
 
     prompts: tuple[PromptPoint, ...]
     batches: tuple[BatchPoint, ...]
+    # How many times longer steps take while the other worker is busy as well.
     prefill_slowdown: float
     decode_slowdown: float
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.feather_workload import FeatherWorkload
+from benchmarks.feather.workload import FeatherWorkload
 from benchmarks.measuring_process import Reports, foreign_cpu_s, run_measurement
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
@@ -39,11 +39,13 @@ _SERIES_S = 0.25
 
 @dataclass(slots=True)
 class Run:
-    """gaps_s: between two tokens of a request. series: (seconds, tokens) of each step."""
+    """What one policy did with one workload."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     waits_s: list[float] = field(default_factory=list)
+    # Between two tokens of a request.
     gaps_s: list[float] = field(default_factory=list)
+    # (seconds, tokens) of each step.
     series: list[tuple[float, int]] = field(default_factory=list)
     held_s: list[float] = field(default_factory=list)
     admissions: dict[str, int] = field(default_factory=dict)
