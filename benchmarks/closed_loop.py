@@ -12,10 +12,12 @@ from cluster_core.errors import UnavailableError, ungrouped
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """ttft_ms: from sending the prompt. cached_tokens: of the prompt, not computed. tokens: greedy."""
+    """One greedy completion."""
 
+    # From sending the prompt.
     ttft_ms: float
     prompt_tokens: int
+    # Of the prompt, not computed.
     cached_tokens: int
     tokens: tuple[int, ...]
 

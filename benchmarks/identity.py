@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the cluster and the plain engine part. gap: log-probability between the two likeliest tokens there."""
+    """Where the cluster and the plain engine part."""
 
     index: int
     prompt_tokens: int
@@ -41,6 +41,7 @@ class Divergence:
     position: int
     cluster_token: int | None
     plain_token: int | None
+    # Log-probability between the two likeliest tokens there.
     gap: float | None
     what: str
 

@@ -46,26 +46,30 @@ _BATCH_KEYS = 512
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """Times in microseconds. placement: the decision, with hashing and lookup. accounting: what follows it, until the
-    request has ended. bytes_per_entry: by which the process has grown for the full index."""
+    """Times in microseconds."""
 
     entries: int
     workers: int
+    # The decision, with hashing and lookup.
     placement_p50_us: float
     placement_p99_us: float
+    # What follows the decision, until the request has ended.
     accounting_p50_us: float
     hashing_p50_us: float
     lookup_p50_us: float
     events_per_s: float
+    # By which the process has grown for the full index.
     bytes_per_entry: float
 
 
 @dataclass(frozen=True, slots=True)
 class IndexBench:
-    """figures: of what was asked for. by_entries, by_workers: the same with fewer entries, and with other pools."""
+    """The index at the size that was asked for, and at others."""
 
     figures: IndexFigures
+    # With fewer entries.
     by_entries: tuple[IndexFigures, ...]
+    # With other pools.
     by_workers: tuple[IndexFigures, ...]
     foreign_cores: float
 

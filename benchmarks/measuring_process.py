@@ -37,12 +37,12 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class Reports(Protocol):
-    """Who is told how a measurement goes on."""
+    """Hears how a measurement goes on."""
 
     def phase(self, text: str) -> None: ...
 
     def total(self, steps: int) -> None:
-        """How many steps there will be, told once before the first."""
+        """How many steps there will be; called once, before the first."""
         ...
 
     def done(self, steps: int = 1) -> None: ...
@@ -101,16 +101,16 @@ class _Lines:
     """Reports as lines of standard output."""
 
     def phase(self, text: str) -> None:
-        tell(phase=text)
+        _print_report(phase=text)
 
     def total(self, steps: int) -> None:
-        tell(total=steps)
+        _print_report(total=steps)
 
     def done(self, steps: int = 1) -> None:
-        tell(done=steps)
+        _print_report(done=steps)
 
 
-def tell(**report: Any) -> None:
+def _print_report(**report: Any) -> None:
     print(_MARK + json.dumps(report), flush=True)
 
 
@@ -120,9 +120,9 @@ def run_measurement(measure: Callable[[dict[str, Any], Reports], Awaitable[dict[
 
     async def reported() -> None:
         try:
-            tell(result=await measure(arguments, _Lines()))
+            _print_report(result=await measure(arguments, _Lines()))
         except RachisError as error:
-            tell(error=str(error), users=isinstance(error, ClientFault))
+            _print_report(error=str(error), users=isinstance(error, ClientFault))
 
     asyncio.run(reported())
 

@@ -33,9 +33,10 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """completion_s: from the trace's beginning until the last first token."""
+    """When the sessions of a trace got their first tokens."""
 
     sessions: tuple[SessionTimes, ...]
+    # From the trace's beginning until the last first token.
     completion_s: float
 
 

@@ -47,16 +47,18 @@ SHARES = (0.375, 0.5, 0.625, 0.75)
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """file: a trace, or None for `kind` as drawn. rates: requests a second for each worker. seconds: of arrivals.
-    Objectives in ms."""
+    """What is simulated; objectives in ms."""
 
     kind: str
+    # A trace, or None for `kind` as drawn.
     file: Path | None
     cost_model: str
     sizes: tuple[int, ...]
+    # Requests a second for each worker.
     rates: tuple[float, ...]
     slo_ttft_ms: float
     slo_tpot_ms: float
+    # Of arrivals.
     seconds: float = 240.0
     seed: int = 0
 
@@ -102,7 +104,7 @@ def _swept(study: Study, name: str, size: int, share: float, progress: Callable[
     for rate in study.rates:
         progress(f"{name}, {size} workers, {rate * size:g} requests/s")
         figures, router_s = simulate(study, name, size, share, rate)
-        told = as_json(figures)
+        table = as_json(figures)
         kept = (
             "attainment", "throughput_tokens_per_s", "dollars_per_million_tokens", "ttft_p50_ms",
             "ttft_p90_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "hit_ratio", "utilization", "mean_batch",
@@ -112,7 +114,7 @@ def _swept(study: Study, name: str, size: int, share: float, progress: Callable[
             {
                 "requests_per_s": rate * size,
                 "goodput_per_s": round(figures.attainment * rate * size, 3),
-                **{key: told[key] for key in kept},
+                **{key: table[key] for key in kept},
                 "router_cores": round(router_s * rate * size / figures.requests, 4),
             }
         )

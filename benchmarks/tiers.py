@@ -53,11 +53,13 @@ _WARM_UP_REQUESTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Answers in the order of the prompts. before, after: what the tiers had counted, None where there are none."""
+    """One round of one variant."""
 
+    # In the order of the prompts.
     answers: Sequence[Answer]
     took_s: float
     foreign_cores: float
+    # What the tiers had counted before and after; None where there are none.
     before: TierReport | None = None
     after: TierReport | None = None
 

@@ -21,15 +21,16 @@ ANSWER_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class TiersWorkload:
-    """shape: a name of `SHAPES`. noise_share: of the requests, have a prompt that nobody else has.
+    """What the engine is given."""
 
-    concurrency: requests in the engine at any time; the next follows when one has ended. rounds: of every variant.
-    """
-
+    # A name of `SHAPES`.
     shape: str
     requests: int = 400
+    # Of the requests, have a prompt that no other request has.
     noise_share: float = 0.2
+    # Requests in the engine at any time; the next follows when one has ended.
     concurrency: int = 1
+    # Of every variant.
     rounds: int = 3
     seed: int = 0
 

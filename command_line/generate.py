@@ -1,12 +1,71 @@
 """`rachis generate`: one prompt, streamed to the terminal."""
 
-from typing import Any
+import asyncio
+from typing import Annotated, Any
 
+import typer
 from rachis.v1 import generation_pb2 as generation
 from rich.markup import escape
 
+from cluster_core.ids import new_request_id
+from command_line import options
 from command_line.output import err, out, print_json
 from control_plane.client import Generated, RachisClient
+from control_plane.intake.validation import MAX_PRIORITY
+
+
+def register(app: typer.Typer) -> None:
+    app.command("generate")(generate_command)
+
+
+def generate_command(
+    prompt: options.Prompt = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends generation; may be given several times.")] = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    logprobs: int | None = None,
+    cache_salt: options.CacheSalt = "",
+    priority: Annotated[
+        int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Decode workers admit the lowest first.")
+    ] = 0,
+    timeout_s: float = 600.0,
+    request_id: Annotated[
+        str, typer.Option(help="Your name for it, for `rachis placement explain`; one is made by default.")
+    ] = "",
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send one prompt to a running service and stream the answer."""
+    sampling: dict[str, Any] = {
+        "max_tokens": options.whole_number(max_tokens, "--max-tokens"),
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": options.whole_number(top_k, "--top-k"),
+        "min_p": min_p,
+        "stop": stop or [],
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "repetition_penalty": repetition_penalty,
+        "cache_salt": cache_salt,
+        "priority": priority,
+    }
+    if seed is not None:
+        sampling["seed"] = options.whole_number(seed, "--seed", options.UINT64)
+    if logprobs is not None:
+        sampling["logprobs"] = options.whole_number(logprobs, "--logprobs")
+    given = options.prompt_input(prompt, chat=chat, tokens=tokens)
+    name = request_id or new_request_id()
+    where = options.running_address(address)
+    asyncio.run(generate(where, given, sampling, request_id=name, timeout_s=timeout_s, as_json=as_json))
 
 
 async def generate(

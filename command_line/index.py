@@ -1,17 +1,58 @@
 """`rachis index`: which prefixes are hot and who holds them, and whether the index can be believed."""
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from typing import Annotated, Any
 
+import typer
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
-from rachis.v1 import worker_pb2 as wire
 
+from command_line import options
 from command_line.output import out, print_json, print_table, short_number
+from command_line.router_admin import TIMEOUT_S, pool_name
+from command_line.status.index import alarms, first_names, index_line, status_of
 from control_plane.client import RachisClient
 
-TIMEOUT_S = 10.0
-_MOST_WORKERS_SHOWN = 3
+
+def register(app: typer.Typer) -> None:
+    index = typer.Typer(help="Which prefixes are hot, and who holds them.", no_args_is_help=True)
+    index.command("top")(top_command)
+    index.command("lookup")(lookup_command)
+    index.command("check")(check_command)
+    index.command("status")(status_command)
+    app.add_typer(index, name="index")
+
+
+def top_command(
+    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="So many prefixes.")] = 20,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """The prefixes that requests share most, and who holds them."""
+    asyncio.run(top(options.running_address(address), number, as_json=as_json))
+
+
+def lookup_command(
+    prompt: options.Prompt = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
+    cache_salt: options.CacheSalt = "",
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """What of a prompt lies where, how hot it is, and who would get it now."""
+    given = options.prompt_input(prompt, chat=chat, tokens=tokens)
+    asyncio.run(lookup(options.running_address(address), given, cache_salt, as_json=as_json))
+
+
+def check_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
+    """Compare the index with the workers' own block pools; exit code 1 when it claims what is not there."""
+    raise typer.Exit(asyncio.run(check(options.running_address(address), as_json=as_json)))
+
+
+def status_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
+    """How large the index is, and how far it follows each worker."""
+    asyncio.run(index_status(options.running_address(address), as_json=as_json))
 
 
 async def top(address: str, at_most: int, *, as_json: bool) -> None:
@@ -39,8 +80,8 @@ async def top(address: str, at_most: int, *, as_json: bool) -> None:
                 prefix["name"],
                 short_number(prefix["tokens"]),
                 _rate(prefix["requests_per_s"]),
-                _workers(prefix["device_workers"]),
-                _workers(prefix["host_workers"]),
+                first_names(prefix["device_workers"]),
+                first_names(prefix["host_workers"]),
             )
             for prefix in prefixes
         ]
@@ -136,65 +177,6 @@ async def index_status(address: str, *, as_json: bool) -> None:
     print_table("", ("worker", "generation", "batch", "behind", "in sync", "silent"), rows)
 
 
-def status_of(status: admin.GetIndexStatusResponse) -> dict[str, Any]:
-    """For `--json`."""
-    return {
-        "entries": status.entries,
-        "capacity_entries": status.capacity_entries,
-        "bytes": status.bytes,
-        "dropped": status.dropped,
-        "chunk_tokens": status.chunk_tokens,
-        "connected": status.connected,
-        "staleness_s": round(status.staleness_s, 3),
-        "stale": status.stale,
-        "workers": [
-            {
-                "worker_id": worker.worker_id,
-                "generation": worker.generation,
-                "sequence": worker.sequence,
-                "lag_batches": worker.lag_batches,
-                "in_sync": worker.in_sync,
-                "silent": worker.silent,
-            }
-            for worker in status.workers
-        ],
-        "counts": {
-            name: getattr(status, name) for name in ("batches", "keys", "duplicates", "gaps", "resyncs", "damaged")
-        },
-        "load_only_decisions": status.load_only_decisions,
-        "disaggregation": dict(status.disaggregation),
-    }
-
-
-def index_line(status: dict[str, Any]) -> str:
-    """The index in one line; `status` as `status_of` gives it."""
-    return (
-        f"index: {short_number(status['entries'])} of {short_number(status['capacity_entries'])} chunks of "
-        f"{status['chunk_tokens']} tokens, {status['dropped']} forgotten for hotter ones, "
-        f"{len(status['workers'])} workers followed, {status['staleness_s']:.1f} s old"
-    )
-
-
-def alarms(status: dict[str, Any]) -> list[str]:
-    """What is wrong with the index, in sentences."""
-    told = []
-    if status["stale"]:
-        told.append(f"the index is {status['staleness_s']:.0f} s old and not believed: placement uses load alone")
-    elif not status["connected"]:
-        told.append("Redis does not answer: the index stays as it is")
-    silent = [worker["worker_id"] for worker in status["workers"] if worker["silent"]]
-    if silent:
-        told.append(f"finish requests and tell of no block: {_workers(silent)}")
-    behind = [worker["worker_id"] for worker in status["workers"] if not worker["in_sync"]]
-    if behind:
-        told.append(f"not in sync: {_workers(behind)}")
-    return told
-
-
-def pool_name(pool: wire.Pool.ValueType) -> str:
-    return wire.Pool.Name(pool).removeprefix("POOL_").lower()
-
-
 def _print_lookup(result: dict[str, Any]) -> None:
     tokens, chunks, chunk_tokens = result["prompt_tokens"], result["chunks"], result["chunk_tokens"]
     if not chunks:
@@ -228,15 +210,15 @@ def _print_lookup(result: dict[str, Any]) -> None:
 
 
 def _check_of(worker: admin.WorkerCheck) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    checked: dict[str, Any] = {
         "worker_id": worker.worker_id,
         "pool": pool_name(worker.pool),
         "error": worker.error or None,
     }
     if worker.error:
-        return told
+        return checked
     return {
-        **told,
+        **checked,
         "index_generation": worker.index_generation,
         "generation": worker.generation,
         "device": _tier_of(worker.device),
@@ -288,12 +270,6 @@ def _print_check(result: dict[str, Any]) -> None:
 
 def _rate(per_second: float) -> str:
     return f"{per_second:.3g}"
-
-
-def _workers(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_WORKERS_SHOWN
-    shown = ", ".join(names[:_MOST_WORKERS_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown or "-"
 
 
 def _yes(value: bool) -> str:

@@ -1,15 +1,20 @@
-"""Options that several commands share, and the configuration they make."""
+"""Options that several commands share, and what is made of them: a configuration, a prompt, an address."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rachis.v1 import generation_pb2 as generation
 
-from cluster_configs import loading
-from cluster_configs.loading import LoadedConfig
+from cluster_core.errors import ConfigError
+from control_plane.client import chat_prompt, text_prompt, token_prompt
 from control_plane.service.state import StateFile, state_folder
+
+if TYPE_CHECKING:
+    from cluster_configs.loading import LoadedConfig
 
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the service, for example cpu-local.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file over the profile.")]
@@ -26,7 +31,8 @@ CacheSalt = Annotated[
     str, typer.Option("--cache-salt", "--salt", help="Share cached KV only with prompts of the same salt.")
 ]
 
-
+UINT32 = 2**32 - 1
+UINT64 = 2**64 - 1
 # Commands that show or measure the way through both pools; `--set` may say otherwise.
 BOTH_POOLS = {"placement.disaggregation": "always"}
 
@@ -37,8 +43,11 @@ def load_config(
     assignments: list[str] | None,
     model: str | None,
     extra: dict[str, Any] | None = None,
-) -> LoadedConfig:
+) -> "LoadedConfig":
     """The configuration that a command's flags ask for. Raises ConfigError."""
+    # Imported here: the schema takes as long as everything else at the start of a command, and many need none.
+    from cluster_configs import loading
+
     flags = {**(extra or {}), **loading.parse_assignments(assignments or [])}
     if model is not None:
         flags["model.path"] = model
@@ -52,3 +61,37 @@ def names_service(environment: Mapping[str, str]) -> bool:
 
 def state_file() -> StateFile:
     return StateFile(state_folder(os.environ))
+
+
+def running_address(address: str | None) -> str:
+    """The address given, else that of the service that runs here. Raises ConfigError where none runs."""
+    if address is not None:
+        return address
+    running = state_file().read()
+    if running is None or not running.address:
+        raise ConfigError("no service runs here; start one with `rachis serve`, or give --address", field="--address")
+    return running.address
+
+
+def prompt_input(prompt: str | None, *, chat: bool, tokens: str | None) -> generation.PromptInput:
+    """The prompt of a text, a chat message, standard input or token ids. Raises ConfigError."""
+    if tokens is not None:
+        try:
+            return token_prompt([int(part) for part in tokens.split(",") if part.strip()])
+        except ValueError:
+            raise ConfigError(f"must be whole numbers from 0 to {UINT32}, with commas", field="--tokens") from None
+    if prompt is None:
+        raise ConfigError("give a prompt, - for standard input, or --tokens", field="prompt")
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:
+        raise ConfigError("is not valid UTF-8", field="prompt") from None
+    return chat_prompt([{"role": "user", "content": text}]) if chat else text_prompt(text)
+
+
+def whole_number(value: int, option: str, highest: int = UINT32) -> int:
+    """The value, where it is from 0 to `highest`. Raises ConfigError."""
+    if not 0 <= value <= highest:
+        raise ConfigError(f"must be from 0 to {highest}, got {value}", field=option)
+    return value

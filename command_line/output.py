@@ -35,6 +35,11 @@ def short_number(number: int) -> str:
     return str(number)
 
 
+def times_text(ratio: float | None) -> str:
+    """How many times another figure one is; None: there is no other."""
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
 class PhaseDisplay:
     """What each part is doing, a line for each: live in a terminal, a line per change elsewhere."""
 

@@ -1,13 +1,18 @@
 """`rachis placement explain`: every candidate, every term, the winner, and why a request was disaggregated or not."""
 
-from typing import Any
+import asyncio
+from typing import Annotated, Any
 
+import typer
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
-from command_line.index import TIMEOUT_S, pool_name
+from cluster_core.errors import ConfigError
+from command_line import options
 from command_line.output import out, print_json, print_table, short_number
+from command_line.router_admin import TIMEOUT_S, pool_name
 from control_plane.client import RachisClient
+from control_plane.model.limits import DEFAULT_MAX_TOKENS
 
 # What each reason means to people; the names are those of `control_plane.placement.disaggregation.Reason`.
 REASONS = {
@@ -20,6 +25,37 @@ REASONS = {
     "decode_down": "prefilled by a prefill worker: no decode worker was usable then",
     "session": "disaggregated: its prompt was still arriving",
 }
+
+
+def register(app: typer.Typer) -> None:
+    placement = typer.Typer(help="Why requests go where they go.", no_args_is_help=True)
+    placement.command("explain")(explain_command)
+    app.add_typer(placement, name="placement")
+
+
+def explain_command(
+    request_id: Annotated[str | None, typer.Argument(help="Of a request of late; see `rachis generate`.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Instead: a prompt that is not sent; - reads it.")] = None,
+    chat: options.Chat = False,
+    tokens: options.Tokens = None,
+    max_tokens: Annotated[int, typer.Option(help="Of the completion that is not asked for.")] = DEFAULT_MAX_TOKENS,
+    cache_salt: options.CacheSalt = "",
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Why a request went where it went: every candidate, every term. Or where one would go now."""
+    is_supposed = prompt is not None or tokens is not None
+    if (request_id is not None) == is_supposed:
+        raise ConfigError("give either the id of a request, or --prompt or --tokens", field="REQUEST_ID")
+    if request_id is not None:
+        request = admin.ExplainPlacementRequest(request_id=request_id)
+    else:
+        request = supposed(
+            options.prompt_input(prompt, chat=chat, tokens=tokens),
+            cache_salt,
+            options.whole_number(max_tokens, "--max-tokens"),
+        )
+    asyncio.run(explain(options.running_address(address), request, as_json=as_json))
 
 
 def supposed(prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -> admin.ExplainPlacementRequest:

@@ -2,17 +2,72 @@
 
 import asyncio
 from collections.abc import AsyncIterable, Sequence
+from typing import Annotated
 
+import typer
 from rachis.v1 import admin_pb2 as admin
-from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import ConfigError, NotFoundError
+from command_line import options
 from command_line.output import out, phases, print_json
+from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
 from control_plane.client import RachisClient
-from control_plane.pools.life import MOST_WORKERS
+from control_plane.model.limits import MOST_WORKERS
 
 _POOLS = ("prefill", "decode")
 _Response = admin.ScalePoolsResponse | admin.RemoveWorkerResponse | admin.RestartWorkersResponse
+
+
+def register(app: typer.Typer) -> None:
+    app.command("scale")(scale_command)
+    app.command("drain")(drain_command)
+    app.command("restart")(restart_command)
+
+
+def scale_command(
+    sizes: Annotated[list[str], typer.Argument(help="prefill=N, decode=N, or both.")],
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change how many workers a pool has; those that are too many are drained first."""
+    asyncio.run(scale(options.running_address(address), parse_sizes(sizes), as_json=as_json))
+
+
+def drain_command(
+    worker_id: Annotated[str | None, typer.Argument(help="For example decode-0.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="All workers of this host instead, as status has it.")
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="It stays in its pool and takes nothing new, until --resume.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Take it back into rotation.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also the last decode worker.")] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Have a worker leave: nothing new comes to it, what runs there ends, sessions that wait for input move."""
+    where = options.running_address(address)
+    if stay and resume:
+        raise ConfigError("cannot go with --resume", field="--stay")
+    if (worker_id is None) == (node is None):
+        raise ConfigError("name a worker, or a host with --node", field="drain")
+    if stay or resume:
+        asyncio.run(set_draining(where, worker_id, node, draining=stay, as_json=as_json))
+    else:
+        asyncio.run(remove(where, worker_id, node, force=force, as_json=as_json))
+
+
+def restart_command(
+    workers: Annotated[list[str] | None, typer.Argument(help="For example decode-0; all where none is named.")] = None,
+    rolling: Annotated[bool, typer.Option("--rolling", help="One after the other, each drained first.")] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start workers again without losing a request."""
+    if not rolling:
+        raise ConfigError("is the only way: workers are started again one after the other", field="--rolling")
+    asyncio.run(restart(options.running_address(address), workers or [], as_json=as_json))
 
 
 def parse_sizes(given: Sequence[str]) -> admin.ScalePoolsRequest:
@@ -54,21 +109,17 @@ async def set_draining(address: str, worker_id: str | None, node: str | None, *,
     async with RachisClient(address) as client:
         for name in await _named(client, worker_id, node):
             if draining:
-                drained = await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=name), timeout=10)
+                drained = await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=name), timeout=TIMEOUT_S)
                 state = drained.state
             else:
-                resumed = await client.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id=name), timeout=10)
+                resumed = await client.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id=name), timeout=TIMEOUT_S)
                 state = resumed.state
-            states[name] = wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+            states[name] = state_name(state)
     if as_json:
         print_json({"workers": states})
         return
-    for name, told in states.items():
-        out.print(f"{name} is {told}")
-
-
-def phase_name(phase: admin.PoolPhase.ValueType) -> str:
-    return admin.PoolPhase.Name(phase).removeprefix("POOL_PHASE_").lower()
+    for name, state_now in states.items():
+        out.print(f"{name} is {state_now}")
 
 
 async def _named(client: RachisClient, worker_id: str | None, node: str | None) -> list[str]:
@@ -100,8 +151,8 @@ async def _follow(client: RachisClient, *calls: AsyncIterable[_Response], as_jso
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=10)).pools
-    sizes = {wire.Pool.Name(pool.pool).removeprefix("POOL_").lower(): pool for pool in pools}
+    pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools
+    sizes = {pool_name(pool.pool): pool for pool in pools}
     if as_json:
         counts = {name: {"desired": pool.desired_workers, "ready": pool.ready_workers} for name, pool in sizes.items()}
         print_json({"workers": last, "pools": counts})

@@ -3,18 +3,42 @@
 import asyncio
 import json
 import signal
+from typing import TYPE_CHECKING
 
-from cluster_configs.loading import LoadedConfig
+import typer
+
 from cluster_core.errors import ConfigError
+from command_line import options
 from command_line.output import out, print_json
-from control_plane.server.router_server import RouterServer
+
+if TYPE_CHECKING:
+    from cluster_configs.loading import LoadedConfig
 
 
-async def route(loaded: LoadedConfig, *, as_json: bool) -> None:
+def register(app: typer.Typer) -> None:
+    app.command("route")(route_command)
+
+
+def route_command(
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """One more router for a running service: the same service.name, redis.url and model, its own router.port."""
+    loaded = options.load_config(profile, config, assignments, model)
+    asyncio.run(route(loaded, as_json=as_json))
+
+
+async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     """Routes until a signal; it is not ready before it knows a decode worker of the service.
 
     Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
     """
+    # Imported here: it takes long, and no other command needs it.
+    from control_plane.server.router_server import RouterServer
+
     config = loaded.config
     if not config.service.name:
         raise ConfigError("must be that of the running service", field="service.name")

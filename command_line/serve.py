@@ -3,18 +3,50 @@
 import asyncio
 import json
 import signal
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.markup import escape
 
-from cluster_configs.loading import LoadedConfig
 from cluster_core.clock import monotonic_s
+from command_line import options
 from command_line.output import out, phases, print_json
-from control_plane.service.launch import Service, running_service
-from control_plane.service.state import StateFile
+
+if TYPE_CHECKING:
+    from control_plane.service.launch import OnPhase, Service
+
+# Up inside the block; hears what each part is doing.
+StartService = Callable[["OnPhase"], AbstractAsyncContextManager["Service"]]
 
 
-async def serve(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) -> None:
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve_command)
+
+
+def serve_command(
+    profile: options.Profile = None,
+    config: options.ConfigFile = None,
+    assignments: options.Assignments = None,
+    model: options.Model = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Ray cluster to join; auto: the one of this host. Default: its own.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Bring a service up and serve until Ctrl-C or SIGTERM."""
+    # Imported here: it brings Ray, and no other command needs it.
+    from control_plane.service.launch import running_service
+
+    joined = {"ray.address": address} if address is not None else None
+    loaded = options.load_config(profile, config, assignments, model, joined)
+    start = partial(running_service, loaded, options.state_file())
+    asyncio.run(serve(loaded.config.model.served_name, start, as_json=as_json))
+
+
+async def serve(model_name: str, start: StartService, *, as_json: bool) -> None:
     """Serves until a signal. Raises StartError when it does not come up."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -22,21 +54,19 @@ async def serve(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) -
         loop.add_signal_handler(number, stopped.set)
     started_s = monotonic_s()
     if as_json:
-        await _serve_for_machines(loaded, state_file, stopped, started_s)
+        await _serve_for_machines(start, stopped, started_s)
     else:
-        await _serve_for_people(loaded, state_file, stopped, started_s)
+        await _serve_for_people(model_name, start, stopped, started_s)
 
 
-async def _serve_for_people(
-    loaded: LoadedConfig, state_file: StateFile, stopped: asyncio.Event, started_s: float
-) -> None:
+async def _serve_for_people(model_name: str, start: StartService, stopped: asyncio.Event, started_s: float) -> None:
     with phases() as display:
-        service = running_service(loaded, state_file, display.show)
+        service = start(display.show)
         running = await _enter_unless(service, stopped)
     if running is None:
         return
     try:
-        out.print(f"serving {loaded.config.model.served_name} on {running.address} after {_since(started_s):.1f} s")
+        out.print(f"serving {model_name} on {running.address} after {_since(started_s):.1f} s")
         for worker in running.workers:
             out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}")
         for missing in running.missing():
@@ -49,9 +79,7 @@ async def _serve_for_people(
     out.print("stopped")
 
 
-async def _serve_for_machines(
-    loaded: LoadedConfig, state_file: StateFile, stopped: asyncio.Event, started_s: float
-) -> None:
+async def _serve_for_machines(start: StartService, stopped: asyncio.Event, started_s: float) -> None:
     seen: dict[str, str] = {}
 
     def on_phase(part: str, phase: str) -> None:
@@ -59,7 +87,7 @@ async def _serve_for_machines(
             seen[part] = phase
             print(json.dumps({"event": "phase", "part": part, "phase": phase}), flush=True)
 
-    service = running_service(loaded, state_file, on_phase)
+    service = start(on_phase)
     running = await _enter_unless(service, stopped)
     if running is None:
         print_json({"event": "stopped", "served": False})
@@ -76,15 +104,14 @@ async def _serve_for_machines(
     print_json({"event": "stopped", "served": True, "ran_s": round(_since(started_s), 3)})
 
 
-async def _enter_unless(service, stopped: asyncio.Event) -> Service | None:  # type: ignore[no-untyped-def]
+async def _enter_unless(service: AbstractAsyncContextManager["Service"], stopped: asyncio.Event) -> "Service | None":
     """Enters the service; a signal meanwhile takes down what was up so far and gives None."""
     entering = asyncio.create_task(service.__aenter__())
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({entering, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if entering.done():
-        running: Service = entering.result()
-        return running
+        return entering.result()
     entering.cancel()
     with suppress(asyncio.CancelledError):
         await entering

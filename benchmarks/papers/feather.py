@@ -83,15 +83,17 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """paper: (0, 1) where the text says less, without a number. why: for all, or by locality. quick: also in the quick
-    variant."""
+    """One cell of a figure or table, and how it is simulated."""
 
     figure: str
     cell: str
     unit: str
+    # (0, 1) where the text says less, without a number.
     paper: float | tuple[float, float] | None
     ours: Callable[[Runs], float]
+    # For all, or by locality.
     why: str | Mapping[str, str] = ""
+    # Also in the quick variant.
     quick: bool = False
 
     def of(self, runs: Runs) -> Cell:

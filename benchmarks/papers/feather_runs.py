@@ -43,13 +43,15 @@ _MODELS = {LLAMA: "llama-3.1-8b", LONGCHAT: "llama-2-13b"}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The paper's default. groups: of requests that share a prefix of `shared_tokens`; 0: nobody shares. own_tokens: of
-    each prompt alone; not printed, that of experiment 1. rate: arrivals a second."""
+    """The paper's default."""
 
+    # Of requests that share a prefix of `shared_tokens`; 0: nobody shares.
     groups: int = 5
     shared_tokens: int = 5000
+    # Of each prompt alone; not printed, that of experiment 1.
     own_tokens: int = 20
     decode_tokens: int = 200
+    # Arrivals a second.
     rate: float = 100.0
     model: str = LLAMA
 
@@ -71,10 +73,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """tbt_ms: mean time between two tokens of a running request."""
+    """Figures of one run."""
 
     tokens_per_s: float
     mean_batch: float
+    # Mean time between two tokens of a running request.
     tbt_ms: float
 
 

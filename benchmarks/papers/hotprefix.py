@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.table import Cell, Progress
-from benchmarks.prefix_cache import RECIPES
+from benchmarks.prefix_cache.replay import RECIPES
 from cluster_sim import costs
 from cluster_sim.costs import CostModel
 from cluster_sim.engine import OutcomeKind, SimJob
@@ -65,10 +65,12 @@ _FIGURE_15 = {"lru": (1.11, 1.37), "lfu": (1.07, 1.89), "fifo": (1.13, 1.63), "2
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One policy over one data set. engine_s: without copies; offload_s: of all copies between the tiers."""
+    """One policy over one data set."""
 
     hit_ratio: float
+    # Without copies.
     engine_s: float
+    # Of all copies between the tiers.
     offload_s: float
     requests: int
 

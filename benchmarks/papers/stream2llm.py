@@ -35,10 +35,13 @@ _ALIKE = (0.8, 1.25)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. loads: queries a second, by workload. queries: of each run of figure 8, and of tables 3 and 4."""
+    """What is run."""
 
+    # Queries a second, by workload.
     loads: Mapping[str, Sequence[str]]
+    # Of each run of figure 8.
     queries: Mapping[str, int]
+    # Of each run of tables 3 and 4.
     pressure_queries: Mapping[str, int]
     preemptions: Sequence[str] = _PREEMPTIONS
 

@@ -36,18 +36,21 @@ _CURVE_TOKENS = tuple(2**power for power in range(4, 18))
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """policy: of the streaming scheduler; None: whole prompts by vLLM's own scheduler, without streaming."""
+    """How sessions are scheduled."""
 
+    # Of the streaming scheduler; None: whole prompts by vLLM's own scheduler, without streaming.
     policy: str | None
     preemption: str = "cost"
 
 
 @dataclass(slots=True)
 class Run:
-    """ttft_s: of each session, ascending. preemptions of the run; `swapped` of them to host memory."""
+    """Figures of one run."""
 
+    # Of each session, ascending.
     ttft_s: list[float] = field(default_factory=list)
     preemptions: int = 0
+    # Preemptions to host memory.
     swapped: int = 0
     busy_share: float = 0.0
 

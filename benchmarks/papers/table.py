@@ -10,17 +10,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value of a figure or table.
-
-    paper: as printed, or (least, most) where a range is printed for several cells; None: only drawn, or not said.
-    ours: None where the simulator cannot say. why: what explains a difference, and what stands in for what.
-    """
+    """One value of a figure or table."""
 
     figure: str
     cell: str
     unit: str
+    # As printed, or (least, most) where a range is printed for several cells; None: only drawn, or not said.
     paper: float | tuple[float, float] | None
+    # None where the simulator cannot say.
     ours: float | None
+    # What explains a difference, and what stands in for what.
     why: str = ""
 
     @property

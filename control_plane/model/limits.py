@@ -1,8 +1,10 @@
-"""What holds where a client leaves a field of its request empty."""
+"""Limits of the service, and what holds where a client leaves a field of its request empty."""
 
 from rachis.v1 import generation_pb2 as generation
 
 DEFAULT_MAX_TOKENS = 128
+# Of one pool.
+MOST_WORKERS = 1024
 
 
 def max_tokens_of(sampling: generation.SamplingParams) -> int:

@@ -24,13 +24,13 @@ from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderErro
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
+from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.draining import Draining
 from control_plane.pools.roster import POOL_NAMES, PoolWorker, Roster
 
 logger = logging.getLogger(__name__)
 
-MOST_WORKERS = 1024
 _LOOK_EVERY_S = 0.2
 _ASK_RAY_EVERY_S = 2.0
 # What Ray said longer ago than this is not believed any more.

@@ -9,7 +9,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 
 from command_line.own_service import Target
-from command_line.status import status
+from command_line.status.overview import status
 from control_plane.client import RachisClient, token_prompt
 from control_plane.service.state import StateFile
 from tests.integration.conftest import until

@@ -19,7 +19,7 @@ from command_line.generate import generate
 from command_line.main import app
 from command_line.output import out
 from command_line.placement import REASONS
-from command_line.status import status
+from command_line.status.overview import status
 from control_plane.client import text_prompt, token_prompt
 from control_plane.placement.disaggregation import Reason
 from control_plane.service.state import StateFile

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.belady import belady
+from benchmarks.prefix_cache.belady import belady
 from cluster_core.errors import InvalidInputError
 from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated, read_trace
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import cht_play, cht_speed
-from benchmarks.cht_play import BATCH_REQUESTS, OPERATIONS, Costs, Play, best_of, play_all
-from benchmarks.cht_speed import bytes_per_waiting_request, largest_to_smallest
-from benchmarks.cht_workload import ChtWorkload, block_hash_lists, computed, reused, token_lists
-from benchmarks.published_hash_tree import PublishedHashTree
+from benchmarks.cht import play as cht_play
+from benchmarks.cht import speed as cht_speed
+from benchmarks.cht.play import BATCH_REQUESTS, OPERATIONS, Costs, Play, best_of, play_all
+from benchmarks.cht.published_hash_tree import PublishedHashTree
+from benchmarks.cht.speed import bytes_per_waiting_request, largest_to_smallest
+from benchmarks.cht.workload import ChtWorkload, block_hash_lists, computed, reused, token_lists
 from cluster_core.errors import ConfigError
 from command_line.main import app
 from decode_worker.chunk_hashes import ChunkHash
@@ -244,7 +245,7 @@ def test_people_get_tables_of_eighty_columns(quick: None) -> None:
 def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, arguments: list[object], said: str
 ) -> None:
-    monkeypatch.setattr("command_line.bench_cht.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("command_line.bench.cht_run.measure", lambda *_: pytest.fail("measured"))
     refused = bench(*arguments).exception
     assert isinstance(refused, ConfigError)
     assert said in str(refused)

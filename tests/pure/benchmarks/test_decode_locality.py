@@ -18,16 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import decode_locality
-from benchmarks.decode_locality import result, visit_in_rounds
-from benchmarks.decode_locality_batches import QUICK, BatchShape, Grid, KvReads, Order, longest_paths, pool_blocks
-from benchmarks.decode_locality_fit import Measured, fit_cache, fit_linear, non_negative_least_squares
-from benchmarks.decode_locality_plot import save_plot, table_of
+from benchmarks.decode_locality import measure as decode_locality
+from benchmarks.decode_locality.batches import QUICK, BatchShape, Grid, KvReads, Order, longest_paths, pool_blocks
+from benchmarks.decode_locality.fit import Measured, fit_cache, fit_linear, non_negative_least_squares
+from benchmarks.decode_locality.measure import result, visit_in_rounds
+from benchmarks.decode_locality.plot import save_plot, table_of
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import load
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
-from command_line.bench_decode_locality import Options, checked
+from command_line.bench.decode_locality_run import Options, checked
 from tests.process.benchmarks.test_cost_profile import SilentReports
 
 BLOCK_TOKENS = 16
@@ -370,7 +370,7 @@ def largest_error(dtype: str, query_heads: int, kv_heads: int, splits: int, devi
     """Of a batch with a partial block, a whole one, shared ones, and one of a single token, against torch."""
     import torch
 
-    from benchmarks.paged_decode_triton import PagedDecode, reference
+    from benchmarks.decode_locality.paged_decode_triton import PagedDecode, reference
 
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
@@ -416,7 +416,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     compiler = pytest.importorskip("triton.compiler")
     target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from benchmarks import paged_decode_triton as kernels
+    from benchmarks.decode_locality import paged_decode_triton as kernels
 
     sizes = {"head_size": 128, "splits": 4}
     attend_sizes = sizes | {"queries_per_kv": 4, "rows": 16, "block_tokens": 32, "fp32_products": False}
@@ -434,8 +434,8 @@ def layer_errors(shape: BatchShape) -> list[float]:
     """Of a batch of the measurement, layer by layer: its block tables, splits and layers are those that are timed."""
     import torch
 
-    from benchmarks.decode_locality_triton import AttentionShape, SyntheticAttention, blocks_of
-    from benchmarks.paged_decode_triton import reference
+    from benchmarks.decode_locality.paged_decode_triton import reference
+    from benchmarks.decode_locality.synthetic_attention import AttentionShape, SyntheticAttention, blocks_of
 
     torch.manual_seed(0)
     attention = SyntheticAttention(AttentionShape("tiny", 2, 4, 2, 16, "float32"), 8, 0, "cpu", lambda step, steps: [])
@@ -465,7 +465,7 @@ def test_every_layer_of_a_timed_step_equals_torch(interpreter: ProcessPoolExecut
 
 def test_few_programs_are_split_until_the_device_is_full() -> None:
     pytest.importorskip("torch")
-    from benchmarks.decode_locality_triton import LLAMA_3_1_8B, splits_of
+    from benchmarks.decode_locality.synthetic_attention import LLAMA_3_1_8B, splits_of
 
     assert [splits_of(132, programs) for programs in (8, 64, 128, 256, 512)] == [64, 8, 4, 2, 1]
     assert LLAMA_3_1_8B.kv_bytes_per_token == 131_072
@@ -481,7 +481,7 @@ async def test_real_engine_shares_what_the_shapes_say() -> None:
         "limit_s": 60.0,
         "seed": 0,
     }
-    figures = await measure_in_process("benchmarks.decode_locality", arguments, SilentReports())
+    figures = await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())
     assert figures["engine"] == "vllm"
     assert figures["kv_bytes_per_token"] == 4096
     assert figures["left_out"] == 0
@@ -501,4 +501,4 @@ async def test_batch_that_no_model_takes_is_refused() -> None:
         "seed": 0,
     }
     with pytest.raises(InvalidInputError, match="no batch of the grid fits"):
-        await measure_in_process("benchmarks.decode_locality", arguments, SilentReports())
+        await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())

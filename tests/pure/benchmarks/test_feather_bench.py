@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import feather
-from benchmarks.feather import Run, binned, figures_of, require_identical, table
-from benchmarks.feather_plot import save_plot
-from benchmarks.feather_workload import FeatherWorkload, require_model_length
+from benchmarks.feather import measure as feather
+from benchmarks.feather.measure import Run, binned, figures_of, require_identical, table
+from benchmarks.feather.plot import save_plot
+from benchmarks.feather.workload import FeatherWorkload, require_model_length
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
-from command_line.bench_feather import POLICIES, SWEEPS, Options, checked
+from command_line.bench.feather_run import POLICIES, SWEEPS, Options, checked
 
 VOCABULARY = 300
 

@@ -24,7 +24,7 @@ from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated
-from command_line.bench_placement import policy_names
+from command_line.bench.placement_run import policy_names
 from command_line.main import app
 from control_plane.fleet.loads import Load
 from control_plane.placement.terms import POLICIES

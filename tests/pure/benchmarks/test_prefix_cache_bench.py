@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.prefix_cache import RECIPES, HitRatios
-from benchmarks.prefix_comparison import (
+from benchmarks.prefix_cache.comparison import (
     BASELINE,
     OPTIMUM,
     POLICIES,
@@ -20,9 +19,10 @@ from benchmarks.prefix_comparison import (
     number_of_replays,
     policy_names,
 )  # fmt: skip
+from benchmarks.prefix_cache.replay import RECIPES, HitRatios
+from benchmarks.token_sizes import parse_tokens
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
-from command_line.bench_prefix_cache import tokens
 from command_line.main import app
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
@@ -130,7 +130,7 @@ def test_nothing_is_compared_with_a_baseline_that_has_nothing() -> None:
     ("text", "number"), [("0", 0), ("512", 512), ("512k", 512_000), ("2M", 2_000_000), (" 1g ", 10**9)]
 )
 def test_tokens_are_counted_in_powers_of_ten(text: str, number: int) -> None:
-    assert tokens(text, "--device-tokens") == number
+    assert parse_tokens(text, "--device-tokens") == number
 
 
 # The command.
@@ -262,7 +262,7 @@ def test_numbers_out_of_range_are_refused(trace: Path, option: str, value: str) 
 def test_a_trace_that_cannot_be_is_refused_with_line_and_field_before_any_replay(
     trace: Path, monkeypatch: pytest.MonkeyPatch, bad: str, said: str
 ) -> None:
-    monkeypatch.setattr("benchmarks.prefix_comparison.replay", lambda *_: pytest.fail("replayed"))
+    monkeypatch.setattr("benchmarks.prefix_cache.comparison.replay", lambda *_: pytest.fail("replayed"))
     with trace.open("a") as file:
         file.write(bad)
     refused = bench("--trace", trace, "--device-tokens", "2k").exception

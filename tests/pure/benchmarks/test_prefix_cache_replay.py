@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.belady import belady
-from benchmarks.prefix_cache import RECIPES, Replay, replay
+from benchmarks.prefix_cache.belady import belady
+from benchmarks.prefix_cache.replay import RECIPES, Replay, replay
 from cluster_configs.schema import TiersSection
 from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
 from kv_transfer.blocks import Tier

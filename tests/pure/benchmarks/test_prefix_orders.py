@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import prefix_orders
-from benchmarks.prefix_orders import PrefixTree, depth_first_by_weight, longest_prefix_match
+from benchmarks.cht import prefix_orders
+from benchmarks.cht.prefix_orders import PrefixTree, depth_first_by_weight, longest_prefix_match
 
 Prompt = tuple[int, ...]
 PROMPTS = st.lists(st.lists(st.integers(1, 3), max_size=8).map(tuple), max_size=12)

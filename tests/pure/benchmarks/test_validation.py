@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import validation, validation_model
 from benchmarks.quiet import taken_s
-from benchmarks.validation import LOADS, Comparison, compared, prompts_of, seen
-from benchmarks.validation_cluster import BatchPoint, Cluster, Measured, Prompt, PromptPoint, Timed
+from benchmarks.validation import measure as validation
+from benchmarks.validation import model as validation_model
+from benchmarks.validation.cluster import BatchPoint, Cluster, Measured, Prompt, PromptPoint, Timed
+from benchmarks.validation.measure import LOADS, Comparison, compared, prompts_of, seen
 from cluster_configs.schema import PlacementSection, RachisConfig
 from cluster_sim import costs
 from cluster_sim.costs import StepWork, prefill_work

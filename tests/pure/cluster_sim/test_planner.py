@@ -14,7 +14,7 @@ from cluster_core.errors import ClientFault, InvalidInputError
 from cluster_sim import planner
 from cluster_sim.figures import Figures
 from cluster_sim.planner import PlanSettings, plan
-from command_line.plan import Options, plan_command
+from command_line.simulation.plan_run import Options, plan_command
 
 REQUESTS = 200
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from cluster_core.errors import NotFoundError
 from command_line.main import app
 from command_line.output import out
-from command_line.status import status
-from command_line.status_decode import BATCH_ENTRIES, decode_of, print_decode
+from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
+from command_line.status.overview import status
 from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
 
@@ -190,7 +190,7 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
         asked.update(options)
         return 0
 
-    monkeypatch.setattr("command_line.status.status", told)
+    monkeypatch.setattr("command_line.status.overview.status", told)
 
     done = CliRunner().invoke(app, ["status", "--decode", "--worker", "decode-0", "--json"])
 

@@ -9,8 +9,8 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from command_line.output import out
-from command_line.status import status
-from command_line.status_tiers import print_tiers, tiers_of
+from command_line.status.overview import status
+from command_line.status.tiers import print_tiers, tiers_of
 from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from benchmarks.published_hash_tree import PublishedHashTree
+from benchmarks.cht.published_hash_tree import PublishedHashTree
 from cluster_core.clock import cpu_s
 from decode_worker import chunk_hashes
 from decode_worker.chunk_trie import ChunkTrie

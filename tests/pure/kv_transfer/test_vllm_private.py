@@ -1,4 +1,4 @@
-"""No module but `kv_transfer.vllm_private` touches a private member of vLLM, except those that its `OVERRIDDEN` lists."""
+"""No module but `kv_transfer.vllm_private` touches a private member of vLLM, except those of its list `OVERRIDDEN`."""
 
 import ast
 from collections.abc import Mapping

@@ -1,0 +1,1 @@
+"""Policies of prefix caches, replayed over a trace: `rachis bench prefix-cache`."""

@@ -1,0 +1,1 @@
+"""`rachis bench`: measured comparisons, a command each, and what these share."""

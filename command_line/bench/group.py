@@ -1,0 +1,40 @@
+"""`rachis bench`: collects its commands, in the order of `rachis bench --help`."""
+
+import typer
+
+from command_line.bench import (
+    cht,
+    decode_locality,
+    feather,
+    index,
+    ordering,
+    overhead,
+    placement,
+    prefix_cache,
+    simulator,
+    streaming,
+    system,
+    tiers,
+)
+
+COMMANDS = (
+    overhead,
+    simulator,
+    ordering,
+    streaming,
+    prefix_cache,
+    feather,
+    tiers,
+    cht,
+    index,
+    placement,
+    system,
+    decode_locality,
+)
+
+
+def register(app: typer.Typer) -> None:
+    bench = typer.Typer(help="Measured comparisons.", no_args_is_help=True)
+    for module in COMMANDS:
+        module.register(bench)
+    app.add_typer(bench, name="bench")

@@ -1,0 +1,38 @@
+"""The options of `rachis bench system`; system_run.py does the work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from command_line import options
+
+
+def register(bench: typer.Typer) -> None:
+    bench.command("system")(system_command)
+
+
+def system_command(
+    trace: Annotated[Path | None, typer.Option(help="A file of requests: Mooncake's, or sessions.")] = None,
+    kind: Annotated[str, typer.Option(help="Without a trace: a kind that is drawn; see docs/simulator.md.")] = (
+        "conversation"
+    ),
+    cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = (
+        "h100-llama-3.1-8b"
+    ),
+    sizes: Annotated[str, typer.Option(help="Workers in all, with commas.")] = "4,16,64",
+    rates: Annotated[str, typer.Option(help="Requests a second for each worker, with commas.")] = "0.75,1,1.25",
+    slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
+    slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
+    seconds: Annotated[float, typer.Option(min=10, max=1e6, help="Of arrivals; a quarter of them warms up.")] = 240,
+    system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
+    from command_line.bench import system_run
+
+    given = system_run.Options(
+        trace, kind, cost_model, sizes, rates, slo_ttft_ms, slo_tpot_ms, seconds, system or (), seed
+    )
+    system_run.bench_system(given, as_json=as_json)

@@ -1,0 +1,1 @@
+"""Commands over clusters that do not exist: scenarios, and how many workers a trace needs."""

@@ -1,0 +1,1 @@
+"""`rachis status`: what runs here, in parts."""

@@ -1,0 +1,71 @@
+"""The part of `rachis status` about the prefix index: how large it is, how far it follows the workers, its alarms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rachis.v1 import admin_pb2 as admin
+
+from command_line.output import short_number
+
+_MOST_NAMES_SHOWN = 3
+
+
+def status_of(status: admin.GetIndexStatusResponse) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "entries": status.entries,
+        "capacity_entries": status.capacity_entries,
+        "bytes": status.bytes,
+        "dropped": status.dropped,
+        "chunk_tokens": status.chunk_tokens,
+        "connected": status.connected,
+        "staleness_s": round(status.staleness_s, 3),
+        "stale": status.stale,
+        "workers": [
+            {
+                "worker_id": worker.worker_id,
+                "generation": worker.generation,
+                "sequence": worker.sequence,
+                "lag_batches": worker.lag_batches,
+                "in_sync": worker.in_sync,
+                "silent": worker.silent,
+            }
+            for worker in status.workers
+        ],
+        "counts": {
+            name: getattr(status, name) for name in ("batches", "keys", "duplicates", "gaps", "resyncs", "damaged")
+        },
+        "load_only_decisions": status.load_only_decisions,
+        "disaggregation": dict(status.disaggregation),
+    }
+
+
+def index_line(status: dict[str, Any]) -> str:
+    """The index in one line; `status` as `status_of` gives it."""
+    return (
+        f"index: {short_number(status['entries'])} of {short_number(status['capacity_entries'])} chunks of "
+        f"{status['chunk_tokens']} tokens, {status['dropped']} forgotten for hotter ones, "
+        f"{len(status['workers'])} workers followed, {status['staleness_s']:.1f} s old"
+    )
+
+
+def alarms(status: dict[str, Any]) -> list[str]:
+    """What is wrong with the index, in sentences."""
+    sentences = []
+    if status["stale"]:
+        sentences.append(f"the index is {status['staleness_s']:.0f} s old and not believed: placement uses load alone")
+    elif not status["connected"]:
+        sentences.append("Redis does not answer: the index stays as it is")
+    silent = [worker["worker_id"] for worker in status["workers"] if worker["silent"]]
+    if silent:
+        sentences.append(f"finish requests and tell of no block: {first_names(silent)}")
+    behind = [worker["worker_id"] for worker in status["workers"] if not worker["in_sync"]]
+    if behind:
+        sentences.append(f"not in sync: {first_names(behind)}")
+    return sentences
+
+
+def first_names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES_SHOWN
+    shown = ", ".join(names[:_MOST_NAMES_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown or "-"
