@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.belady import belady
-from cluster_sim.traces import Trace, TraceFile, TraceRequest
+from cluster_sim.workloads.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
 from kv_transfer.tiers.block_references import BlockReferences
 from kv_transfer.tiers.prefix_tiers import Admission, TierRules

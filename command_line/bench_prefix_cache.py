@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from benchmarks.hit_ratio_plot import FORMATS, save_plot, short_tokens
 from benchmarks.prefix_comparison import Capacities, Run, compare, facts, figures, number_of_replays, policy_names
 from cluster_core.errors import ConfigError
-from cluster_sim.traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace, TraceFile, full_blocks_only, open_trace
 from command_line.output import err, out, print_json, print_table
 from command_line.profile import check_writable
 

@@ -21,7 +21,8 @@ from benchmarks.prefix_comparison import (
     policy_names,
 )  # fmt: skip
 from cluster_core.errors import ConfigError, InvalidInputError
-from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import MOONCAKE_BLOCK_TOKENS, Trace
 from command_line.bench_prefix_cache import tokens
 from command_line.main import app
 

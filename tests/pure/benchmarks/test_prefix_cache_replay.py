@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.belady import belady
 from benchmarks.prefix_cache import RECIPES, Replay, replay
 from cluster_configs.schema import TiersSection
-from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
+from cluster_sim.workloads.traces import Trace, TraceRequest, full_blocks_only
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import radix_tree
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed

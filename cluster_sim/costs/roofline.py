@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim.cost_files import COUNT, SHARE, Quantity, check_keys, number, table
-from cluster_sim.costs import StepWork
+from cluster_sim.costs.cost_files import COUNT, SHARE, Quantity, check_keys, number, table
+from cluster_sim.costs.step_work import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ _GPUS = Quantity("GPUs", whole=True)
 
 
 class Roofline:
-    """`costs.CostModel` of one model, split over `gpus` GPUs."""
+    """`step_work.CostModel` of one model, split over `gpus` GPUs."""
 
     def __init__(self, name: str, gpu: Gpu, model: Model, engine: Engine, gpus: int) -> None:
         self.name = name

@@ -4,31 +4,29 @@ A step takes one token for each request that decodes, and fills up with prompts,
 what is left of the token budget. While nobody prefills, many steps are taken at once, up to the first that ends
 a request, or that somebody new could join.
 
-Simpler than vLLM's scheduler, which `cluster_sim.vllm_engine` has: a request is admitted when there is room for its
-prompt and its whole answer, so nobody is preempted; its answer is not cached.
+Simpler than vLLM's scheduler, which `vllm_engine` has: a request is admitted when there is room for its prompt
+and its whole answer, so that none is preempted; its answer is not cached.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.engine_reports import EngineCosts
-from cluster_sim.block_cache import BlockCache
-from cluster_sim.costs import CostModel, StepWork
-from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
-from kv_transfer.blocks import BlockHash
+from cluster_sim.costs.step_work import CostModel, StepWork
+from cluster_sim.engines.block_cache import BlockCache
+from cluster_sim.engines.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.engines.light_host_link import HostLink
+from cluster_sim.engines.light_leap import Leap
+from cluster_sim.engines.light_request import ALL, At, LightRequest, computable
+from cluster_sim.engines.shared_reads import Readers
 from kv_transfer.claims.claims import ClaimChange
-from kv_transfer.tiers.radix_tree import Match
 from kv_transfer.tiers.settings import TierSettings
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
-_ALL = 1 << 62
-# What sums of seconds may be off.
-_SAME_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,76 +41,8 @@ class LightEngineSettings:
     tiers: TierSettings = field(default_factory=TierSettings)
 
 
-class _At(Enum):
-    """Where a request stands."""
-
-    WAITING = auto()
-    PULLING = auto()
-    LOADING = auto()
-    PREFILLING = auto()
-    DECODING = auto()
-    HELD = auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """known: of its prompt, what may be computed now; not all of it while a session is open. kept: of what has been
-    computed, how much still stands. match, blocks: its cached
-    blocks and its own, from admission on. computed: prompt tokens that are there. left: tokens still to generate.
-    since_s: when the pull was asked for."""
-
-    job: SimJob
-    hashes: list[BlockHash]
-    known: int
-    kept: int = _ALL
-    at: _At = _At.WAITING
-    match: Match = field(default_factory=lambda: Match([], []))
-    blocks: list[int] = field(default_factory=list)
-    cached: int = 0
-    computed: int = 0
-    left: int = 0
-    since_s: float = 0.0
-
-    @property
-    def context(self) -> int:
-        return self.job.prompt_tokens + self.job.output_tokens - self.left
-
-    @property
-    def held(self) -> list[int]:
-        return [*self.match.device, *self.blocks]
-
-
-@dataclass(frozen=True, slots=True)
-class _Leap:
-    """Steps under way: so many, the first so long, each longer than the one before by `growth_s`. chunks: prompt tokens
-    of each request in it; then it is one step."""
-
-    start_s: float
-    first_s: float
-    growth_s: float
-    steps: int
-    chunks: tuple[tuple[_Request, int], ...]
-    decoding: int
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.lasting_s(self.steps)
-
-    def lasting_s(self, steps: int) -> float:
-        """Of the first so many."""
-        return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2
-
-    def begun(self, now_s: float) -> int:
-        """Steps that have begun by then; one at least."""
-        since_s, fewest, most = now_s - self.start_s - _SAME_S, 1, self.steps
-        while fewest < most:
-            middle = (fewest + most) // 2
-            fewest, most = (fewest, middle) if self.lasting_s(middle) >= since_s else (middle + 1, most)
-        return fewest
-
-
 class LightEngine:
-    """See `cluster_sim.engine.SimEngine`."""
+    """See `cluster_sim.engines.engine.SimEngine`."""
 
     def __init__(self, cost_model: CostModel, settings: LightEngineSettings) -> None:
         self.totals = EngineTotals()
@@ -120,22 +50,18 @@ class LightEngine:
         self._settings = settings
         self._cache = BlockCache(settings.tiers, settings.device_blocks, settings.host_blocks, self._stored)
         self._measured = StepCosts()
-        self._requests: dict[int, _Request] = {}
-        self._waiting: deque[_Request] = deque()
-        self._prefilling: list[_Request] = []
-        self._decoding: list[_Request] = []
-        # Of those who decode: what they attend to, in tokens, and how many refer to each of their cached blocks.
+        self._requests: dict[int, LightRequest] = {}
+        self._waiting: deque[LightRequest] = deque()
+        self._prefilling: list[LightRequest] = []
+        self._decoding: list[LightRequest] = []
+        # Of the requests that decode: the tokens that they attend to, and the blocks of their prompts.
         self._context = 0
-        self._shared_tokens = 0
-        self._references: dict[int, int] = {}
+        self._readers = Readers(settings.block_tokens)
         self._running = 0
         # Blocks that could be had when the first of the queue did not fit.
         self._too_few = -1
-        self._leap: _Leap | None = None
-        # Loads from host memory come one after the other; by the time they end.
-        self._loading: deque[tuple[float, _Request]] = deque()
-        self._copies_until_s = 0.0
-        self._loaded_s, self._loaded_tokens = 0.0, 0
+        self._leap: Leap | None = None
+        self._host_link = HostLink(cost_model)
         self._factor = 1.0
         self._outcomes: list[Outcome] = []
         self._now_s = 0.0
@@ -143,30 +69,30 @@ class LightEngine:
     # What the cluster asks.
 
     def add(self, job: SimJob, now_s: float) -> None:
-        self._enter(_Request(job, job.keys.tolist(), job.prompt_tokens, left=job.output_tokens), now_s)
+        self._enter(LightRequest(job, job.keys.tolist(), job.prompt_tokens, left=job.output_tokens), now_s)
 
     def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
-        self._enter(_Request(job, job.keys.tolist(), _computable(job, first), left=job.output_tokens), now_s)
+        self._enter(LightRequest(job, job.keys.tolist(), computable(job, first), left=job.output_tokens), now_s)
 
     def take_input(self, number: int, following: SimInput, now_s: float) -> None:
         request = self._requests.get(number)
         if request is None:
             return
         self._now_s = now_s
-        if request.at in (_At.PREFILLING, _At.LOADING):
+        if request.at in (At.PREFILLING, At.LOADING):
             # The last token is always computed.
             kept = min(following.kept_tokens, following.prompt_tokens - following.is_last)
             request.kept = min(request.kept, kept)
             # What a step computes now it computes to its end.
             if self._leap is None or all(each is not request for each, _ in self._leap.chunks):
                 self._invalidate(request)
-        request.known = _computable(request.job, following)
+        request.known = computable(request.job, following)
         self._stir(now_s)
 
     def landed(self, number: int, now_s: float) -> None:
         self._now_s = now_s
         request = self._requests.get(number)
-        if request is None or request.at is not _At.PULLING:
+        if request is None or request.at is not At.PULLING:
             return
         self._measured.pulled(now_s - request.since_s, request.job.prompt_tokens - request.cached)
         # The first token is known, and takes a step of its own.
@@ -176,7 +102,7 @@ class LightEngine:
 
     def release(self, number: int, now_s: float) -> None:
         request = self._requests.get(number)
-        if request is not None and request.at is _At.HELD:
+        if request is not None and request.at is At.HELD:
             self._end(request)
             self._stir(now_s)
 
@@ -186,19 +112,19 @@ class LightEngine:
         if request is None:
             return
         self._cut(now_s)
-        if request.at is _At.WAITING:
+        if request.at is At.WAITING:
             self._waiting.remove(request)
             self._too_few = -1
             del self._requests[number]
-        elif request.at is _At.LOADING:
+        elif request.at is At.LOADING:
             # The copy goes on; its request is gone.
             self._cache.tiers.let_go(request.match.host, loaded=False)
             request.match.host.clear()
             self._end(request)
         else:
-            if request.at is _At.PREFILLING:
+            if request.at is At.PREFILLING:
                 self._prefilling.remove(request)
-            elif request.at is _At.DECODING:
+            elif request.at is At.DECODING:
                 self._leave(request)
             self._end(request)
         self._stir(now_s)
@@ -206,16 +132,15 @@ class LightEngine:
     def next_s(self) -> float:
         if self._outcomes:
             return self._now_s
-        loaded_s = self._loading[0][0] if self._loading else _NEVER
-        return min(loaded_s, self._leap.end_s if self._leap is not None else _NEVER)
+        return min(self._host_link.next_s(), self._end_s())
 
     def advance(self, now_s: float) -> Sequence[Outcome]:
-        while (next_s := min(self._loading[0][0] if self._loading else _NEVER, self._end_s())) <= now_s:
+        while (next_s := min(self._host_link.next_s(), self._end_s())) <= now_s:
             self._now_s = next_s
             if self._end_s() <= next_s:
                 self._finish_leap()
-            while self._loading and self._loading[0][0] <= next_s:
-                self._load_ended(self._loading.popleft()[1])
+            while self._host_link.next_s() <= next_s:
+                self._load_ended(self._host_link.loaded())
             self._stir(next_s)
         self._now_s = max(self._now_s, now_s)
         outcomes, self._outcomes = self._outcomes, []
@@ -236,15 +161,15 @@ class LightEngine:
 
     def check_invariants(self) -> None:
         self._cache.check_invariants()
-        assert self._running == sum(each.at not in (_At.WAITING, _At.HELD) for each in self._requests.values())
+        assert self._running == sum(each.at not in (At.WAITING, At.HELD) for each in self._requests.values())
         assert self._context == sum(each.context for each in self._decoding), "contexts are miscounted"
         if not self._requests:
-            assert not self._references, "blocks of nobody are counted as read"
+            assert not self._readers.names, "blocks of nobody are counted as read"
             assert self._cache.obtainable == self._cache.size, "blocks are lost"
 
     # Admission.
 
-    def _enter(self, request: _Request, now_s: float) -> None:
+    def _enter(self, request: LightRequest, now_s: float) -> None:
         self._now_s = now_s
         self._requests[request.job.number] = request
         self._waiting.append(request)
@@ -273,7 +198,7 @@ class LightEngine:
                 self._begin(request, now_s)
         return admitted
 
-    def _take_blocks(self, request: _Request) -> bool:
+    def _take_blocks(self, request: LightRequest) -> bool:
         """Whether the request has its blocks, or can never have them and is gone."""
         job, block_tokens = request.job, self._settings.block_tokens
         needed = -(-(job.prompt_tokens + job.output_tokens) // block_tokens)
@@ -293,7 +218,7 @@ class LightEngine:
         request.cached = len(match.device) * block_tokens
         return True
 
-    def _begin(self, request: _Request, now_s: float) -> None:
+    def _begin(self, request: LightRequest, now_s: float) -> None:
         """It has its blocks."""
         self._running += 1
         job, match = request.job, request.match
@@ -302,7 +227,7 @@ class LightEngine:
             if match.host:
                 self._cache.tiers.let_go(match.host, loaded=False)
                 match.host.clear()
-            request.at, request.since_s = _At.PULLING, now_s
+            request.at, request.since_s = At.PULLING, now_s
             self._outcomes.append(Outcome(job, OutcomeKind.PULLS, now_s, job.prompt_tokens - request.cached))
             return
         self.totals.device_hit_tokens += request.cached
@@ -310,62 +235,58 @@ class LightEngine:
         request.cached += host_tokens
         request.computed = request.cached
         if host_tokens:
-            seconds = self._model.load_s(host_tokens)
-            self._copies_until_s = max(self._copies_until_s, now_s) + seconds
-            self._loaded_s, self._loaded_tokens = self._loaded_s + seconds, self._loaded_tokens + host_tokens
-            request.at = _At.LOADING
-            self._loading.append((self._copies_until_s, request))
+            request.at = At.LOADING
+            self._host_link.load(request, host_tokens, now_s)
             return
         self._begin_prefill(request)
 
-    def _load_ended(self, request: _Request) -> None:
+    def _load_ended(self, request: LightRequest) -> None:
         if self._requests.get(request.job.number) is not request:
             return
-        self._measured.loaded(self._loaded_s, self._loaded_tokens)
+        self._measured.loaded(self._host_link.seconds, self._host_link.tokens)
         self._cache.tiers.let_go(request.match.host, loaded=True)
         request.match.host.clear()
         self._begin_prefill(request)
 
-    def _invalidate(self, request: _Request) -> None:
+    def _invalidate(self, request: LightRequest) -> None:
         """What the prompt has lost is computed again, from the beginning of its block on."""
         if request.kept < request.computed:
             kept = request.kept // self._settings.block_tokens * self._settings.block_tokens
             self.totals.invalidated_tokens += request.computed - kept
             request.computed = kept
-        request.kept = _ALL
+        request.kept = ALL
 
-    def _begin_prefill(self, request: _Request) -> None:
-        request.at = _At.PREFILLING
+    def _begin_prefill(self, request: LightRequest) -> None:
+        request.at = At.PREFILLING
         self._prefilling.append(request)
 
     def _stored(self, blocks: int) -> None:
-        tokens = blocks * self._settings.block_tokens
-        self._copies_until_s = max(self._copies_until_s, self._now_s) + self._model.store_s(tokens)
+        self._host_link.store(blocks * self._settings.block_tokens, self._now_s)
 
     # Steps.
 
     def _end_s(self) -> float:
         return self._leap.end_s if self._leap is not None else _NEVER
 
-    def _next_leap(self, now_s: float) -> _Leap | None:
+    def _next_leap(self, now_s: float) -> Leap | None:
         decoding = len(self._decoding)
         chunks = self._chunks(max(0, self._settings.max_batched_tokens - decoding))
         if chunks:
             tokens = sum(each for _, each in chunks)
             pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
-            work = StepWork(tokens, pairs, decoding, self._context, self._context - self._shared_tokens)
-            return _Leap(now_s, self._model.step_s(work) * self._factor, 0.0, 1, chunks, decoding)
+            work = StepWork(tokens, pairs, decoding, self._context, self._context - self._readers.repeated_tokens)
+            return Leap(now_s, self._model.step_s(work) * self._factor, 0.0, 1, chunks, decoding)
         if not decoding:
             return None
         steps = min(request.left for request in self._decoding)
-        read = self._context - self._shared_tokens
+        read = self._context - self._readers.repeated_tokens
         first_s, second_s = (
             self._model.step_s(StepWork(0, 0.0, decoding, self._context + grown, read + grown)) * self._factor
             for grown in (0, decoding)
         )
-        return _Leap(now_s, first_s, second_s - first_s, steps, (), decoding)
+        return Leap(now_s, first_s, second_s - first_s, steps, (), decoding)
 
-    def _chunks(self, budget: int) -> tuple[tuple[_Request, int], ...]:
+    def _chunks(self, budget: int) -> tuple[tuple[LightRequest, int], ...]:
         chunks = []
         for request in self._prefilling:
             if not budget:
@@ -393,7 +314,7 @@ class LightEngine:
         )
         self._decoded(leap.steps, now_s)
         for request, tokens in leap.chunks:
-            if request.at is not _At.PREFILLING or request.job.number not in self._requests:
+            if request.at is not At.PREFILLING or request.job.number not in self._requests:
                 continue
             request.computed += tokens
             if not request.job.pulls:
@@ -415,7 +336,7 @@ class LightEngine:
             self._leave(request)
             self._finished(request, now_s)
 
-    def _prefilled(self, request: _Request, now_s: float) -> None:
+    def _prefilled(self, request: LightRequest, now_s: float) -> None:
         self._prefilling.remove(request)
         request.left -= 1
         job, hashes, held = request.job, request.hashes, request.held
@@ -428,43 +349,29 @@ class LightEngine:
         if not request.left:
             self._finished(request, now_s)
             return
-        request.at = _At.DECODING
+        request.at = At.DECODING
         self._decoding.append(request)
         self._context += request.context
-        for block in held[: len(hashes)]:
-            readers = self._references.get(block, 0)
-            self._references[block] = readers + 1
-            self._shared_tokens += self._settings.block_tokens * (readers > 0)
+        self._readers.join(job.number, request.prompt_blocks)
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: LightRequest) -> None:
         self._decoding.remove(request)
         self._context -= request.context
-        for block in request.held[: len(request.hashes)]:
-            readers = self._references[block] - 1
-            self._shared_tokens -= self._settings.block_tokens * (readers > 0)
-            if readers:
-                self._references[block] = readers
-            else:
-                del self._references[block]
+        self._readers.leave(request.job.number)
 
-    def _finished(self, request: _Request, now_s: float) -> None:
+    def _finished(self, request: LightRequest, now_s: float) -> None:
         self._outcomes.append(Outcome(request.job, OutcomeKind.FINISHED, now_s))
         if request.job.hand_off:
-            request.at = _At.HELD
+            request.at = At.HELD
             self._running -= 1
         else:
             self._end(request)
         loaded = self._cache.promote() * self._settings.block_tokens
         if loaded:
-            self._copies_until_s = max(self._copies_until_s, now_s) + self._model.load_s(loaded)
+            self._host_link.promote(loaded, now_s)
 
-    def _end(self, request: _Request) -> None:
+    def _end(self, request: LightRequest) -> None:
         """Its blocks are needed no more."""
-        self._running -= request.at is not _At.HELD
+        self._running -= request.at is not At.HELD
         del self._requests[request.job.number]
         self._cache.free(request.held)
-
-
-def _computable(job: SimJob, last: SimInput) -> int:
-    """Of the prompt as it stands. While more may come, its last token is held back: nobody may sample after it."""
-    return job.prompt_tokens if last.is_last else max(0, min(last.prompt_tokens, job.prompt_tokens) - 1)

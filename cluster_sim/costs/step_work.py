@@ -1,16 +1,8 @@
-"""What engines, links and copies cost in the simulator.
+"""The work of one engine step, and what a cost model says it takes: the protocol of all cost models."""
 
-A cost model is a JSON file in `cluster_sim/cost_models/`, or one that a user gives; see `cost_models/README.md`.
-"""
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
-
-from cluster_configs.json_files import read_object
-from cluster_core.errors import InvalidInputError
-from cluster_sim import cost_files
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +67,3 @@ def prefill_work(chunks: Iterable[tuple[int, int]]) -> StepWork:
         tokens += computed
         pairs += computed * (before + computed / 2)
     return StepWork(prefill_tokens=tokens, prefill_pairs=pairs)
-
-
-def load(name_or_path: str) -> CostModel:
-    """The model of that name in `cost_models/`, or the one in a file. Raises InvalidInputError naming file and key."""
-    # They know StepWork.
-    from cluster_sim import measured_costs, roofline
-
-    path = cost_files.path_of(name_or_path)
-    content = read_object(path)
-    kinds: Mapping[str, Callable[[str, Path, Mapping[str, Any]], CostModel]] = {
-        "roofline": roofline.of_content,
-        "measured": measured_costs.of_content,
-    }
-    kind = content.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise InvalidInputError(f"must be of {', '.join(kinds)}, got {kind!r}", field=f"{path}: kind")
-    return kinds[kind](path.stem, path, content)
-
-
-def names() -> list[str]:
-    """Of the models that come with this package."""
-    return cost_files.names_of(cost_files.FOLDER)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
-from cluster_sim.cost_files import Quantity, check_keys, number
-from cluster_sim.costs import StepWork
+from cluster_sim.costs.cost_files import Quantity, check_keys, number
+from cluster_sim.costs.step_work import StepWork
 from prefill_worker import preemption
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -37,7 +37,7 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One measured step. Tokens as in `costs.StepWork`."""
+    """One measured step. Tokens as in `step_work.StepWork`."""
 
     batch: int
     context_tokens: float
@@ -95,7 +95,7 @@ class MeasuredDecode:
 
 
 class MeasuredCosts:
-    """`costs.CostModel` of what was measured. numbers: by the names of `QUANTITIES`."""
+    """`step_work.CostModel` of what was measured. numbers: by the names of `QUANTITIES`."""
 
     def __init__(
         self,

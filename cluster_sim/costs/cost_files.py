@@ -15,7 +15,7 @@ from typing import Any
 from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 
-FOLDER = Path(__file__).parent / "cost_models"
+FOLDER = Path(__file__).parent.parent / "cost_models"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_sim.figures import Figures, Histogram, Series
+from cluster_sim.reports.figures import Figures, Histogram, Series
 
 # Told apart with any colour vision (Okabe and Ito, 2008), and by their strokes without colours. The first is drawn in
 # the colour of text.

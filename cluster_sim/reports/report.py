@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from cluster_sim.figures import Figures, Histogram
+from cluster_sim.reports.figures import Figures, Histogram
 
 # Ratios nearer to 1 than that say nothing.
 _SAME = 0.02

@@ -12,7 +12,7 @@ Only blocks are then allocated later than they would be, and there have to be en
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,32 +23,27 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.engine_jobs import SessionMode, SessionRecord
 from cluster_core.engine_reports import EngineCosts
-from cluster_sim.costs import CostModel, StepWork
-from cluster_sim.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
-from cluster_sim.vllm_schedulers import (
+from cluster_sim.costs.step_work import CostModel
+from cluster_sim.engines.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.engines.vllm_copies import Copies
+from cluster_sim.engines.vllm_schedulers import (
     HANDS_OFF,
     PULLS,
     BlockNames,
-    SchedulerKind,
     SimClock,
     VllmEngineSettings,
     make_scheduler,
 )
-from cluster_sim.vllm_work import Copies, Readers
+from cluster_sim.engines.vllm_steps import TOKEN, StepBegin, StepModel, Steps
 from kv_transfer import vllm_private
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
-from kv_transfer.tiers.host_swap import COPIES
-from kv_transfer.tiers.host_tier import BACKGROUND
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
 _NOTHING = ClaimChange()
-_TOKEN = 1
-_LEAP_STEPS = 16
 # Steps without work in a row: one may leave the next one something to do.
 _VAIN_STEPS = 3
-_LEARNING_POLICIES = ("bandit", "q_learning")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,28 +58,12 @@ class _Entry:
     asked_s: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Steps:
-    """A step under way, or several alike. ends_s: of each. prefilled: of each prompt, tokens before and in the step."""
-
-    output: Any
-    began_s: float
-    ends_s: list[float]
-    prefilled: list[tuple[int, int]]
-    decoding: int
-
-    @property
-    def end_s(self) -> float:
-        return self.ends_s[-1]
-
-
 class VllmSimEngine:
-    """See `cluster_sim.engine.SimEngine`. The settings' blocks have the size of those that jobs have keys of."""
+    """See `engines.engine.SimEngine`. The settings' blocks have the size of those that jobs have keys of."""
 
     def __init__(self, cost_model: CostModel, settings: VllmEngineSettings) -> None:
         self.totals = EngineTotals()
         self.settings = settings
-        self._model = cost_model
         self._clock = SimClock()
         with self._clock:
             self._scheduler = make_scheduler(settings)
@@ -93,18 +72,17 @@ class VllmSimEngine:
         self._entries: dict[str, _Entry] = {}
         self._parameters: dict[int, Any] = {}
         self._pulling: set[str] = set()
-        self._readers = Readers(settings.block_tokens)
-        self._copies = Copies()
-        self._steps: _Steps | None = None
+        self._step_model = StepModel(cost_model, settings, self._scheduler)
+        self._readers = self._step_model.readers
+        self._copies = Copies(cost_model, settings.block_tokens)
+        self._steps: Steps | None = None
         # What has come in while a step ran; when the next step is wanted while none runs.
         self._commands: list[Callable[[], None]] = []
         self._wanted_s = _NEVER
         self._factor = 1.0
-        self._loaded_s, self._loaded_tokens = 0.0, 0
         self._outcomes: list[Outcome] = []
         self._refused = 0
         self.records: dict[int, SessionRecord] = {}
-        self._learns = settings.kind is SchedulerKind.DECODE and settings.decode.policy in _LEARNING_POLICIES
 
     @property
     def scheduler(self) -> Any:
@@ -200,7 +178,7 @@ class VllmSimEngine:
         if not self._fits(job.prompt_tokens + job.output_tokens):
             self._outcomes.append(Outcome(job, OutcomeKind.REFUSED, self._clock.now_s))
             return
-        self._scheduler.add_request(self._request(job, job.keys, [_TOKEN] * job.prompt_tokens))
+        self._scheduler.add_request(self._request(job, job.keys, [TOKEN] * job.prompt_tokens))
 
     def _open(self, job: SimJob, first: SimInput, mode: SessionMode) -> None:
         if self._refuses(job, first):
@@ -328,16 +306,17 @@ class VllmSimEngine:
             output = scheduler.schedule()
             self._take_pulls()
             self._count_preemptions(output)
-            copies_s += self._begin_copies(output)
+            copies_s += self._begin_copies(output.kv_connector_metadata)
             if output.total_num_scheduled_tokens:
-                self._steps = self._steps_of(output, copies_s)
+                begin = StepBegin(self._clock.now_s, copies_s, self._factor, len(self._pulling))
+                self._steps = self._step_model.steps_of(output, begin)
                 return
             scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             vain_steps += 1
 
     def _goes_on(self) -> bool:
         """Whether a step without work, after some others, leaves the next one something to do."""
-        # Of sessions, who is refused goes last the next time, so one after the other may have to be.
+        # A session that is refused goes last the next time, so one after the other may have to be refused.
         before, self._refused = self._refused, int(getattr(self._scheduler, "refused_count", 0))
         return self._refused > before
 
@@ -367,103 +346,18 @@ class VllmSimEngine:
                 entry.preemptions = entry.request.num_preemptions
                 self.totals.preemptions += 1
 
-    def _begin_copies(self, output: Any) -> float:
-        """Those in the background begin; returns the seconds of those that the step waits for."""
-        metadata, block_tokens = output.kv_connector_metadata, self.settings.block_tokens
-        for each in getattr(metadata, BACKGROUND):
-            out, back = len(each.copies.out) * block_tokens, len(each.copies.back) * block_tokens
-            seconds = self._model.store_s(out) if out else self._model.load_s(back)
-            self._copies.begin(each.number, "out" if out else "back", seconds, self._clock.now_s)
-        copies = getattr(metadata, COPIES)
-        out, back = len(copies.out) * block_tokens, len(copies.back) * block_tokens
-        seconds = (self._model.store_s(out) if out else 0.0) + (self._model.load_s(back) if back else 0.0)
-        if back:
-            self._loaded_s += self._model.load_s(back)
-            self._loaded_tokens += back
-            self._measured.loaded(self._loaded_s, self._loaded_tokens)
+    def _begin_copies(self, metadata: Any) -> float:
+        """Returns the seconds of those that the step waits for."""
+        loaded_before = self._copies.loaded_tokens
+        seconds = self._copies.begin(metadata, self._clock.now_s)
+        if self._copies.loaded_tokens != loaded_before:
+            self._measured.loaded(self._copies.loaded_s, self._copies.loaded_tokens)
         return seconds
 
-    def _steps_of(self, output: Any, copies_s: float) -> _Steps:
-        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
-        cached, prefilled = output.scheduled_cached_reqs, []
-        prefill_tokens, pairs, decoding, context = 0, 0.0, len(scheduled), 0
-        names: Iterable[str] = scheduled
-        if total == decoding:
-            context = decoding + sum(cached.num_computed_tokens)
-            context += sum(each.num_computed_tokens for each in output.scheduled_new_reqs)
-        else:
-            names = []
-            rows = [(each.req_id, each.num_computed_tokens) for each in output.scheduled_new_reqs]
-            for name, before in (*rows, *zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
-                tokens = scheduled[name]
-                if tokens == 1:
-                    context += before + 1
-                    names.append(name)
-                else:
-                    prefill_tokens += tokens
-                    pairs += tokens * (before + tokens / 2)
-                    prefilled.append((before, tokens))
-            decoding = len(names)
-        self._join(names)
-        read = context - self._readers.repeated_tokens if decoding else 0
-        work = StepWork(prefill_tokens, pairs, decoding, context, read)
-        began_s = self._clock.now_s
-        ends_s = [began_s + copies_s + self._model.step_s(work) * self._factor]
-        if not prefilled and self.settings.leaps:
-            for step in range(1, self._leap_steps(scheduled)):
-                grown = step * decoding
-                work = StepWork(0, 0.0, decoding, context + grown, read + grown)
-                ends_s.append(ends_s[-1] + self._model.step_s(work) * self._factor)
-        return _Steps(output, began_s, ends_s, prefilled, decoding)
-
-    def _join(self, names: Iterable[str]) -> None:
-        """Those that decode for the first time since they were admitted."""
-        readers, block_tokens = self._readers, self.settings.block_tokens
-        for name in names:
-            if name not in readers.names:
-                full = self._scheduler.requests[name].num_prompt_tokens // block_tokens
-                blocks = vllm_private.request_blocks(self._scheduler, name)[:full]
-                readers.join(name, [each.block_id for each in blocks])
-
-    def _leap_steps(self, scheduled: dict[str, int]) -> int:
-        """How many steps are alike, with the one that has been scheduled."""
-        scheduler, running = self._scheduler, self._scheduler.running
-        if self._learns or len(scheduled) != len(running) or scheduler.connector.has_pending_push_work():
-            return 1
-        # Whom vLLM's own order has not admitted now finds no more room before somebody has ended.
-        waits = scheduler.waiting and self.settings.kind is not SchedulerKind.PLAIN
-        if waits or len(scheduler.kv_holding_waiting) > len(self._pulling):
-            return 1
-        steps = _LEAP_STEPS
-        for request in running:
-            generated = request.num_output_tokens
-            if not generated:
-                return 1
-            steps = min(steps, request.max_tokens - generated)
-        needed = len(running) * (steps // self.settings.block_tokens + 1)
-        return steps if needed <= self._pool.get_num_free_blocks() else 1
-
-    def _end(self, steps: _Steps) -> None:
-        scheduler, count, totals = self._scheduler, len(steps.ends_s), self.totals
-        if count > 1:
-            for request in scheduler.running:
-                request.append_output_token_ids([_TOKEN] * (count - 1))
-                request.num_computed_tokens += count - 1
-        names = list(steps.output.num_scheduled_tokens)
-        requests = scheduler.requests
-        sampled = [
-            [] if (request := requests.get(name)) is None or request.is_prefill_chunk else [_TOKEN] for name in names
-        ]
-        report = self._copies.ended(self._clock.now_s)
-        outputs = scheduler.update_from_output(
-            steps.output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=sampled,
-                kv_connector_output=KVConnectorOutput(kv_connector_worker_meta=report) if report is not None else None,
-            ),
-        )
+    def _end(self, steps: Steps) -> None:
+        count, totals = len(steps.ends_s), self.totals
+        computed = self._step_model.computed(steps, self._copies.ended(self._clock.now_s))
+        outputs = self._scheduler.update_from_output(steps.output, computed)
         seconds = steps.end_s - steps.began_s
         totals.busy_s += seconds
         totals.prefill_tokens += sum(tokens for _, tokens in steps.prefilled)

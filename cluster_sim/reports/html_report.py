@@ -9,9 +9,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from cluster_sim import plots
-from cluster_sim.figures import Figures
-from cluster_sim.report import rows
+from cluster_sim.reports import plots
+from cluster_sim.reports.figures import Figures
+from cluster_sim.reports.report import rows
 
 _PAGE = """\
 <!DOCTYPE html>
