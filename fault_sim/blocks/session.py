@@ -5,10 +5,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import (
+    EngineJob,
     EngineOutput,
     SessionEvent,
     SessionEventKind,
@@ -17,47 +18,63 @@ from cluster_core.engine_jobs import (
     SessionRecord,
 )
 from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
-from fault_sim.block_run import Run
+from fault_sim.blocks.content import BlockContent
+from fault_sim.blocks.run import Run
 
-if TYPE_CHECKING:
-    from fault_sim.block_engine import BlockEngine
+
+class SessionEngine(Protocol):
+    """What a session needs of its engine."""
+
+    content: BlockContent
+
+    def longest_prompt(self, job: EngineJob) -> int: ...
+
+    def wake(self) -> None:
+        """There is something to do."""
+        ...
+
+    def leave(self, run: Run) -> None:
+        """The run's caller has gone."""
+        ...
+
+    def outputs(self, run: Run) -> AsyncIterator[EngineOutput]: ...
 
 
 class BlockSession:
-    """See `cluster_core.engine.EngineSession`. The engine calls `take_in`, `computed`, `preempted` and `fail`."""
+    """See `cluster_core.engine.EngineSession`. The engine calls what `RunSession` has."""
 
-    def __init__(self, engine: "BlockEngine", run: Run, mode: SessionMode) -> None:
+    def __init__(self, engine: SessionEngine, run: Run, mode: SessionMode) -> None:
         self._engine = engine
         self._run = run
         self._mode = mode
-        # The length of the prompt with all that has come, and what of that was not taken in: tokens, and whether they
-        # replace it.
-        self._told_tokens = len(run.tokens)
+        # The length of the prompt with all that has come.
+        self._received_tokens = len(run.tokens)
+        # Input that was not taken in yet: tokens, and whether they replace the prompt.
         self._pending: deque[tuple[list[int], bool]] = deque()
         self._is_finished = self._is_closed = False
         self._error: Exception | None = None
         self._opened_s = monotonic_s()
-        self._progress = SessionProgress(received_tokens=self._told_tokens, prompt_tokens=self._told_tokens)
+        self._progress = SessionProgress(received_tokens=self._received_tokens, prompt_tokens=self._received_tokens)
         self._seen = self._progress
         self._preemptions = 0
-        self._events = [self._event(SessionEventKind.QUEUED, self._told_tokens)]
+        self._events = [self._event(SessionEventKind.QUEUED, self._received_tokens)]
         self._news = asyncio.Event()
 
     def append(self, token_ids: Sequence[int]) -> None:
-        self._check(self._told_tokens + len(token_ids))
-        self._told_tokens += len(token_ids)
+        self._check(self._received_tokens + len(token_ids))
+        self._received_tokens += len(token_ids)
         self._put([*token_ids], replaces=False)
 
     def update(self, token_ids: Sequence[int]) -> None:
         if self._mode is SessionMode.APPEND:
             raise OutOfOrderError("a session in APPEND mode takes no update")
         self._check(len(token_ids))
-        self._told_tokens = len(token_ids)
+        self._received_tokens = len(token_ids)
         self._put([*token_ids], replaces=True)
 
     def finish(self, token_ids: Sequence[int] = ()) -> AsyncIterator[EngineOutput]:
-        self._check(self._told_tokens + len(token_ids))
-        if not self._told_tokens and not token_ids:
+        self._check(self._received_tokens + len(token_ids))
+        if not self._received_tokens and not token_ids:
             raise InvalidInputError("the prompt is empty")
         self._is_finished = True
         self._put([*token_ids], replaces=False)
@@ -81,14 +98,13 @@ class BlockSession:
             self._news.set()
             self._engine.leave(self._run)
 
-    # What the engine does to it, between two steps.
+    # For its engine, between two steps; see `RunSession`.
 
     def take_in(self) -> bool:
-        """Whether there was any input."""
         had_input = bool(self._pending)
         while self._pending:
             tokens, replaces = self._pending.popleft()
-            run, told = self._run, self._progress
+            run, known = self._run, self._progress
             before = run.computed
             if replaces:
                 self._engine.content.replace_prompt(run, tokens)
@@ -100,19 +116,18 @@ class BlockSession:
                 self._events.append(self._event(SessionEventKind.INVALIDATED, lost))
             closes = self._is_finished and not self._pending
             run.is_open = not closes
-            self._tell(
-                received_tokens=told.received_tokens + len(tokens),
-                reused_tokens=told.reused_tokens + (run.computed if replaces else 0),
-                invalidated_tokens=told.invalidated_tokens + lost,
+            self._note(
+                received_tokens=known.received_tokens + len(tokens),
+                reused_tokens=known.reused_tokens + (run.computed if replaces else 0),
+                invalidated_tokens=known.invalidated_tokens + lost,
                 prompt_tokens=len(run.tokens),
-                inputs=told.inputs + (not closes),
+                inputs=known.inputs + (not closes),
             )
         return had_input
 
     def computed(self, tokens: int, *, cached: int = 0) -> None:
-        """So much more of the prompt lies in blocks."""
-        told = self._progress
-        self._tell(computed_tokens=told.computed_tokens + tokens, reused_tokens=told.reused_tokens + cached)
+        known = self._progress
+        self._note(computed_tokens=known.computed_tokens + tokens, reused_tokens=known.reused_tokens + cached)
         if self._run.computed == self._run.wanted:
             self._events.append(self._event(SessionEventKind.KV_ON_DEVICE, self._run.computed))
             if not self._run.is_open:
@@ -121,7 +136,7 @@ class BlockSession:
     def preempted(self) -> None:
         self._preemptions += 1
         self._events.append(self._event(SessionEventKind.PREEMPTED_RECOMPUTE, self._progress.ready_tokens))
-        self._tell()
+        self._note()
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -139,7 +154,7 @@ class BlockSession:
         finally:
             self.close()
 
-    def _tell(self, **values: int) -> None:
+    def _note(self, **values: int) -> None:
         ready = min(self._run.computed, len(self._run.tokens))
         self._progress = replace(self._progress, ready_tokens=ready, **values)
         self._news.set()

@@ -6,8 +6,8 @@ Requests that came earlier never lose blocks to later ones; sessions that have n
 from collections import deque
 from collections.abc import Callable
 
-from fault_sim.block_content import BlockContent
-from fault_sim.block_run import Run
+from fault_sim.blocks.content import BlockContent
+from fault_sim.blocks.run import Run
 
 MOST_RUNNING = 32
 _STEP_TOKENS = 64

@@ -2,8 +2,8 @@
 
 from cluster_core.engine_reports import PrefixClaims
 from cluster_core.token_prefix import longest_common_prefix
-from fault_sim.block_pool import BlockPool, block_hash, first_kv, next_kv, next_token
-from fault_sim.block_run import Run
+from fault_sim.blocks.pool import BlockPool, block_hash, first_kv, next_kv, next_token
+from fault_sim.blocks.run import Run
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.chunk_claims import ChunkClaims
 
@@ -79,7 +79,7 @@ class BlockContent:
                 self.claims.stored(Tier.DEVICE, [names[place]], parent, tokens, run.job.cache_salt)
 
     def _check_content(self, run: Run, place: int) -> None:
-        """Whoever finds a block by its name has to find what it says."""
+        """A run that finds a block by its name has to find what the name says."""
         size, end = self.size, (place + 1) * self.size
         if len(run.right) * size < end:
             kv = run.right[-1] if run.right else first_kv(run.job.cache_salt)

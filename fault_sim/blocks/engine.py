@@ -1,6 +1,6 @@
 """An engine whose KV blocks have content: a token is right only when the blocks held what they should.
 
-It steps in the loop's time, as vLLM does: between two steps it takes in what was asked of it, then each running request
+It steps in the loop's time, as vLLM does: between two steps it carries out its commands, then each running request
 gets tokens of the step's budget. Blocks run out: then the last request that came is preempted and computed again.
 
 Who holds the blocks of a request:
@@ -8,25 +8,15 @@ Who holds the blocks of a request:
     is being pulled to               its run, which does not use them before the pull has ended, aborted or not
     runs                             its run
     finished, leased                 the lease, until it is pulled, released, or `lease_s` old
-A pull reads blocks by number from whoever has them then, as RDMA does: what keeps it right are leases and deadlines.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from cluster_core.clock import ClusterClock, monotonic_s
-from cluster_core.engine_jobs import (
-    EngineJob,
-    EngineOutput,
-    FinishReason,
-    HandoffOutcome,
-    HandoffReport,
-    KvLease,
-    SessionMode,
-)
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_jobs import FinishReason
 from cluster_core.engine_reports import (
     DecodeBatch,
     EngineCosts,
@@ -39,24 +29,21 @@ from cluster_core.engine_reports import (
     PrefixClaims,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
-from fault_sim.block_content import BlockContent
-from fault_sim.block_fabric import BlockEngineSettings, Fabric
-from fault_sim.block_pool import BlockPool
-from fault_sim.block_run import Run
-from fault_sim.block_schedule import MOST_RUNNING, BlockSchedule
-from fault_sim.block_session import BlockSession
+from fault_sim.blocks.commands import Commands
+from fault_sim.blocks.content import BlockContent
+from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
+from fault_sim.blocks.leases import Leases
+from fault_sim.blocks.pool import BlockPool
+from fault_sim.blocks.pulls import Pulls
+from fault_sim.blocks.run import Run
+from fault_sim.blocks.schedule import MOST_RUNNING, BlockSchedule
+from fault_sim.blocks.session import BlockSession
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import root_key
-from kv_transfer.handoff.lease_params import decode_params, encode_params
-from kv_transfer.handoff.rules import Pull, effective_deadline_s, is_late, stamp_deadline
-
-_KV_BYTES_PER_TOKEN = 64
 
 
 class BlockEngine:
-    """See `cluster_core.engine.Engine`. slow: factor on what steps take. engine_id: unique in the fabric. clock: what
-    deadlines of pulls are told in.
-    """
+    """See `cluster_core.engine.Engine`. engine_id: unique in the fabric. clock: that of its host, for deadlines."""
 
     def __init__(
         self,
@@ -67,7 +54,7 @@ class BlockEngine:
         clock: ClusterClock | None = None,
     ) -> None:
         self.host = host
-        self._clock = clock or ClusterClock()
+        # How many times as long steps take as the settings say.
         self.slow = 1.0
         self.settings = settings
         self.pool = BlockPool(settings.blocks, settings.block_tokens)
@@ -83,17 +70,20 @@ class BlockEngine:
         self.content = BlockContent(self.pool, self._claims)
         self._schedule = BlockSchedule(self.content)
         self._names: dict[str, Run] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake = asyncio.Event()
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._commands = Commands()
         self._counters = EngineCounters()
+        clock = clock or ClusterClock()
+        self._leases = Leases(engine_id, settings, clock, self.pool, self._commands, self._counters)
+        self._pulls = Pulls(
+            host, fabric, settings, clock, self.content, self._commands, self._counters, on_abandoned=self._abort
+        )
+        self._stepping: asyncio.Task[None] | None = None
         self._costs = EngineCosts()
         self._dead: str | None = None
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
-        self._in_background(self._work())
+        self._stepping = asyncio.create_task(self._work())
         settings = self.settings
         return EngineInfo(
             "blocks", "bytes", 256, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
@@ -148,32 +138,33 @@ class BlockEngine:
         return PrefixClaims() if self._dead is not None else await self._between_steps(look)
 
     async def stop(self) -> None:
-        tasks = list(self._tasks)
+        tasks = [*([self._stepping] if self._stepping is not None else ()), *self._pulls.tasks]
         self.die("stopped")
         if tasks:
             await asyncio.wait(tasks)
 
     def die(self, why: str) -> None:
-        """At once: whoever waits for it hears so, its memory can be read no more."""
+        """At once: callers that wait for it get an error, and peers cannot read its memory any more."""
         if self._dead is not None:
             return
         self._dead = why
         del self._fabric.engines[self._id]
-        for task in self._tasks:
-            task.cancel()
+        if self._stepping is not None:
+            self._stepping.cancel()
+        self._pulls.stop()
         for run in list(self._names.values()):
             self._fail(run, UnavailableError(f"the engine died: {why}"))
         self._between_two_steps()
 
     def live_jobs(self) -> list[str]:
-        """Names of the jobs that somebody waits for."""
+        """Names of the jobs whose callers wait for them."""
         return [name for name, run in self._names.items() if not run.abandoned]
 
     def check_invariants(self) -> None:
         held = [run.blocks for run in {*self._schedule.running, *self._schedule.waiting, *self._names.values()}]
-        self.pool.check_invariants([*held, *(lease.blocks for lease in self._leases.values())])
+        self.pool.check_invariants([*held, *self._leases.blocks()])
 
-    # What its sessions ask of it.
+    # For its sessions.
 
     def longest_prompt(self, job: EngineJob) -> int:
         settings = self.settings
@@ -181,13 +172,12 @@ class BlockEngine:
         return room - job.sampling.max_tokens
 
     def wake(self) -> None:
-        self._wake.set()
+        self._commands.wake()
 
     def leave(self, run: Run) -> None:
-        """Nobody waits for the run any more; it is aborted where it has not ended."""
+        """Its caller has gone; it is aborted where it has not ended."""
         run.abandoned = True
-        self._commands.append(lambda: self._abort(run))
-        self.wake()
+        self._commands.add(lambda: self._abort(run))
         if self._dead is not None:
             self._between_two_steps()
 
@@ -207,32 +197,25 @@ class BlockEngine:
             self._between_two_steps()
             step = self._schedule.step()
             if not step:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._commands.news()
                 continue
             tokens = sum(step.values())
             took_s = (self.settings.step_s + self.settings.token_s * tokens) * self.slow
             await asyncio.sleep(took_s)
             for run, count in step.items():
-                # What the run was told meanwhile waits for the end of the step.
+                # Input that has come for the run meanwhile waits for the end of the step.
                 self._compute(run, count)
             self._measure(took_s, tokens, len(step))
-            self._tell()
+            self._publish_claims()
 
     def _between_two_steps(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        self._commands.carry_out()
         for run in list(self._names.values()):
             if run.session is not None and run.session.take_in():
                 self._schedule.has_input(run)
         if self._dead is None:
-            self._schedule.admit(self._begun, self._drop_late_pull)
-        self._tell()
-
-    def _begun(self, run: Run) -> None:
-        if run.pulls:
-            run.pulls = False
-            self._pull(run)
+            self._schedule.admit(self._pulls.begin, self._pulls.drop_late)
+        self._publish_claims()
 
     def _compute(self, run: Run, count: int) -> None:
         """With the last of its tokens comes the next one."""
@@ -263,14 +246,11 @@ class BlockEngine:
             raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
         run = Run(job, list(job.token_ids), len(job.token_ids))
         if job.pull is not None:
-            run.pulls = True
-            stamped, now = job.pull.deadline_unix_ms, self._clock.unix_ms()
-            run.pull_until_s = effective_deadline_s(stamped, now, monotonic_s(), self.settings.deadline_s)
+            self._pulls.want(run)
         self._names[job.request_id] = run
         self._counters.requests += 1
         self._counters.prompt_tokens += len(job.token_ids)
-        self._commands.append(lambda: self._enter(run))
-        self.wake()
+        self._commands.add(lambda: self._enter(run))
         return run
 
     def _enter(self, run: Run) -> None:
@@ -285,20 +265,12 @@ class BlockEngine:
         if not run.job.hand_off or reason is not FinishReason.LENGTH:
             self.content.give_back(run)
             return None
-        lease_id, blocks = run.job.request_id, run.blocks
-        run.blocks = []
-        timer = asyncio.get_running_loop().call_later(self.settings.lease_s, self._expire, lease_id)
-        self._leases[lease_id] = _Lease(blocks, timer)
-        self._counters.handoffs_leased += 1
-        params = encode_params({"engine": self._id, "blocks": blocks, "tokens": run.prompt_tokens})
-        return KvLease(lease_id, params, stamp_deadline(self._clock.unix_ms(), self.settings.deadline_s))
+        return self._leases.grant(run)
 
     def _abort(self, run: Run) -> None:
         if self._names.get(run.job.request_id) is run:
             del self._names[run.job.request_id]
-        if run.pulls:
-            run.pulls = False
-            self._tell_peer(run)
+        self._pulls.give_up(run)
         if not run.pulling:
             self._schedule.remove(run)
             self.content.give_back(run)
@@ -314,27 +286,12 @@ class BlockEngine:
         if run is not None:
             self._fail(run, UnavailableError("the request was released"))
             return True
-        released = self._free_lease(name)
+        released = self._leases.free(name)
         self._counters.handoffs_released += released
         return released
 
-    def _expire(self, lease_id: str) -> None:
-        def expire() -> None:
-            self._counters.handoffs_expired += self._free_lease(lease_id)
-
-        self._commands.append(expire)
-        self.wake()
-
-    def _free_lease(self, lease_id: str) -> bool:
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
-            return False
-        lease.timer.cancel()
-        self.pool.drop(lease.blocks)
-        return True
-
     async def _between_steps(self, command: Callable[[], Any]) -> Any:
-        """What it gives, once the engine has had a moment."""
+        """What the command returns, once the engine has had a moment."""
         if self._dead is not None:
             return command()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -344,79 +301,12 @@ class BlockEngine:
             if not answer.done():
                 answer.set_result(result)
 
-        self._commands.append(carry_out)
-        self.wake()
+        self._commands.add(carry_out)
         return await answer
-
-    # Pulls.
-
-    def _drop_late_pull(self, run: Run) -> None:
-        """Its lease must not be pulled any more: it computes the prompt itself."""
-        if run.pulls and _is_late(run):
-            run.pulls = False
-            run.report = HandoffReport(HandoffOutcome.RECOMPUTED)
-            self._counters.handoffs_recomputed += 1
-
-    def _pull(self, run: Run) -> None:
-        missing = len(run.tokens) - 1 - run.computed
-        if missing <= 0:
-            run.report = HandoffReport(HandoffOutcome.LOCAL)
-            self._tell_peer(run)
-            return
-        for _ in range(-(-len(run.tokens) // self.settings.block_tokens) - len(run.blocks)):
-            block = self.pool.allocate()
-            assert block is not None, "there was room"
-            run.blocks.append(block)
-        run.pulling = True
-        self._in_background(self._transfer(run, missing))
-
-    async def _transfer(self, run: Run, tokens: int) -> None:
-        """Reads the blocks as they are when it ends."""
-        assert run.job.pull is not None
-        params = decode_params(run.job.pull.connector_params)
-        first = run.computed // self.settings.block_tokens
-        pull = Pull(monotonic_s(), tokens, tokens * _KV_BYTES_PER_TOKEN)
-        work_s = self.settings.pull_s + self.settings.pull_token_s * tokens
-        content = await self._fabric.read(
-            self.host, params["engine"], params["blocks"][first:], work_s, lambda: _is_late(run)
-        )
-        pull.ended_s = monotonic_s()
-        pull.failed = not content or _is_late(run)
-        self._commands.append(lambda: self._pulled(run, pull, content))
-        self.wake()
-
-    def _pulled(self, run: Run, pull: Pull, content: list[list[bytes]]) -> None:
-        run.pulling = False
-        if not pull.failed:
-            self._tell_peer(run)
-            self._counters.handoffs_pulled += 1
-            self._counters.kv_bytes_pulled += pull.kv_bytes
-        else:
-            self._counters.handoffs_recomputed += 1
-        if run.abandoned:
-            self._abort(run)
-            return
-        run.report = pull.report()
-        if not pull.failed:
-            first = run.computed // self.settings.block_tokens
-            for block, kv in zip(run.blocks[first:], content, strict=True):
-                self.pool.kv[block][:] = kv
-            run.computed = len(run.tokens) - 1
-
-    def _tell_peer(self, run: Run) -> None:
-        """The lease is not needed any more."""
-        lease = run.job.pull
-        if lease is not None and self._dead is None:
-            engine_id = decode_params(lease.connector_params)["engine"]
-            self._in_background(self._fabric.tell_pulled(self.host, engine_id, lease.lease_id))
 
     def pulled(self, lease_id: str) -> None:
         """A peer has what it wanted of a lease."""
-        self._commands.append(lambda: self._drop_pulled(lease_id))
-        self.wake()
-
-    def _drop_pulled(self, lease_id: str) -> None:
-        self._free_lease(lease_id)
+        self._commands.add(lambda: self._leases.free(lease_id))
 
     # The rest.
 
@@ -426,23 +316,8 @@ class BlockEngine:
         else:
             self._costs = replace(self._costs, decode_step_s=took_s)
 
-    def _tell(self) -> None:
+    def _publish_claims(self) -> None:
         if self._claims.has_changed:
             change = self._claims.take()
             if change:
                 self._on_change(change)
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done))
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    blocks: list[int]
-    timer: asyncio.TimerHandle
-
-
-def _is_late(run: Run) -> bool:
-    return run.pull_until_s is not None and is_late(run.pull_until_s, monotonic_s())

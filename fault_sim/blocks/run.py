@@ -1,45 +1,70 @@
-"""What a job or a session is to a `block_engine.BlockEngine`, and what of its tokens may be shown. Pure."""
+"""What a job or a session is to a `BlockEngine`, and what of its tokens may be shown. Pure."""
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport
-from fault_sim.answers import ending, held_back, logprobs
+from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport, SessionRecord
+from fault_sim.blocks.answers import ending, held_back, logprobs
+from fault_sim.blocks.pool import BlockHash
 
-if TYPE_CHECKING:
-    from fault_sim.block_pool import BlockHash
-    from fault_sim.block_session import BlockSession
+
+class RunSession(Protocol):
+    """What the engine does to the session of a run, between two steps."""
+
+    def take_in(self) -> bool:
+        """Takes in the input that has come; whether there was any."""
+        ...
+
+    def computed(self, tokens: int, *, cached: int = 0) -> None:
+        """So much more of the prompt lies in blocks."""
+        ...
+
+    def preempted(self) -> None:
+        """Its blocks were taken."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The engine answers nothing more."""
+        ...
+
+    def record(self) -> SessionRecord:
+        """What has happened to it so far."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """tokens: the prompt and what was generated. computed: tokens whose KV lies in `blocks`. names: of its full blocks,
-    as far as they were needed. right: what the last KV of each should be. is_open: its prompt may still change, so its
-    last token is not computed.
-
-    pulls: its prompt is to be pulled by `pull_until_s`, which was not tried yet. pulling: it is, and the blocks are not
-    used until then. abandoned: nobody waits for it any more. has_published: blocks that nobody else had.
-    """
+    """A job, or a session, in the engine."""
 
     job: EngineJob
+    # The prompt and what was generated.
     tokens: list[int]
     prompt_tokens: int
     blocks: list[int] = field(default_factory=list)
+    # Tokens whose KV lies in `blocks`.
     computed: int = 0
-    names: "list[BlockHash]" = field(default_factory=list)
+    # Of its full blocks, as far as they were needed.
+    names: list[BlockHash] = field(default_factory=list)
+    # What the last KV of each full block should be.
     right: list[bytes] = field(default_factory=list)
-    session: "BlockSession | None" = None
+    session: RunSession | None = None
+    # Its prompt may still change, so its last token is not computed.
     is_open: bool = False
+    # Its prompt is to be pulled by `pull_until_s`, which was not tried yet.
     pulls: bool = False
+    # It is being pulled, and the blocks are not used until the pull has ended.
     pulling: bool = False
     pull_until_s: float | None = None
+    # Its caller has gone.
     abandoned: bool = False
+    # It has published blocks that were not cached before.
     has_published: bool = False
     report: HandoffReport | None = None
     cached_tokens: int = 0
     is_started: bool = False
     text: str = ""
+    # Characters of the text that its caller has.
     shown: int = 0
     outputs: "asyncio.Queue[EngineOutput | Exception]" = field(default_factory=asyncio.Queue)
 
@@ -49,7 +74,7 @@ class Run:
         return max(0, len(self.tokens) - 1) if self.is_open else len(self.tokens)
 
     def generated(self, token: int) -> EngineOutput:
-        """The next token of its answer is this one; what its caller is told of it."""
+        """The next token of its answer is this one; returns what its caller gets of it."""
         position = len(self.tokens) - self.prompt_tokens
         sampling, first = self.job.sampling, self.job.first
         is_replayed = first is not None and position == 0

@@ -1,17 +1,15 @@
-"""The server's side of `local_grpc`: servers and contexts, as the generated servicers use them."""
+"""The server's side: servers and contexts, as the generated servicers use them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
-from fault_sim.local_wire import Metadata, Status, Wire
+from fault_sim.local_grpc.addresses import Addresses
+from fault_sim.local_grpc.wire import Metadata, Status, Wire
 from fault_sim.network import Lane
-
-if TYPE_CHECKING:
-    from fault_sim.local_grpc import LocalTransport
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in grpc-stubs
 
@@ -113,12 +111,12 @@ class LocalContext:
 class LocalServer:
     """In place of `grpc.aio.Server`."""
 
-    def __init__(self, transport: "LocalTransport", host: str, interceptors: Sequence[Any] = ()) -> None:
-        self._transport = transport
+    def __init__(self, addresses: Addresses, host: str, interceptors: Sequence[Any] = ()) -> None:
+        self._addresses = addresses
         self.host = host
         self._interceptors = interceptors
         self._handlers: list[Any] = []
-        self._addresses: list[str] = []
+        self._listens_at: list[str] = []
         self._running: dict[asyncio.Task[None], LocalContext] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._wires: dict[Wire, None] = {}
@@ -132,8 +130,8 @@ class LocalServer:
 
     def add_insecure_port(self, address: str) -> int:
         """Raises RuntimeError for one that is taken."""
-        port = self._transport.bind(self, address)
-        self._addresses.append(f"{address.rpartition(':')[0]}:{port}")
+        port = self._addresses.bind(self, address)
+        self._listens_at.append(f"{address.rpartition(':')[0]}:{port}")
         return port
 
     async def start(self) -> None:
@@ -233,8 +231,8 @@ class LocalServer:
             closing.add_done_callback(lambda task: self._closing.pop(task))
 
     def _unbind(self) -> None:
-        for address in self._addresses:
-            self._transport.servers.pop(address, None)
+        for address in self._listens_at:
+            self._addresses.unbind(address)
 
 
 class _Requests:

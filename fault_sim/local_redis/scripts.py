@@ -1,4 +1,4 @@
-"""The Lua scripts of the registry and the prefix index, by their text, as functions of a `local_redis.Store`."""
+"""The Lua scripts of the registry and the prefix index, by their text, as functions of a `Store`."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from cluster_core.clock import unix_ms
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
-from fault_sim.local_redis import EntryId, Script, Store, entry_id
+from fault_sim.local_redis.store import EntryId, Script, Store, entry_id
 from worker_runtime import claim_feed, registration
 
 
@@ -63,7 +63,7 @@ def _snapshot(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes
     if _is_superseded(last, generation):
         return b"superseded"
     if last == entry_id(until):
-        store.xtrim(keys[0], entry_id(oldest))
+        store.xtrim(keys[0], minid=oldest.decode(), approximate=False)
     else:
         store.xadd(keys[0], {"b": b""}, id=until.decode(), maxlen=0)
     store.pexpire(keys[0], int(keep_ms))
@@ -89,7 +89,7 @@ def _write_hotness(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> 
     if (store.get(keys[1]) or b"")[:NAME_BYTES] != base:
         return 0
     store.set(keys[1], snapshot)
-    store.xtrim(keys[0], entry_id(oldest))
+    store.xtrim(keys[0], minid=oldest.decode(), approximate=False)
     return 1
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fault_sim.block_pool import BlockPool, Kv
+from fault_sim.blocks.pool import BlockPool, Kv
 from fault_sim.network import Network
 
 # A transfer goes as fast as its link is for so long.

@@ -1,16 +1,14 @@
-"""The client's side of `local_grpc`: calls and channels, as the generated stubs use them."""
+"""The client's side: calls and channels, as the generated stubs use them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
-from fault_sim.local_wire import Metadata, Status, Wire
-from fault_sim.network import Link
-
-if TYPE_CHECKING:
-    from fault_sim.local_grpc import LocalTransport
+from fault_sim.local_grpc.addresses import Addresses
+from fault_sim.local_grpc.wire import Metadata, Status, Wire
+from fault_sim.network import Link, Network
 
 # A request that arrives twice does so within this time.
 _REPEAT_WITHIN_S = 2.0
@@ -177,8 +175,9 @@ class LocalCall:
 class LocalChannel:
     """To one address, from one host."""
 
-    def __init__(self, transport: "LocalTransport", host: str, address: str) -> None:
-        self._transport = transport
+    def __init__(self, network: Network, addresses: Addresses, host: str, address: str) -> None:
+        self._network = network
+        self._addresses = addresses
         self._host = host
         self._address = address
         self._calls: dict[LocalCall, None] = {}
@@ -210,12 +209,12 @@ class LocalChannel:
 
     def _multicallable(self, method: str, serialize: Any, parse: Any, *, streams: bool, is_unary: bool = False) -> Any:
         def start(requests: Any = None, *, timeout: float | None = None, metadata: Metadata = (), **_: Any) -> Any:
-            link = self._transport.network.link(self._host, self._transport.host_of(self._address))
+            link = self._network.link(self._host, self._addresses.host_of(self._address))
             wire = Wire(link, method, timeout, metadata or ())
             call = LocalCall(wire, serialize, parse)
             self._calls[call] = None
             wire.on_status.append(lambda: self._calls.pop(call, None))
-            wire.requests.lane.send(lambda: self._transport.arrive(self._address, wire))
+            wire.requests.lane.send(lambda: self._addresses.arrive(self._address, wire))
             if not streams:
                 call.send_only(requests)
                 if is_unary and link.repeats and link.rng.random() < link.repeats:
@@ -227,11 +226,11 @@ class LocalChannel:
         return start
 
     def _repeat(self, link: Link, wire: Wire, request: bytes) -> None:
-        """The same request once more, a little later; nobody hears the second answer."""
+        """The same request once more, a little later; the second answer reaches no client."""
 
         def again() -> None:
             copy = Wire(link, wire.method, wire.timeout_s, wire.metadata)
-            copy.requests.lane.send(lambda: self._transport.arrive(self._address, copy))
+            copy.requests.lane.send(lambda: self._addresses.arrive(self._address, copy))
             copy.requests.send(request)
             copy.requests.finish()
 

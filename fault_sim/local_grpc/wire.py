@@ -1,4 +1,4 @@
-"""One call of `local_grpc` on its way: two lanes with bounded windows, and how each end learns that it is over.
+"""One call on its way: two lanes with bounded windows, and how each end learns that it is over.
 
 Who ends a call: the server with its status, or the client by cancelling or its deadline, or the link by breaking. The
 first that reaches an end counts there.
@@ -13,7 +13,7 @@ import grpc
 
 from fault_sim.network import Lane, Link
 
-# Bytes on their way and unread in one direction of a call before who writes has to wait.
+# Bytes on their way and unread in one direction of a call before its writer has to wait.
 WINDOW_BYTES = 64 << 10
 _NOTICED_WITHIN_S = 20.0
 
@@ -76,7 +76,7 @@ class Half:
 
 
 class Wire:
-    """A call between its two ends, which are told of what reaches them."""
+    """A call between its two ends; `on_status` and `on_lost` are called when its end reaches them."""
 
     def __init__(self, link: Link, method: str, timeout_s: float | None, metadata: Metadata) -> None:
         self.link = link
