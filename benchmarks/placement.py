@@ -29,8 +29,8 @@ from benchmarks.placement_costs import PrefillCosts
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from cluster_configs.schema import PlacementSection
 from cluster_sim.request import job_of
-from cluster_sim.traces import Trace
-from cluster_sim.workloads import SimRequest, block_names
+from cluster_sim.workloads.requests import SimRequest, block_names
+from cluster_sim.workloads.traces import Trace
 from control_plane.fleet.membership import Membership
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Flight, Placer

@@ -1,7 +1,7 @@
 """A simulated prefill worker: a queue, the real tiers of its caches, and measured costs instead of an engine.
 
-Prompts are prefilled one by one in the order in which they came, each in one go; `cluster_sim.block_cache` holds what
-is cached. New blocks are published when the prefill has ended; a copy to host memory takes no time here.
+Prompts are prefilled one by one in the order in which they came, each in one go; `engines.block_cache` of the simulator
+holds what is cached. New blocks are published when the prefill has ended; a copy to host memory takes no time here.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from benchmarks.placement_costs import PrefillCosts
-from cluster_sim.block_cache import BlockCache
+from cluster_sim.engines.block_cache import BlockCache
 from kv_transfer.blocks import BlockHash
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys

@@ -28,7 +28,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.engine_reports import EngineInfo
-from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
+from cluster_sim.workloads.streaming import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from prefill_worker.policies import POLICIES
 from worker_runtime.engine_settings import EngineRole
 

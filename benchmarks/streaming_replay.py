@@ -15,7 +15,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode, SessionRecord
 from cluster_core.errors import RachisError, UnavailableError
-from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession
+from cluster_sim.workloads.streaming import GENERATED_TOKENS, TracedSession
 
 # After the last input: whoever has no first token by then never gets one.
 PATIENCE_S = 600.0

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
-from cluster_sim.figures import Figures, as_json
+from cluster_sim.reports.figures import Figures, as_json
 from cluster_sim.scenario import Scenario, make_world, workload_of
 from cluster_sim.world import World
 

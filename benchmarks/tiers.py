@@ -37,7 +37,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo, TierReport
 from cluster_core.errors import UnavailableError
-from cluster_sim.traces import Trace
+from cluster_sim.workloads.traces import Trace
 from worker_runtime.engine_settings import EngineRole
 
 STOCK, COPY_EVERYTHING, RACHIS = "stock", "copy_everything", "rachis"

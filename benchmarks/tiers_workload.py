@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim.traces import SHAPES, Trace, generated
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace
 
 # As many blocks as prompts share, over the blocks of the device, where nothing else is asked for.
 WORKING_SET_FACTOR = 2.5

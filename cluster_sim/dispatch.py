@@ -16,14 +16,14 @@ from itertools import count
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.engines.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.events import EventQueue
-from cluster_sim.figures import Figures
 from cluster_sim.network import Network
+from cluster_sim.reports.figures import Figures
 from cluster_sim.request import Attempt, RequestRun
 from cluster_sim.request_figures import RequestFigures
 from cluster_sim.worker import SimWorker
-from cluster_sim.workloads import SimRequest
+from cluster_sim.workloads.requests import SimRequest
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.membership import Membership

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim.figures import Figures, Histogram
+from cluster_sim.reports.figures import Figures, Histogram
 
 Pools = tuple[int, int]
 Simulate = Callable[[int, int], Figures]

@@ -7,10 +7,10 @@ import numpy as np
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.ids import RequestId
-from cluster_sim.engine import SimInput
+from cluster_sim.engines.engine import SimInput
 from cluster_sim.network import Transfer
 from cluster_sim.worker import SimWorker
-from cluster_sim.workloads import SimRequest
+from cluster_sim.workloads.requests import SimRequest
 from control_plane.dispatch.journey import Journey, JourneyLimits
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle

@@ -1,8 +1,8 @@
 """What each simulated request adds to the figures of its run. Those that arrive while it warms up add counts only."""
 
-from cluster_sim.figures import Figures
+from cluster_sim.reports.figures import Figures
 from cluster_sim.request import RequestRun
-from cluster_sim.workloads import SimRequest
+from cluster_sim.workloads.requests import SimRequest
 from control_plane.model.lifecycle import State
 
 

@@ -15,13 +15,15 @@ from pydantic import Field, ValidationError
 
 from cluster_configs.schema import PlacementSection, Section, TiersSection
 from cluster_core.errors import ConfigError
-from cluster_sim import costs
-from cluster_sim.costs import CostModel
+from cluster_sim.costs import catalog
+from cluster_sim.costs.step_work import CostModel
 from cluster_sim.dispatch import DispatchSettings
-from cluster_sim.engine import SimEngine
-from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.engines.engine import SimEngine
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.worker import PoolSettings
-from cluster_sim.workloads import Workload, WorkloadSection, open_workload
+from cluster_sim.workloads.opening import open_workload
+from cluster_sim.workloads.requests import Workload
+from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import TierRules
@@ -173,7 +175,7 @@ def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
 
 
 def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:
-    model = costs.load(section.cost_model or scenario.cost_model)
+    model = catalog.load(section.cost_model or scenario.cost_model)
     device_tokens = section.device_tokens or model.device_tokens
     host_tokens = model.host_tokens if section.host_tokens is None else section.host_tokens
     device_blocks, host_blocks = device_tokens // block_tokens, host_tokens // block_tokens
@@ -239,8 +241,8 @@ def _vllm_engine(
     name: str, model: CostModel, section: PoolSection, tiers: TierSettings, sizes: tuple[int, int, int]
 ) -> Callable[[], SimEngine]:
     """vLLM is imported here because nobody else needs it. sizes: tokens of a block, of the device, of host memory."""
-    from cluster_sim.vllm_engine import VllmSimEngine
-    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+    from cluster_sim.engines.vllm_engine import VllmSimEngine
+    from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 
     block_tokens, device_tokens, host_tokens = sizes
     settings = VllmEngineSettings(

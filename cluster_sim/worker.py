@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_jobs import SessionMode
-from cluster_sim.costs import CostModel
-from cluster_sim.engine import EngineTotals, Outcome, SimEngine, SimInput, SimJob
+from cluster_sim.costs.step_work import CostModel
+from cluster_sim.engines.engine import EngineTotals, Outcome, SimEngine, SimInput, SimJob
 from cluster_sim.events import Alarm, EventQueue
 from cluster_sim.network import Link
 from control_plane.model.worker_snapshot import Pool

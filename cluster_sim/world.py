@@ -1,7 +1,7 @@
 """The whole cluster in simulated time.
 
 Production code: placement with all its parts (`placer`), the prefix index, membership, the lifecycle of
-requests, tiers, hotness and, in `cluster_sim.vllm_engine`, the schedulers. Left out: copies of hot prefixes. Not
+requests, tiers, hotness and, in `engines.vllm_engine`, the schedulers. Left out: copies of hot prefixes. Not
 real: engine arithmetic, transport, clock and Redis, whose streams are a delay between a worker's caches and the index.
 """
 
@@ -14,12 +14,12 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import PlacementSection
 from cluster_sim.dispatch import DispatchSettings, SimDispatcher
-from cluster_sim.engine import Outcome
+from cluster_sim.engines.engine import Outcome
 from cluster_sim.events import EventQueue
-from cluster_sim.figures import Figures, Series
 from cluster_sim.network import Network
+from cluster_sim.reports.figures import Figures, Series
 from cluster_sim.worker import PoolSettings, SimWorker
-from cluster_sim.workloads import SERVICE, SimRequest
+from cluster_sim.workloads.requests import SERVICE, SimRequest
 from control_plane.fleet.membership import Membership
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.index_ports import IndexPorts

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from control_plane.model.lifecycle import OUTCOMES, RequestLifecycle, State
-from fault_sim.block_pool import expected_tokens
+from fault_sim.blocks.pool import expected_tokens
 from fault_sim.clients import Answer
 from fault_sim.world import World
 

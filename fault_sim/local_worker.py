@@ -11,10 +11,10 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from decode_worker.service import DecodeService
-from fault_sim.block_engine import BlockEngine
-from fault_sim.block_fabric import BlockEngineSettings, Fabric
-from fault_sim.local_grpc import LocalTransport
-from fault_sim.local_server import LocalServer
+from fault_sim.blocks.engine import BlockEngine
+from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
+from fault_sim.local_grpc.server import LocalServer
+from fault_sim.local_grpc.transport import LocalTransport
 from prefill_worker.service import PrefillService
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration

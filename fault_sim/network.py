@@ -26,21 +26,25 @@ class LinkedCall(Protocol):
 
 
 class Link:
-    """Between two hosts, both ways. slow: factor on its latency. loss: share of messages with which a call breaks;
-    repeats: share of unary requests that arrive twice."""
+    """Between two hosts, both ways."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, latency_s: float) -> None:
         self.rng = rng
+        # Factor on its latency.
         self.slow = 1.0
-        self.loss = self.repeats = 0.0
+        # Share of messages with which a call breaks.
+        self.loss = 0.0
+        # Share of unary requests that arrive twice.
+        self.repeats = 0.0
         # A dictionary for its order.
         self.calls: dict[LinkedCall, None] = {}
         self._held: list[Action] = []
         self._breaking: asyncio.TimerHandle | None = None
         self.is_cut = False
+        self._latency_s = latency_s
 
     def delay_s(self) -> float:
-        return _LATENCY_S * self.slow * (1 + self.rng.random())
+        return self._latency_s * self.slow * (1 + self.rng.random())
 
     def cut(self) -> None:
         if not self.is_cut:
@@ -103,16 +107,17 @@ class Lane:
 
 
 class Network:
-    """All links; made when they are first asked for. hosts are named by whoever uses them."""
+    """All links, made when they are first used; its users name the hosts. latency_s: of a way, at least."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, latency_s: float = _LATENCY_S) -> None:
         self._rng = rng
+        self._latency_s = latency_s
         self._links: dict[tuple[str, str], Link] = {}
 
     def link(self, one: str, other: str) -> Link:
         ends = (min(one, other), max(one, other))
         if ends not in self._links:
-            self._links[ends] = Link(self._rng)
+            self._links[ends] = Link(self._rng, self._latency_s)
         return self._links[ends]
 
     def links(self) -> list[Link]:

@@ -25,13 +25,13 @@ from control_plane.model.lifecycle import Event, RequestLifecycle, State
 from control_plane.server import router_service as router_module
 from control_plane.server.router_server import RouterServer
 from control_plane.sessions import serving as streaming
-from fault_sim.block_fabric import BlockEngineSettings, Fabric
-from fault_sim.local_grpc import LocalTransport
-from fault_sim.local_redis import LocalRedis, Store
+from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
+from fault_sim.local_grpc.transport import LocalTransport
+from fault_sim.local_redis.client import LocalRedis
+from fault_sim.local_redis.store import Store
 from fault_sim.local_worker import LocalWorker
 from fault_sim.network import Link, Network
 from fault_sim.plan import ROUTER, Fault, Plan
-from fault_sim.redis_scripts import SCRIPTS
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
@@ -223,7 +223,7 @@ class World:
     _begin_redis_empty = _begin_redis_down
 
     async def _end_redis_empty(self, fault: Fault) -> None:
-        self.store.empty()
+        self.store.flushall()
         self.store.is_down = False
 
 
@@ -238,7 +238,7 @@ def replaced(world: World) -> Iterator[None]:
         return world.transport.channel(ROUTER, address)
 
     def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
-        return LocalRedis(world.store, world.network, url.partition("://")[2], socket_timeout, SCRIPTS)
+        return LocalRedis(world.store, world.network, url.partition("://")[2], socket_timeout)
 
     async def loads(_tokenizer: Tokenizer) -> None:
         """Prompts are tokens already."""

@@ -1,7 +1,7 @@
 """FEATHER's workload and machine in the simulator: vLLM's own scheduler, and the decode scheduler with its policies,
 real ones, under three models of what a batch saves that shares prefixes.
 
-    cache     what is read again in a step comes from the L2 cache as far as it reaches (`cluster_sim.roofline`)
+    cache     what is read again in a step comes from the L2 cache as far as it reaches (`cluster_sim.costs.roofline`)
     cascade   the same, and vLLM's former cascade attention: while all running requests share a prefix, and its own
               rule says so, the prefix is read once for all of them, its attention being a product of matrices
     memory    cascade attention, and without it everything is read from device memory for each request anew
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cluster_configs.json_files import read_object
-from cluster_sim import cost_files, roofline
-from cluster_sim.costs import CostModel, StepWork
-from cluster_sim.engine import OutcomeKind, SimJob
+from cluster_sim.costs import cost_files, roofline
+from cluster_sim.costs.step_work import CostModel, StepWork
+from cluster_sim.engines.engine import OutcomeKind, SimJob
 
 if TYPE_CHECKING:
-    from cluster_sim.vllm_engine import VllmSimEngine
+    from cluster_sim.engines.vllm_engine import VllmSimEngine
 
 LLAMA, LONGCHAT = "Llama 3 8B", "LongChat 13B"
 CACHE, CASCADE, MEMORY = LOCALITIES = ("cache", "cascade", "memory")
@@ -171,8 +171,8 @@ def simulate(load: Load, policy: str, locality: str, seconds: float, seed: int =
 
 def _engine(model: str, policy: str, locality: str, seed: int) -> "VllmSimEngine":
     """vLLM is imported here because it takes seconds."""
-    from cluster_sim.vllm_engine import VllmSimEngine
-    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+    from cluster_sim.engines.vllm_engine import VllmSimEngine
+    from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
     from decode_worker.batch_settings import BatchSettings
     from kv_transfer import vllm_private
 

@@ -2,7 +2,7 @@
 
 What stands in for what: the light engine over the roofline of its A6000 with Llama-2 13B, in blocks of 16 tokens; host
 memory as large as the device's KV, as published. The data sets are not here: prompts are drawn with the shots, groups
-and mean lengths that are published of them (`cluster_sim.traces.SHAPES`), and a chain of thought is as long as its
+and mean lengths that are published of them (`cluster_sim.workloads.few_shot`), and a chain of thought is as long as its
 question. All requests wait from the start, and the published batch size runs at a time. The text gives ranges over
 data sets, so a cell is set beside a range; what is only drawn is not compared. Hits are tokens that need not be
 computed, on the device or loaded from host memory. Offload time is what all copies take; as in the paper it counts as
@@ -17,11 +17,12 @@ import numpy as np
 
 from benchmarks.papers.table import Cell, Progress
 from benchmarks.prefix_cache.replay import RECIPES
-from cluster_sim import costs
-from cluster_sim.costs import CostModel
-from cluster_sim.engine import OutcomeKind, SimJob
-from cluster_sim.light_engine import LightEngine, LightEngineSettings
-from cluster_sim.traces import SHAPES, Trace, generated
+from cluster_sim.costs import catalog
+from cluster_sim.costs.step_work import CostModel
+from cluster_sim.engines.engine import OutcomeKind, SimJob
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission
 
@@ -102,7 +103,7 @@ class _CopiesCounted:
 
 def ran(trace: Trace, settings: TierSettings, batch: int, device_tokens: int, host_tokens: int) -> Ran:
     """All of the trace in one batch job."""
-    model: Any = _CopiesCounted(costs.load(MODEL))
+    model: Any = _CopiesCounted(catalog.load(MODEL))
     engine = LightEngine(
         model,
         LightEngineSettings(
@@ -138,7 +139,7 @@ class _Runs:
         self._progress = progress
         self._requests = requests
         self._done: dict[tuple[str, int, str], Ran] = {}
-        self._device_tokens = costs.load(MODEL).device_tokens
+        self._device_tokens = catalog.load(MODEL).device_tokens
 
     def of(self, data_set: str, batch: int, policy: str) -> Ran:
         key = (data_set, batch, policy)

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.papers.stream2llm_replay import Run, Variant, replay
 from benchmarks.papers.table import Cell, Progress
 from cluster_core.engine_jobs import SessionMode
-from cluster_sim.streaming_workload import WorkloadSpec
+from cluster_sim.workloads.streaming import WorkloadSpec
 
 TITLE = "Stream2LLM"
 _PUBLISHED = Path(__file__).with_name("stream2llm_published.json")

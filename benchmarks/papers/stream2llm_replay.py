@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from cluster_core.engine_jobs import SessionMode
-from cluster_sim import costs
-from cluster_sim.costs import CostModel, prefill_work
-from cluster_sim.engine import Outcome, OutcomeKind, SimInput, SimJob
-from cluster_sim.streaming_workload import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
-from cluster_sim.vllm_engine import VllmSimEngine
-from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+from cluster_sim.costs import catalog
+from cluster_sim.costs.step_work import CostModel, prefill_work
+from cluster_sim.engines.engine import Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.engines.vllm_engine import VllmSimEngine
+from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
+from cluster_sim.workloads.streaming import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
 from kv_transfer.claims.claims import no_keys
 from prefill_worker.preemption import CostModel as PreemptionCosts
 from prefill_worker.preemption import LatencyCurve
@@ -60,7 +60,7 @@ class Run:
 
 @cache
 def cost_model() -> CostModel:
-    return costs.load(COST_MODEL)
+    return catalog.load(COST_MODEL)
 
 
 @cache

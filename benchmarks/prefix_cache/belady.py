@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim.traces import Trace, TraceRequest
+from cluster_sim.workloads.traces import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

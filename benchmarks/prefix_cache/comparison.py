@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from benchmarks.prefix_cache.replay import RECIPES, HitRatios, Recipe, optimum, replay
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError
-from cluster_sim.traces import Trace, TraceFile
+from cluster_sim.workloads.traces import Trace, TraceFile
 
 BASELINE = "lru"
 OPTIMUM = "belady"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.prefix_cache.belady import belady
-from cluster_sim.traces import Trace, TraceFile, TraceRequest
+from cluster_sim.workloads.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers.settings import TierSettings, make_tiers

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.quiet import ForeignLoad
 from benchmarks.validation.cluster import Cluster, Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
-from cluster_sim.figures import Figures
+from cluster_sim.reports.figures import Figures
 from control_plane.client import RachisClient
 
 # Within which a prediction counts as right.

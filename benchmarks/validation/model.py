@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.validation.cluster import Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
-from cluster_sim import costs
-from cluster_sim.costs import CostModel, StepWork
+from cluster_sim.costs import catalog
+from cluster_sim.costs.measured import DecodeStep, MeasuredDecode
+from cluster_sim.costs.step_work import CostModel, StepWork
 from cluster_sim.dispatch import DispatchSettings
-from cluster_sim.figures import Figures
-from cluster_sim.measured_costs import DecodeStep, MeasuredDecode
-from cluster_sim.vllm_engine import VllmSimEngine
-from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+from cluster_sim.engines.vllm_engine import VllmSimEngine
+from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
+from cluster_sim.reports.figures import Figures
 from cluster_sim.worker import PoolSettings
-from cluster_sim.workloads import SimRequest
+from cluster_sim.workloads.requests import SimRequest
 from cluster_sim.world import World, WorldSettings
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from kv_transfer.tiers.settings import TierSettings
@@ -102,7 +102,7 @@ class SharedCores:
 
 
 class SharedCosts:
-    """`costs.CostModel` of a worker that shares the machine: asked for a step when it begins."""
+    """`step_work.CostModel` of a worker that shares the machine: asked for a step when it begins."""
 
     def __init__(self, base: CostModel, pool: str, slowdown: float, cores: SharedCores) -> None:
         self._base = base
@@ -125,7 +125,7 @@ def simulate(
     model_file: Path, measured: Measured, config: RachisConfig, prompts: Sequence[Prompt], timed: Sequence[Timed]
 ) -> Figures:
     """The same prompts, at the times at which they were really sent."""
-    base, cores = costs.load(str(model_file)), SharedCores()
+    base, cores = catalog.load(str(model_file)), SharedCores()
     slowdowns = {"prefill": measured.prefill_slowdown, "decode": measured.decode_slowdown}
     kinds = {"prefill": SchedulerKind.STREAMING, "decode": SchedulerKind.DECODE}
     block_tokens = config.engine.block_size_tokens

@@ -15,7 +15,7 @@ from benchmarks.placement_plot import save_plot
 from benchmarks.placement_world import Caches, Prompt
 from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
-from cluster_sim.traces import Trace, open_trace
+from cluster_sim.workloads.traces import Trace, open_trace
 from command_line.output import err, out, print_json, print_table
 from command_line.output_files import check_picture
 from control_plane.placement.terms import POLICIES

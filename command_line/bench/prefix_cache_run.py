@@ -13,7 +13,8 @@ from benchmarks.prefix_cache.comparison import Capacities, Run, compare, facts, 
 from benchmarks.prefix_cache.plot import save_plot
 from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
-from cluster_sim.traces import SHAPES, Trace, TraceFile, full_blocks_only, generated, open_trace
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace, TraceFile, full_blocks_only, open_trace
 from command_line.output import out, print_json, print_table, times_text
 from command_line.output_files import check_picture
 from command_line.progress import quiet_progress

@@ -10,7 +10,7 @@ from benchmarks.tiers_workload import TiersWorkload, fewest_device_blocks, requi
 from benchmarks.ttft_plot import save_plot
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import ConfigError
-from cluster_sim.traces import SHAPES
+from cluster_sim.workloads.few_shot import SHAPES
 from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table, times_text
 from command_line.output_files import check_picture

@@ -10,11 +10,11 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster_core.errors import ConfigError, InvalidInputError
-from cluster_sim import costs
-from cluster_sim.figures import Figures
+from cluster_sim.costs import catalog
 from cluster_sim.planner import COLUMNS, Plan, PlanSettings, Trial, as_json, plan, table
+from cluster_sim.reports.figures import Figures
 from cluster_sim.scenario import PoolSection, PoolsSection, Scenario, SloSection, make_world, workload_of
-from cluster_sim.workloads import WorkloadSection
+from cluster_sim.workloads.section import WorkloadSection
 from command_line.output import out, print_json, print_table
 from command_line.progress import quiet_progress
 
@@ -43,7 +43,7 @@ def plan_command(options: Options, *, as_json_text: bool) -> None:
     """Raises ConfigError for options that cannot be, and InvalidInputError where nothing keeps the objectives."""
     _check(options)
     scenario = _scenario(options)
-    gpus = costs.load(options.cost_model).gpus
+    gpus = catalog.load(options.cost_model).gpus
     try:
         settings = PlanSettings(options.attainment, options.most_gpus, gpus, gpus, options.most_runs)
         with _progress(options, quiet=as_json_text) as reports:

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import ConfigError
-from cluster_sim import html_report, plots, report
-from cluster_sim.figures import Figures, as_json
+from cluster_sim.reports import html_report, plots, report
+from cluster_sim.reports.figures import Figures, as_json
 from cluster_sim.scenario import Scenario, ScenarioFile, check, make_world, read, workload_of
-from cluster_sim.workloads import Workload
+from cluster_sim.workloads.requests import Workload
 from cluster_sim.world import World
 from command_line.output import out, print_json
 from command_line.output_files import check_picture, check_writable

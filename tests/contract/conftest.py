@@ -12,8 +12,8 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, FirstToken, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, EngineLoad
-from fault_sim.block_engine import BlockEngine
-from fault_sim.block_fabric import BlockEngineSettings, Fabric
+from fault_sim.blocks.engine import BlockEngine
+from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.network import Network
 from tests.fakes.engine import FakeEngine
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment

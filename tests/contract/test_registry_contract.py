@@ -24,9 +24,9 @@ from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.redis_index import IndexFollower
-from fault_sim.local_redis import LocalRedis, Store
+from fault_sim.local_redis.client import LocalRedis
+from fault_sim.local_redis.store import Store
 from fault_sim.network import Network
-from fault_sim.redis_scripts import SCRIPTS
 from tests.fakes.redis_server import running_redis
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
@@ -44,7 +44,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[s
     store, network = Store(), Network(Random(0))
 
     def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
-        return LocalRedis(store, network, "test", socket_timeout, SCRIPTS)
+        return LocalRedis(store, network, "test", socket_timeout)
 
     with mock.patch.object(redis.Redis, "from_url", client):
         yield "redis://local"
@@ -215,10 +215,74 @@ async def test_the_lease_of_copying_is_held_by_one(url: str) -> None:
         assert await raw.eval(replicator._HOLD, 1, "replication", "b", 100) == 1
 
 
+async def test_a_stream_keeps_its_last_id_whatever_is_trimmed_or_deleted_of_it(url: str) -> None:
+    async with client(url) as raw:
+        for number in range(1, 5):
+            await raw.xadd("claims", {"b": b"x"}, id=f"7-{number}")
+        assert await raw.xdel("claims", "7-4", "7-9") == 1
+        assert await raw.xtrim("claims", minid="7-2", approximate=False) == 1
+
+        assert [name for name, _ in await raw.xrange("claims")] == [b"7-2", b"7-3"]
+        assert [name for name, _ in await raw.xrange("claims", min="(7-2")] == [b"7-3"]
+        assert [name for name, _ in await raw.xrange("claims", "7", count=1)] == [b"7-2"]
+        assert await raw.xtrim("claims", maxlen=0, approximate=False) == 2
+        assert await raw.xrange("claims") == []
+        assert (await raw.xinfo_stream("claims"))["last-generated-id"] == b"7-4"
+        with pytest.raises(redis.ResponseError, match="equal or smaller"):
+            await raw.xadd("claims", {"b": b"x"}, id="7-4")
+        with pytest.raises(redis.ResponseError, match="no such key"):
+            await raw.xinfo_stream("nothing")
+
+
+async def test_a_key_of_another_kind_answers_with_an_error_and_hides_no_other(url: str) -> None:
+    async with client(url) as raw:
+        await raw.set("one", "value")
+        await raw.xadd("other", {"b": b"x"}, id="1-1")
+
+        async with raw.pipeline(transaction=False) as pipeline:
+            pipeline.xrange("one", "1-1", count=2)
+            pipeline.xrange("other", "1-1", count=2)
+            pipeline.get("one")
+            pipeline.exists("one")
+            pipeline.exists("nothing")
+            assert len(pipeline) == 5
+            error, *answers = await pipeline.execute(raise_on_error=False)
+
+        assert isinstance(error, redis.ResponseError)
+        assert "WRONGTYPE" in str(error)
+        assert answers == [[(b"1-1", {b"b": b"x"})], b"value", 1, 0]
+
+
+async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(url: str) -> None:
+    async with client(url) as raw:
+        for key in ("set", "deleted", "expires"):
+            await raw.set(key, "value", px=50)
+        await raw.set("set", "again")
+        await raw.delete("deleted", "nothing")
+        await raw.xadd("deleted", {"b": b"x"})
+        assert await raw.exists("set", "deleted", "expires", "nothing") == 3
+
+        await asyncio.sleep(0.1)
+
+        assert await raw.mget(["set", "expires"]) == [b"again", None]
+        assert await raw.exists("deleted") == 1
+
+
+async def test_a_flushed_server_has_nothing(url: str) -> None:
+    async with client(url) as raw:
+        await raw.set("value", 1)
+        await raw.sadd("members", "a", "b")
+        assert set(await raw.smembers("members")) == {b"a", b"b"}
+        await raw.flushall()
+
+        assert await raw.exists("value", "members") == 0
+        assert not await raw.smembers("members")
+
+
 async def test_a_server_that_is_down_raises_what_the_production_code_waits_out() -> None:
     store = Store()
     store.is_down = True
-    local = LocalRedis(store, Network(Random(0)), "test", 0.1, SCRIPTS)
+    local = LocalRedis(store, Network(Random(0)), "test", 0.1)
 
     with pytest.raises(REDIS_DOWN):
         await local.get("anything")
@@ -226,7 +290,7 @@ async def test_a_server_that_is_down_raises_what_the_production_code_waits_out()
 
 async def test_a_link_that_is_cut_lets_calls_run_into_their_timeout() -> None:
     network = Network(Random(0))
-    local = LocalRedis(Store(), network, "test", 0.05, SCRIPTS)
+    local = LocalRedis(Store(), network, "test", 0.05)
     network.link("test", "redis").cut()
 
     with pytest.raises(redis.TimeoutError):

@@ -13,7 +13,7 @@ from rachis.v1 import worker_pb2_grpc
 from rachis.wire import Context, channel_options, next_message
 
 from control_plane.intake.malformed_input import MalformedInputInterceptor
-from fault_sim.local_grpc import LocalTransport
+from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.network import Network
 
 WAIT_S = 5.0

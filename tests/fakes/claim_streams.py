@@ -1,25 +1,24 @@
 """Streams of claims in memory and in a real Redis, with the ways in which they lose things, and a worker that writes.
 
-`StreamStore` is what both offer to the worker; what the router calls of its client is in `MemoryStreams.pipeline`.
 `Unreliable` stands between the router and either of them.
 """
 
 import random
 from collections.abc import Iterable
-from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import redis
 from rachis import registry
 from redis.cluster import RedisCluster
 
+from fault_sim.local_redis.client import LocalRedis
+from fault_sim.local_redis.store import EntryId, Store
+from fault_sim.network import Network
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from kv_transfer.claims.prefix_chunks import Keys
 
 SERVICE = "svc-test"
-EntryId = tuple[int, int]
 _MOST_LATE = 20
 
 
@@ -27,144 +26,13 @@ def as_keys(keys: Iterable[int]) -> Keys:
     return np.array(sorted(keys), dtype=np.uint64)
 
 
-class StreamStore(Protocol):
-    """Redis as a worker uses it; every call is atomic."""
+class ClaimStreams:
+    """Redis as a worker uses it: a real one, or a store in memory. It writes alone.
 
-    def last_id(self, worker_id: str) -> EntryId | None: ...
-    def append(self, worker_id: str, name: EntryId, data: bytes) -> None: ...
-    def put_snapshot(self, worker_id: str, name: EntryId, data: bytes, oldest: EntryId) -> None: ...
-    def has_snapshot(self, worker_id: str) -> bool: ...
-    def is_asked(self, worker_id: str) -> bool: ...
-    def flush(self) -> None: ...
-    def drop(self, worker_id: str, chosen: int, *, damage: bool) -> None: ...
-    def drop_snapshot(self, worker_id: str, *, damage: bool) -> None: ...
-    def fork(self) -> None: ...
-    def fail_over(self) -> None: ...
-
-
-@dataclass
-class _Stream:
-    entries: list[tuple[EntryId, bytes]] = field(default_factory=list)
-    last: EntryId | None = None
-    snapshot: bytes | None = None
-    asked: bool = False
-
-
-class MemoryStreams:
-    """A dictionary of streams. `fork` is a replica that falls behind from then on, `fail_over` makes it the master.
-
-    broken: by worker what is answered instead of its entries.
+    client: has the commands of `redis.Redis`.
     """
 
-    def __init__(self) -> None:
-        self.streams: dict[str, _Stream] = {}
-        self.broken: dict[str, Exception] = {}
-        self._replica: dict[str, _Stream] | None = None
-
-    def of(self, worker_id: str) -> _Stream:
-        return self.streams.setdefault(worker_id, _Stream())
-
-    def last_id(self, worker_id: str) -> EntryId | None:
-        return self.of(worker_id).last
-
-    def append(self, worker_id: str, name: EntryId, data: bytes) -> None:
-        stream = self.of(worker_id)
-        assert stream.last is None or name > stream.last
-        stream.entries.append((name, data))
-        stream.last = name
-
-    def put_snapshot(self, worker_id: str, name: EntryId, data: bytes, oldest: EntryId) -> None:
-        stream = self.of(worker_id)
-        stream.entries = [entry for entry in stream.entries if entry[0] >= oldest]
-        stream.last, stream.snapshot, stream.asked = name, data, False
-
-    def has_snapshot(self, worker_id: str) -> bool:
-        return self.of(worker_id).snapshot is not None
-
-    def is_asked(self, worker_id: str) -> bool:
-        return self.of(worker_id).asked
-
-    def flush(self) -> None:
-        self.streams.clear()
-
-    def drop(self, worker_id: str, chosen: int, *, damage: bool) -> None:
-        entries = self.of(worker_id).entries
-        if entries:
-            name, data = entries.pop(chosen % len(entries))
-            if damage:
-                entries.append((name, data[:-3] + b"\xff\xff\xff\xff"))
-                entries.sort()
-
-    def drop_snapshot(self, worker_id: str, *, damage: bool) -> None:
-        self.of(worker_id).snapshot = b"\x01junk" if damage else None
-
-    def fork(self) -> None:
-        self._replica = deepcopy(self.streams)
-
-    def fail_over(self) -> None:
-        if self._replica is not None:
-            self.streams, self._replica = self._replica, None
-
-    def pipeline(self, *, transaction: bool) -> "_MemoryPipeline":
-        assert not transaction, "the keys of several workers lie on several nodes"
-        return _MemoryPipeline(self)
-
-    async def aclose(self) -> None:
-        pass
-
-
-class _MemoryPipeline:
-    """The commands of the router, on the streams."""
-
-    def __init__(self, store: MemoryStreams) -> None:
-        self._store = store
-        self._answers: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    async def __aenter__(self) -> "_MemoryPipeline":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    def xrange(self, key: str, first: str, *, count: int) -> None:
-        generation, sequence = map(int, first.split("-"))
-        entries = self._stream(key).entries
-        page = [(name, data) for name, data in entries if name >= (generation, sequence)][:count]
-        if (error := self._store.broken.get(self._worker_id(key))) is not None:
-            self._answers.append(error)
-            return
-        self._answers.append([(_id(name).encode(), {b"b": data}) for name, data in page])
-
-    def get(self, key: str) -> None:
-        self._answers.append(self._stream(key).snapshot)
-
-    def exists(self, key: str) -> None:
-        self._answers.append(int(self._stream(key).asked))
-
-    def set(self, key: str, _: int, *, ex: int) -> None:
-        assert ex > 0
-        self._stream(key).asked = True
-        self._answers.append(True)
-
-    async def execute(self, *, raise_on_error: bool) -> list[Any]:
-        assert not raise_on_error, "one worker's damaged key would hide the others"
-        return self._answers
-
-    def _stream(self, key: str) -> _Stream:
-        return self._store.of(self._worker_id(key))
-
-    @staticmethod
-    def _worker_id(key: str) -> str:
-        return key.partition(f"{{{SERVICE}:")[2].partition("}")[0]
-
-
-class RedisStreams:
-    """The same in a real Redis, for one that writes alone. A damaged entry is one that is not there."""
-
-    def __init__(self, client: "redis.Redis | RedisCluster") -> None:
+    def __init__(self, client: "redis.Redis | RedisCluster | Store") -> None:
         self._redis: Any = client
 
     def last_id(self, worker_id: str) -> EntryId | None:
@@ -179,10 +47,11 @@ class RedisStreams:
         self._redis.xadd(registry.claims_key(SERVICE, worker_id), {"b": data}, id=_id(name))
 
     def put_snapshot(self, worker_id: str, name: EntryId, data: bytes, oldest: EntryId) -> None:
+        """The stream ends with that name afterwards, and begins with `oldest`."""
         stream = registry.claims_key(SERVICE, worker_id)
         if self.last_id(worker_id) != name:
             self._redis.xadd(stream, {"b": b""}, id=_id(name))
-            self._redis.xtrim(stream, maxlen=0, approximate=False)
+            self._redis.xdel(stream, _id(name))
         self._redis.xtrim(stream, minid=_id(oldest), approximate=False)
         self._redis.set(registry.snapshot_key(SERVICE, worker_id), data)
         self._redis.delete(registry.resync_key(SERVICE, worker_id))
@@ -190,13 +59,17 @@ class RedisStreams:
     def has_snapshot(self, worker_id: str) -> bool:
         return bool(self._redis.exists(registry.snapshot_key(SERVICE, worker_id)))
 
-    def is_asked(self, worker_id: str) -> bool:
+    def wants_resync(self, worker_id: str) -> bool:
+        """A router has asked for a snapshot."""
         return bool(self._redis.exists(registry.resync_key(SERVICE, worker_id)))
+
+    # How it loses things.
 
     def flush(self) -> None:
         self._redis.flushall()
 
     def drop(self, worker_id: str, chosen: int, *, damage: bool) -> None:
+        """One entry of the stream. A damaged one is not there either: no command writes over an entry."""
         stream = registry.claims_key(SERVICE, worker_id)
         names = [name for name, _ in self._redis.xrange(stream)]
         if names:
@@ -210,10 +83,40 @@ class RedisStreams:
             self._redis.delete(key)
 
     def fork(self) -> None:
-        """There is no replica."""
+        """A replica falls behind from now on. Here is none."""
 
     def fail_over(self) -> None:
+        """The replica is the master."""
         self.flush()
+
+
+class MemoryStreams(ClaimStreams):
+    """The same on the in-memory Redis, which has a replica, and whose entries can be damaged."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self._replica: Store | None = None
+        super().__init__(self.store)
+
+    def client(self) -> LocalRedis:
+        """Of a router, over a link without latency."""
+        return LocalRedis(self.store, Network(random.Random(0), latency_s=0.0), "router", timeout_s=1.0)
+
+    def drop(self, worker_id: str, chosen: int, *, damage: bool) -> None:
+        stream = self.store.stream(registry.claims_key(SERVICE, worker_id))
+        if not damage or stream is None or not stream.entries:
+            super().drop(worker_id, chosen, damage=damage)
+            return
+        _, fields = stream.entries[chosen % len(stream.entries)]
+        fields[b"b"] = fields[b"b"][:-3] + b"\xff\xff\xff\xff"
+
+    def fork(self) -> None:
+        self._replica = self.store.replica()
+
+    def fail_over(self) -> None:
+        if self._replica is not None:
+            self.store.fail_over(self._replica)
+            self._replica = None
 
 
 def _id(name: EntryId) -> str:
@@ -224,15 +127,24 @@ class Unreliable:
     """A client whose server may be down, and whose pages of entries may come in any state.
 
     With `scramble`, some entries are lost, some come twice, some are from earlier pages, in any order.
+    broken: by worker what is answered instead of its entries.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.is_down = False
         self.scramble: random.Random | None = None
+        self.broken: dict[str, Exception] = {}
         self._late: dict[str, list[Any]] = {}
 
-    def in_disorder(self, key: str, page: list[Any]) -> list[Any]:
+    def answer(self, key: str, page: Any) -> Any:
+        """What comes of the entries that were read."""
+        worker_id = key.partition(f"{{{SERVICE}:")[2].partition("}")[0]
+        if worker_id in self.broken:
+            return self.broken[worker_id]
+        return self._in_disorder(key, page) if isinstance(page, list) else page
+
+    def _in_disorder(self, key: str, page: list[Any]) -> list[Any]:
         late = self._late.setdefault(key, [])
         late[:] = (late + page)[-_MOST_LATE:]
         if (chosen := self.scramble) is None:
@@ -243,6 +155,7 @@ class Unreliable:
         return scrambled
 
     def pipeline(self, *, transaction: bool) -> "_UnreliablePipeline":
+        assert not transaction, "the keys of several workers lie on several nodes"
         return _UnreliablePipeline(self, self._client.pipeline(transaction=transaction))
 
     async def aclose(self) -> None:
@@ -269,12 +182,12 @@ class _UnreliablePipeline:
         await self._pipeline.__aexit__(*error)
 
     async def execute(self, *, raise_on_error: bool) -> list[Any]:
+        assert not raise_on_error, "one worker's damaged key would hide the others"
         if self._owner.is_down:
             raise redis.ConnectionError("down")
         answers: list[Any] = await self._pipeline.execute(raise_on_error=raise_on_error)
         for place, key in self._streams.items():
-            if isinstance(answers[place], list):
-                answers[place] = self._owner.in_disorder(key, answers[place])
+            answers[place] = self._owner.answer(key, answers[place])
         return answers
 
     def xrange(self, key: str, first: str, *, count: int) -> None:
@@ -285,7 +198,7 @@ class _UnreliablePipeline:
 class WritingWorker:
     """Writes claims as workers do: behind what it wrote before, or all of them anew as a snapshot."""
 
-    def __init__(self, store: StreamStore, worker_id: str, generation: int) -> None:
+    def __init__(self, store: ClaimStreams, worker_id: str, generation: int) -> None:
         self.worker_id = worker_id
         self.generation = generation
         self.claims: tuple[set[int], set[int]] = (set(), set())
@@ -329,7 +242,7 @@ class WritingWorker:
     def look(self) -> None:
         """What a worker does when it has nothing to do."""
         is_lost = self._store.last_id(self.worker_id) != (self.generation, self.sequence)
-        if is_lost or not self._store.has_snapshot(self.worker_id) or self._store.is_asked(self.worker_id):
+        if is_lost or not self._store.has_snapshot(self.worker_id) or self._store.wants_resync(self.worker_id):
             self.write_snapshot()
 
     def _may_write(self) -> bool:

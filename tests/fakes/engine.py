@@ -38,7 +38,7 @@ from cluster_core.engine_reports import (
     PrefixClaims,
 )
 from cluster_core.errors import InvalidInputError, RachisError, UnavailableError
-from fault_sim.answers import ending, held_back, logprobs
+from fault_sim.blocks.answers import ending, held_back, logprobs
 from kv_transfer.handoff.lease_params import decode_params, encode_params
 from kv_transfer.handoff.rules import is_late, stamp_deadline
 from tests.fakes.claims import FakeClaims

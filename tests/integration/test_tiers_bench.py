@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK
 from benchmarks.tiers_workload import TiersWorkload
-from cluster_sim.traces import Trace
+from cluster_sim.workloads.traces import Trace
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from control_plane.dispatch.journey import Journey
 from control_plane.dispatch.journey_steps import Emit, Prefilled
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.placement.flight import Flight
-from fault_sim import block_engine
-from fault_sim.block_engine import BlockEngine
+from fault_sim.blocks import pulls
+from fault_sim.blocks.leases import Leases
 
 
 def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
@@ -31,20 +31,20 @@ def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
 
 
 def _leased_blocks_are_freed_early() -> AbstractContextManager[Any]:
-    end = BlockEngine._end
+    grant = Leases.grant
 
-    def end_and_free(self: Any, run: Any, reason: Any) -> Any:
-        lease = end(self, run, reason)
-        if lease is not None:
-            self.pool.drop(self._leases[lease.lease_id].blocks)
-            self._leases[lease.lease_id].blocks.clear()
+    def grant_and_free(self: Any, run: Any) -> Any:
+        lease = grant(self, run)
+        blocks = self._held[lease.lease_id].blocks
+        self._pool.drop(blocks)
+        blocks.clear()
         return lease
 
-    return mock.patch.object(BlockEngine, "_end", end_and_free)
+    return mock.patch.object(Leases, "grant", grant_and_free)
 
 
 def _late_pulls_are_used() -> AbstractContextManager[Any]:
-    return mock.patch.object(block_engine, "is_late", lambda deadline, now: False)
+    return mock.patch.object(pulls, "is_late", lambda deadline, now: False)
 
 
 def _a_lease_is_lost() -> AbstractContextManager[Any]:
@@ -53,7 +53,7 @@ def _a_lease_is_lost() -> AbstractContextManager[Any]:
 
     stack = ExitStack()
     stack.enter_context(mock.patch.object(Dispatcher, "_release", release))
-    stack.enter_context(mock.patch.object(BlockEngine, "_expire", lambda self, lease_id: None))
+    stack.enter_context(mock.patch.object(Leases, "_expire", lambda self, lease_id: None))
     return stack
 
 

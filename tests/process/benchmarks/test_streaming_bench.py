@@ -8,7 +8,7 @@ from benchmarks.streaming_replay import Replay, SessionTimes, replay
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine_jobs import SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
-from cluster_sim.streaming_workload import TimedInput, TracedSession, WorkloadSpec, draw_trace
+from cluster_sim.workloads.streaming import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from command_line.main import app
 from tests.fakes.engine import FakeEngine
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.prefix_cache.belady import belady
 from cluster_core.errors import InvalidInputError
-from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated, read_trace
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace, TraceRequest, read_trace
 
 BLOCK_TOKENS = 4
 # A block is named by all the symbols up to and including its own: equal name, equal prefix.

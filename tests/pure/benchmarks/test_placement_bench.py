@@ -23,7 +23,8 @@ from benchmarks.placement import (
 from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read_costs
 from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
 from cluster_core.errors import ConfigError, InvalidInputError
-from cluster_sim.traces import SHAPES, Trace, TraceRequest, generated
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import Trace, TraceRequest
 from command_line.bench.placement_run import policy_names
 from command_line.main import app
 from control_plane.fleet.loads import Load

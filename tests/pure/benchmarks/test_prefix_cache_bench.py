@@ -22,7 +22,8 @@ from benchmarks.prefix_cache.comparison import (
 from benchmarks.prefix_cache.replay import RECIPES, HitRatios
 from benchmarks.token_sizes import parse_tokens
 from cluster_core.errors import ConfigError, InvalidInputError
-from cluster_sim.traces import MOONCAKE_BLOCK_TOKENS, SHAPES, Trace, generated
+from cluster_sim.workloads.few_shot import SHAPES, generated
+from cluster_sim.workloads.traces import MOONCAKE_BLOCK_TOKENS, Trace
 from command_line.main import app
 
 BLOCK = MOONCAKE_BLOCK_TOKENS

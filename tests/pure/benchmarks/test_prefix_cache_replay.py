@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.prefix_cache.belady import belady
 from benchmarks.prefix_cache.replay import RECIPES, Replay, replay
 from cluster_configs.schema import TiersSection
-from cluster_sim.traces import Trace, TraceRequest, full_blocks_only
+from cluster_sim.workloads.traces import Trace, TraceRequest, full_blocks_only
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.prefix_runs import Node

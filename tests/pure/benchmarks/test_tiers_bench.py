@@ -23,7 +23,7 @@ from benchmarks.ttft_plot import save_plot
 from cluster_core.engine_jobs import EngineJob
 from cluster_core.engine_reports import TierReport
 from cluster_core.errors import ClientFault, UnavailableError
-from cluster_sim.traces import SHAPES
+from cluster_sim.workloads.few_shot import SHAPES
 from command_line.main import app
 from tests.fakes.engine import FakeEngine
 

@@ -13,8 +13,8 @@ from benchmarks.validation import model as validation_model
 from benchmarks.validation.cluster import BatchPoint, Cluster, Measured, Prompt, PromptPoint, Timed
 from benchmarks.validation.measure import LOADS, Comparison, compared, prompts_of, seen
 from cluster_configs.schema import PlacementSection, RachisConfig
-from cluster_sim import costs
-from cluster_sim.costs import StepWork, prefill_work
+from cluster_sim.costs import catalog
+from cluster_sim.costs.step_work import StepWork, prefill_work
 
 _HOP_S, _LATENCY_S, _S_PER_TOKEN, _STEP_S = 0.001, 0.004, 1e-6, 0.003
 CONFIG = RachisConfig(placement=PlacementSection(disaggregation="always"))
@@ -59,7 +59,7 @@ def model_file(folder: Path, found: Measured) -> Path:
 
 
 def test_cost_model_says_what_was_measured(tmp_path: Path) -> None:
-    model = costs.load(str(model_file(tmp_path, measured())))
+    model = catalog.load(str(model_file(tmp_path, measured())))
     for tokens in (32, 1024, 3500):
         assert model.step_s(prefill_work([(0, tokens)])) == pytest.approx(prefill_s(tokens))
     for batch, context in ((1, 64), (4, 1024), (16, 64)):

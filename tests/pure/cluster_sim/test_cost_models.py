@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim import costs
-from cluster_sim.cost_files import FOLDER
-from cluster_sim.costs import StepWork, prefill_work
-from cluster_sim.measured_costs import DecodeStep, MeasuredDecode, MeasuredPrefill
+from cluster_sim.costs import catalog
+from cluster_sim.costs.cost_files import FOLDER
+from cluster_sim.costs.measured import DecodeStep, MeasuredDecode, MeasuredPrefill
+from cluster_sim.costs.step_work import CostModel, StepWork, prefill_work
 from prefill_worker.preemption import LatencyCurve
 
 # Tokens/s of 4 prompts of 2,048 tokens, ms of a decode step of 1 and of 64 requests with 2,048 tokens each, KV tokens;
@@ -31,9 +31,9 @@ def decode(requests: int, context: int = 2048, distinct: float = 1.0) -> StepWor
     return StepWork(decode_requests=requests, context_tokens=tokens, distinct_tokens=tokens * distinct)
 
 
-@pytest.fixture(params=costs.names())
-def model(request: pytest.FixtureRequest) -> costs.CostModel:
-    return costs.load(request.param)
+@pytest.fixture(params=catalog.names())
+def model(request: pytest.FixtureRequest) -> CostModel:
+    return catalog.load(request.param)
 
 
 def test_every_number_that_comes_with_the_package_says_unit_and_source() -> None:
@@ -47,7 +47,7 @@ def test_every_number_that_comes_with_the_package_says_unit_and_source() -> None
     assert all(set(each) == {"value", "unit", "source"} and len(each["source"]) > 8 for each in numbers)
 
 
-def test_more_work_never_takes_less_time(model: costs.CostModel) -> None:
+def test_more_work_never_takes_less_time(model: CostModel) -> None:
     prompts = [model.step_s(prefill_work([(0, tokens)])) for tokens in (1, 16, 256, 2048, 8192, 16_384)]
     behind = [model.step_s(prefill_work([(before, 512)])) for before in (0, 512, 8192, 65_536)]
     batches = [model.step_s(decode(requests)) for requests in (1, 2, 8, 64, 256)]
@@ -59,7 +59,7 @@ def test_more_work_never_takes_less_time(model: costs.CostModel) -> None:
     assert model.step_s(mixed) > max(model.step_s(prefill_work([(0, 512)])), model.step_s(decode(8, 1250, 0.0)))
 
 
-def test_step_is_linear_in_context_for_a_fixed_batch(model: costs.CostModel) -> None:
+def test_step_is_linear_in_context_for_a_fixed_batch(model: CostModel) -> None:
     low, high = decode(32, 1000, 0.25), decode(32, 9000, 0.75)
     middle = StepWork(
         decode_requests=32,
@@ -69,7 +69,7 @@ def test_step_is_linear_in_context_for_a_fixed_batch(model: costs.CostModel) -> 
     assert model.step_s(middle) == pytest.approx((model.step_s(low) + model.step_s(high)) / 2, rel=1e-9)
 
 
-def test_copies_and_sizes_are_what_the_model_says(model: costs.CostModel) -> None:
+def test_copies_and_sizes_are_what_the_model_says(model: CostModel) -> None:
     assert model.load_s(2000) == pytest.approx(2 * model.load_s(1000))
     assert model.device_tokens > 8192
     assert 0.1 < model.gpu_dollars_per_hour < 10
@@ -81,7 +81,7 @@ def test_copies_and_sizes_are_what_the_model_says(model: costs.CostModel) -> Non
 
 @pytest.mark.parametrize("name", BALLPARKS)
 def test_figures_lie_in_public_ballparks(name: str) -> None:
-    model = costs.load(name)
+    model = catalog.load(name)
     found = (
         8192 / model.step_s(prefill_work([(0, 2048)] * 4)),
         model.step_s(decode(1)) * 1000,
@@ -93,7 +93,7 @@ def test_figures_lie_in_public_ballparks(name: str) -> None:
 
 
 def test_two_gpus_are_faster_than_one_but_not_twice_as_fast() -> None:
-    one, two = costs.load("h200-llama-3.1-8b"), costs.load("h200x2-llama-3.1-8b")
+    one, two = catalog.load("h200-llama-3.1-8b"), catalog.load("h200x2-llama-3.1-8b")
     work = prefill_work([(0, 8192)])
     assert 1.5 < one.step_s(work) / two.step_s(work) < 2
     assert 1.1 < one.step_s(decode(1)) / two.step_s(decode(1)) < 2
@@ -101,7 +101,7 @@ def test_two_gpus_are_faster_than_one_but_not_twice_as_fast() -> None:
 
 def test_a_shared_prefix_is_cheaper_where_the_cache_is_larger() -> None:
     def gain(name: str) -> float:
-        model = costs.load(name)
+        model = catalog.load(name)
         return model.step_s(decode(64)) / model.step_s(decode(64, distinct=1 / 64))
 
     assert gain("rtx6000ada-llama-3-8b") > gain("a40-llama-3.1-8b") > 1
@@ -152,19 +152,19 @@ def test_malformed_files_are_refused_with_file_and_key(tmp_path: Path, content: 
     file = tmp_path / "model.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(InvalidInputError) as refused:
-        costs.load(str(file))
+        catalog.load(str(file))
     assert refused.value.field == f"{file}{field}"
 
 
 def test_unknown_name_gets_the_nearest_one() -> None:
     with pytest.raises(InvalidInputError, match=r"h100-llama-3\.1-8b"):
-        costs.load("h100-llama-3-8b")
+        catalog.load("h100-llama-3-8b")
 
 
 def test_own_file_may_change_one_number_of_a_shipped_part(tmp_path: Path) -> None:
     file = tmp_path / "slow.json"
     file.write_text(json.dumps(roofline(gpu=gpu_with(memory_bytes_per_s=number(1.675e12, "bytes/s")))))
-    slow, fast = costs.load(str(file)), costs.load("h100-llama-3.1-8b")
+    slow, fast = catalog.load(str(file)), catalog.load("h100-llama-3.1-8b")
     assert slow.name == "slow"
     assert slow.step_s(decode(1)) > 1.7 * fast.step_s(decode(1))
     assert slow.device_tokens == fast.device_tokens
@@ -210,7 +210,7 @@ def test_measured_model_goes_through_its_points(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
     file = tmp_path / "here.json"
     file.write_text(json.dumps(measured(profile="profile.json")))
-    model = costs.load(str(file))
+    model = catalog.load(str(file))
     for tokens, latency_ms in ((16, 2.0), (256, 6.0), (1024, 25.0)):
         assert model.step_s(prefill_work([(0, tokens)])) == pytest.approx(latency_ms / 1000)
     for batch, total, distinct, step_ms in ((1, 1000, 1000, 2.0), (8, 8000, 1000, 4.0), (8, 8000, 8000, 8.0)):
@@ -256,13 +256,13 @@ def test_malformed_measurements_are_refused_with_file_and_key(
     file = tmp_path / "here.json"
     file.write_text(json.dumps(measured(**changes)))
     with pytest.raises(InvalidInputError) as refused:
-        costs.load(str(file))
+        catalog.load(str(file))
     assert refused.value.field == f"{file}{field}"
 
 
 def test_linearity_check_notices_a_bent_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
-    model = costs.load("h100-llama-3.1-8b")
+    model = catalog.load("h100-llama-3.1-8b")
     straight: Callable[[StepWork], float] = type(model).step_s.__get__(model)
     monkeypatch.setattr(type(model), "step_s", lambda self, work: straight(work) + 1e-12 * work.context_tokens**2)
     with pytest.raises(AssertionError):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from cluster_sim.costs import StepWork
-from cluster_sim.engine import Outcome, OutcomeKind, SimJob
-from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.costs.step_work import StepWork
+from cluster_sim.engines.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 

@@ -12,8 +12,8 @@ import pytest
 
 from cluster_core.errors import ClientFault, InvalidInputError
 from cluster_sim import planner
-from cluster_sim.figures import Figures
 from cluster_sim.planner import PlanSettings, plan
+from cluster_sim.reports.figures import Figures
 from command_line.simulation.plan_run import Options, plan_command
 
 REQUESTS = 200

@@ -1,4 +1,4 @@
-"""What every engine of the simulated cluster does alike: the contract of `cluster_sim.engine.SimEngine`."""
+"""What every engine of the simulated cluster does alike: the contract of `cluster_sim.engines.engine.SimEngine`."""
 
 import math
 import random
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cluster_core.engine_jobs import SessionMode
-from cluster_sim.costs import StepWork
-from cluster_sim.engine import Outcome, OutcomeKind, SimEngine, SimInput, SimJob
-from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.costs.step_work import StepWork
+from cluster_sim.engines.engine import Outcome, OutcomeKind, SimEngine, SimInput, SimJob
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from kv_transfer.claims.prefix_chunks import Keys
 
 BLOCK = 16
@@ -57,8 +57,8 @@ def _light(blocks: int = 100, **settings: Any) -> SimEngine:
 
 def _vllm(kind: str) -> Make:
     def make(blocks: int = 100, **settings: Any) -> SimEngine:
-        from cluster_sim.vllm_engine import VllmSimEngine
-        from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+        from cluster_sim.engines.vllm_engine import VllmSimEngine
+        from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 
         return VllmSimEngine(FlatCosts(), VllmEngineSettings(SchedulerKind(kind), BLOCK, blocks, **settings))
 

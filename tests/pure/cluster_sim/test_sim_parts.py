@@ -11,9 +11,11 @@ import pytest
 
 from cluster_core.errors import InvalidInputError
 from cluster_sim.events import Alarm, EventQueue
-from cluster_sim.figures import Histogram, Series
 from cluster_sim.network import Link, Network
-from cluster_sim.workloads import SimRequest, WorkloadSection, open_workload
+from cluster_sim.reports.figures import Histogram, Series
+from cluster_sim.workloads.opening import open_workload
+from cluster_sim.workloads.requests import SimRequest
+from cluster_sim.workloads.section import WorkloadSection
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 
 

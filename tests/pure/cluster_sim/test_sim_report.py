@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster_sim import html_report, plots, report
-from cluster_sim.figures import Figures, Histogram, Series
+from cluster_sim.reports import html_report, plots, report
+from cluster_sim.reports.figures import Figures, Histogram, Series
 
 SCENARIO = "name: <script>alert(1)</script>\nvariants: {a: &x 1, b: 2}\n"
 

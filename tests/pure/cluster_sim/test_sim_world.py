@@ -16,13 +16,15 @@ from cluster_configs.schema import PlacementSection
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import ConfigError
 from cluster_sim import dispatch, scenario
-from cluster_sim.costs import StepWork
-from cluster_sim.engine import SimInput
-from cluster_sim.figures import Figures, as_json
-from cluster_sim.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.costs.step_work import StepWork
+from cluster_sim.engines.engine import SimInput
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.reports.figures import Figures, as_json
 from cluster_sim.request import Attempt
 from cluster_sim.worker import PoolSettings, SimWorker
-from cluster_sim.workloads import SimRequest, WorkloadSection, block_names, open_workload
+from cluster_sim.workloads.opening import open_workload
+from cluster_sim.workloads.requests import SimRequest, block_names
+from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import POOLS, Fault, World, WorldSettings
 from command_line.main import app
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import InvalidInputError
-from cluster_sim.streaming_workload import (
+from cluster_sim.workloads.streaming import (
     CLOSING_TOKENS,
     PREFIX_TOKENS,
     RETRIEVERS,

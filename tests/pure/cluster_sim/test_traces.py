@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.errors import InvalidInputError
-from cluster_sim.traces import SHAPES, FewShotShape, Trace, TraceError, generated, open_trace, read_trace
+from cluster_sim.workloads.few_shot import SHAPES, FewShotShape, generated
+from cluster_sim.workloads.trace_lines import TraceError
+from cluster_sim.workloads.traces import Trace, open_trace, read_trace
 
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 published_traces = pytest.mark.skipif("RACHIS_TRACES" not in os.environ, reason="RACHIS_TRACES names no folder")

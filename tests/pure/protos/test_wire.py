@@ -12,7 +12,7 @@ from rachis import registry, wire
 
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
-from cluster_sim.traces import TraceError
+from cluster_sim.workloads.trace_lines import TraceError
 from control_plane.fleet.worker_client import _ERRORS, WorkerDrainingError, WorkerLostError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.papers import feather, feather_runs
 from benchmarks.papers.feather_runs import CACHE, CASCADE, FCFS, LOCALITIES, MEMORY, Load, LocalityCosts, Ran
-from cluster_sim.costs import StepWork
+from cluster_sim.costs.step_work import StepWork
 
 SMALL = Load(groups=2, shared_tokens=3200, decode_tokens=100, rate=40.0)
 
@@ -153,8 +153,8 @@ def test_the_quick_variant_is_a_part_of_the_whole(monkeypatch: pytest.MonkeyPatc
 def test_leaps_while_requests_wait_change_nothing_for_order_of_arrival() -> None:
     """A burst of more than fit: each waits for a place, or for memory, and gets it at about the same time (blocks are
     taken later in a leap, so that others are evicted)."""
-    from cluster_sim.vllm_engine import VllmSimEngine
-    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+    from cluster_sim.engines.vllm_engine import VllmSimEngine
+    from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 
     def told(*, leaps: bool, device_blocks: int) -> tuple[list[tuple[int, str, float]], int]:
         settings = VllmEngineSettings(

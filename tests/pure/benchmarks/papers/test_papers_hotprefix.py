@@ -8,7 +8,7 @@ from benchmarks.papers import hotprefix
 from benchmarks.papers.hotprefix import BLOCK_TOKENS, ran
 from benchmarks.papers.table import Cell, as_json, markdown
 from benchmarks.prefix_cache.replay import RECIPES
-from cluster_sim.traces import SHAPES, generated
+from cluster_sim.workloads.few_shot import SHAPES, generated
 
 _TRACE = generated(SHAPES["ceval"], requests=250, block_tokens=BLOCK_TOKENS, seed=1)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster_core.engine_jobs import SessionMode
-from cluster_sim.streaming_workload import WorkloadSpec, draw_trace
+from cluster_sim.workloads.streaming import WorkloadSpec, draw_trace
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +45,7 @@ def test_each_published_number_has_a_cell(paper: Any, monkeypatch: pytest.Monkey
 
 def test_times_count_from_the_end_of_the_context() -> None:
     from benchmarks.papers.stream2llm_replay import Variant, cost_model, replay
-    from cluster_sim.costs import prefill_work
+    from cluster_sim.costs.step_work import prefill_work
 
     spec = _spec(sessions=1)
     (session,) = draw_trace(spec, 256, 131_072)

@@ -1,10 +1,10 @@
 """How a router follows the registry through outages: the last known workers stay, and get time to come back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
+from random import Random
 
 import pytest
-import redis
 from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
@@ -12,57 +12,52 @@ from cluster_core.versions import Versions
 from control_plane.fleet import registry_follower as redis_membership
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
+from fault_sim.local_redis.client import LocalRedis
+from fault_sim.local_redis.store import Store
+from fault_sim.network import Network
 from tests.fakes.cluster import until
 
 SERVICE = "svc-test"
 
 
-class FakeRedis:
-    """The three calls that the follower makes, on a dictionary; `answers` says whether the server is up."""
+class Client(LocalRedis):
+    """Counts how often the workers' names are read, in vain or not."""
 
-    def __init__(self) -> None:
-        self.names: set[bytes] = set()
-        self.values: dict[str, bytes] = {}
-        self.answers = True
-        self.reads = 0
+    reads = 0
 
-    def write(self, record: wire.WorkerRegistration) -> None:
-        self.names.add(record.worker_id.encode())
-        self.values[registry.worker_key(SERVICE, record.worker_id)] = record.SerializeToString()
-
-    async def smembers(self, key: str) -> set[bytes]:
-        assert key == registry.workers_key(SERVICE)
+    async def smembers(self, key: str) -> Set[bytes]:
         self.reads += 1
-        if not self.answers:
-            raise redis.ConnectionError("down")
-        return self.names
-
-    async def mget(self, keys: list[str]) -> list[bytes | None]:
-        return [self.values.get(key) for key in keys]
-
-    async def aclose(self) -> None:
-        pass
+        names: Set[bytes] = await self.__getattr__("smembers")(key)
+        return names
 
 
 class Followed:
-    """A follower at work on a fake registry and a clock of its own."""
+    """A follower at work on a registry in memory and a clock of its own."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.redis = FakeRedis()
+        self.store = Store()
         self.membership = Membership()
         self.follower = RegistryFollower(
             "redis://127.0.0.1:1", SERVICE, self.membership, refresh_s=0.0, worker_lease_s=5.0
         )
-        self.follower._redis = self.redis  # type: ignore[assignment]
+        self.client = Client(self.store, Network(Random(0), latency_s=0.0), "router", timeout_s=1.0)
+        self.follower._redis = self.client  # type: ignore[assignment]
 
     def workers(self) -> list[str]:
         return [worker.worker_id for worker in self.membership.usable(wire.POOL_DECODE)]
 
     async def read(self) -> None:
         """The follower has read at least once from here on, and carried out what it read."""
-        reads = self.redis.reads
-        await until(lambda: self.redis.reads >= reads + 2)
+        reads = self.client.reads
+        await until(lambda: self.client.reads >= reads + 2)
+
+    def write(self, record: wire.WorkerRegistration) -> None:
+        self.write_raw(record.worker_id, record.SerializeToString())
+
+    def write_raw(self, name: str, record: bytes) -> None:
+        self.store.sadd(registry.workers_key(SERVICE), name)
+        self.store.set(registry.worker_key(SERVICE, name), record)
 
 
 def record(name: str) -> wire.WorkerRegistration:
@@ -75,7 +70,7 @@ def record(name: str) -> wire.WorkerRegistration:
 async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Followed]:
     followed = Followed()
     monkeypatch.setattr(redis_membership, "monotonic_s", lambda: followed.now_s)
-    followed.redis.write(record("decode-0"))
+    followed.write(record("decode-0"))
     task = asyncio.create_task(followed.follower.follow())
     await until(lambda: followed.workers() == ["decode-0"])
     yield followed
@@ -84,7 +79,7 @@ async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Followed]:
 
 
 async def test_a_record_whose_lease_ended_takes_its_worker_out(followed: Followed) -> None:
-    followed.redis.values.clear()
+    followed.store.delete(registry.worker_key(SERVICE, "decode-0"))
 
     await until(lambda: followed.workers() == [])
 
@@ -96,7 +91,7 @@ async def test_a_version_that_does_not_fit_is_told_once_and_again_after_a_change
     for generation, vllm in ((1, "0.33.0"), (2, "0.32.0"), (3, "0.33.0")):
         other = record("decode-1")
         other.generation, other.node, other.versions.vllm = generation, "b", vllm
-        followed.redis.write(other)
+        followed.write(other)
         for _ in range(3):
             await followed.read()
         assert ("decode-1" in followed.workers()) == (generation == 2)
@@ -106,7 +101,7 @@ async def test_a_version_that_does_not_fit_is_told_once_and_again_after_a_change
 
 
 async def test_an_outage_keeps_the_last_known_workers(followed: Followed) -> None:
-    followed.redis.answers = False
+    followed.store.is_down = True
     await followed.read()
     followed.now_s += 1000.0
     await followed.read()
@@ -116,12 +111,11 @@ async def test_an_outage_keeps_the_last_known_workers(followed: Followed) -> Non
 
 
 async def test_after_an_outage_workers_have_one_lease_to_register_again(followed: Followed) -> None:
-    followed.redis.answers = False
+    followed.store.is_down = True
     await followed.read()
-    followed.redis.values.clear()
-    followed.redis.names.clear()
-    followed.redis.answers = True
-    followed.redis.write(record("decode-1"))
+    followed.store.flushall()
+    followed.store.is_down = False
+    followed.write(record("decode-1"))
     await followed.read()
     assert followed.follower.connected
     assert followed.workers() == ["decode-0", "decode-1"]
@@ -144,16 +138,15 @@ async def test_who_waits_for_a_change_hears_of_a_new_worker(followed: Followed) 
     await followed.read()
     assert not waiter.done()
 
-    followed.redis.write(record("decode-1"))
+    followed.write(record("decode-1"))
 
     async with asyncio.timeout(5):
         await waiter
 
 
 async def test_a_damaged_record_does_not_stop_the_router_from_following(followed: Followed) -> None:
-    followed.redis.names.add(b"decode-1")
-    followed.redis.values[registry.worker_key(SERVICE, "decode-1")] = b"\xff\xff\xff"
+    followed.write_raw("decode-1", b"\xff\xff\xff")
 
-    followed.redis.write(record("decode-2"))
+    followed.write(record("decode-2"))
 
     await until(lambda: "decode-2" in followed.workers(), timeout_s=0.5)

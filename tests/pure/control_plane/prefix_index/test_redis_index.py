@@ -37,9 +37,8 @@ from control_plane.prefix_index.redis_index import IndexFollower
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from tests.fakes.claim_streams import (
     SERVICE,
+    ClaimStreams,
     MemoryStreams,
-    RedisStreams,
-    StreamStore,
     Unreliable,
     WritingWorker,
     as_keys,
@@ -81,11 +80,12 @@ class World(RuleBasedStateMachine):
             patch.start()
         self.start_router()
 
-    def new_store(self) -> StreamStore:
+    def new_store(self) -> ClaimStreams:
         return MemoryStreams()
 
     def new_client(self) -> Any:
-        return self.store
+        assert isinstance(self.store, MemoryStreams)
+        return self.store.client()
 
     def start_router(self) -> None:
         self.index = PrefixIndex(4096, half_life_s=600.0)
@@ -330,11 +330,11 @@ class _RealWorld(World):
 
     url: ClassVar[str]
 
-    def new_store(self) -> StreamStore:
+    def new_store(self) -> ClaimStreams:
         place = self.url.replace("+cluster", "")
         client = RedisCluster.from_url(place) if "+cluster" in self.url else redis.Redis.from_url(place)
         client.flushall()
-        return RedisStreams(client)
+        return ClaimStreams(client)
 
     def new_client(self) -> Any:
         return connect(self.url, timeout_s=5.0)
@@ -354,7 +354,7 @@ class Followed:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.store = MemoryStreams()
-        self.client = Unreliable(self.store)
+        self.client = Unreliable(self.store.client())
         self.membership = Membership()
         self.index = PrefixIndex(1 << 20, half_life_s=600.0)
         self.follower = IndexFollower(
@@ -484,7 +484,7 @@ async def test_a_router_that_starts_without_a_snapshot_asks_for_one(followed: Fo
     followed.register("decode-0", claims_sequence=worker.sequence)
     await followed.follower.poll()
     assert followed.follower.health().workers_out_of_sync == ("decode-0",)
-    assert followed.store.is_asked("decode-0")
+    assert followed.store.wants_resync("decode-0")
 
     worker.look()
     await followed.follower.poll()
@@ -513,7 +513,7 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
     for worker in (broken, sound):
         worker.change(0, KEYS)
         worker.write()
-    followed.store.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
+    followed.client.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
 
     await followed.follower.poll()
 
@@ -525,12 +525,12 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
 
 async def test_the_index_ages_while_a_stream_cannot_be_read(followed: Followed) -> None:
     followed.worker("decode-0")
-    followed.store.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
+    followed.client.broken["decode-0"] = redis.ResponseError("WRONGTYPE")
     followed.now_s += 11.0
     await followed.follower.poll()
     assert followed.follower.is_stale()
 
-    followed.store.broken.clear()
+    followed.client.broken.clear()
     await followed.follower.poll()
 
     assert not followed.follower.is_stale()
@@ -612,7 +612,7 @@ async def test_a_worker_whose_chunks_are_others_is_complained_of_once(
 
 async def test_a_redis_that_answers_that_it_cannot_answer_is_away(followed: Followed) -> None:
     followed.worker("decode-0")
-    followed.store.broken["decode-0"] = redis.exceptions.ClusterDownError("CLUSTERDOWN")
+    followed.client.broken["decode-0"] = redis.exceptions.ClusterDownError("CLUSTERDOWN")
     followed.now_s += 11.0
 
     with pytest.raises(redis.exceptions.ClusterDownError):
@@ -631,7 +631,7 @@ async def test_an_entry_that_is_not_what_its_name_says_is_damaged(followed: Foll
 
     assert followed.device("decode-0") == set()
     assert followed.follower.health().workers_out_of_sync == ("decode-0",)
-    assert followed.store.is_asked("decode-0")
+    assert followed.store.wants_resync("decode-0")
 
 
 async def test_whatever_goes_wrong_inside_is_repaired_from_snapshots(

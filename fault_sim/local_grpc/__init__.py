@@ -1,0 +1,1 @@
+"""Makes the servers and channels of one simulation; see the package."""

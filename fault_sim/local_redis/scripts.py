@@ -1,0 +1,112 @@
+"""The Lua scripts of the registry and the prefix index, by their text, as functions of a `Store`."""
+
+from collections.abc import Sequence
+
+from cluster_core.clock import unix_ms
+from control_plane.placement import replicator
+from control_plane.prefix_index import access_log
+from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
+from fault_sim.local_redis.store import EntryId, Script, Store, entry_id
+from worker_runtime import claim_feed, registration
+
+
+def _with_time(answer: int) -> tuple[int, int, int]:
+    """Seconds and microseconds of Redis's clock stand after it."""
+    return answer, unix_ms() // 1000, unix_ms() % 1000 * 1000
+
+
+def _next_generation(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
+    generation = max(int(store.get(keys[0]) or 0) + 1, int(unix_ms()))
+    store.set(keys[0], generation)
+    return _with_time(generation)
+
+
+def _publish(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
+    record, holder, workers, counter = keys
+    name, generation, value, lease_ms = args
+    if int(store.get(holder) or 0) > int(generation):
+        return _with_time(0)
+    store.set(record, value, px=int(lease_ms))
+    store.set(holder, generation, px=int(lease_ms))
+    store.sadd(workers, name)
+    if int(store.get(counter) or 0) < int(generation):
+        store.set(counter, generation)
+    return _with_time(1)
+
+
+def _remove(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    return store.delete(*keys) if store.get(keys[1]) == args[0] else 0
+
+
+def _is_superseded(last: EntryId | None, generation: bytes) -> bool:
+    return last is not None and last[0] > int(generation)
+
+
+def _write(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes:
+    generation, before, keep_ms = args[:3]
+    entries = [(entry_id(args[at]), args[at + 1]) for at in range(3, len(args), 2)]
+    last = store.last_id(keys[0])
+    if _is_superseded(last, generation):
+        return b"superseded"
+    known = [entry_id(before), *(name for name, _ in entries)]
+    if last not in known:
+        return b"lost"
+    for name, batch in entries[known.index(last) :]:
+        store.xadd(keys[0], {"b": batch}, id=f"{name[0]}-{name[1]}")
+    store.pexpire(keys[0], int(keep_ms))
+    return b"ok"
+
+
+def _snapshot(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes:
+    generation, until, keep_ms, snapshot, oldest = args
+    last = store.last_id(keys[0])
+    if _is_superseded(last, generation):
+        return b"superseded"
+    if last == entry_id(until):
+        store.xtrim(keys[0], minid=oldest.decode(), approximate=False)
+    else:
+        store.xadd(keys[0], {"b": b""}, id=until.decode(), maxlen=0)
+    store.pexpire(keys[0], int(keep_ms))
+    store.set(keys[1], snapshot, px=int(keep_ms))
+    store.delete(keys[2])
+    return b"ok"
+
+
+def _check(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes:
+    generation, written, keep_ms = args
+    last = store.last_id(keys[0])
+    if _is_superseded(last, generation):
+        return b"superseded"
+    if last != entry_id(written) or not store.exists(keys[1]):
+        return b"lost"
+    store.pexpire(keys[0], int(keep_ms))
+    store.pexpire(keys[1], int(keep_ms))
+    return b"resync" if store.exists(keys[2]) else b"ok"
+
+
+def _write_hotness(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    base, snapshot, oldest = args
+    if (store.get(keys[1]) or b"")[:NAME_BYTES] != base:
+        return 0
+    store.set(keys[1], snapshot)
+    store.xtrim(keys[0], minid=oldest.decode(), approximate=False)
+    return 1
+
+
+def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    if (store.get(keys[0]) or args[0]) != args[0]:
+        return 0
+    store.set(keys[0], args[0], px=int(args[1]))
+    return 1
+
+
+SCRIPTS: dict[str, Script] = {
+    registration._NEXT_GENERATION: _next_generation,
+    registration._PUBLISH: _publish,
+    registration._REMOVE: _remove,
+    claim_feed._WRITE: _write,
+    claim_feed._SNAPSHOT: _snapshot,
+    claim_feed._CHECK: _check,
+    access_log._WRITE_SNAPSHOT: _write_hotness,
+    replicator._HOLD: _hold,
+}
