@@ -16,10 +16,14 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
+# Processes that tests are spread over. One engine computes on one core, so two keep two cores busy.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test unit integration test-hosts fuzz faults check protos map bench bench-papers bench-system \
-	bench-simulator lock clean
+.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults check hooks protos map \
+	bench bench-papers bench-system bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -45,13 +49,26 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-test: unit integration test-hosts ## All tests: unit in seconds, then real engines, Redis, Ray and NIXL, then many hosts
+test: setup ## All tests, over both cores: many hosts first, then all tiers at once, with the time of each at the end
+	failed=0
+	$(BIN)/python -m tests.hosts -q || failed=1
+	$(PYTEST) tests --ignore=tests/hosts $(SPREAD) || failed=1
+	exit $$failed
 
-unit: setup ## Unit and contract tests without engines
-	$(BIN)/python -m pytest tests/unit tests/contract tests/scenarios -m "not integration" -q
+pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing
+	$(PYTEST) tests/pure -m "not integration" -p no:xdist
 
-integration: setup ## Tests with real engines, Redis, Ray and NIXL
-	$(BIN)/python -m pytest tests -m integration -q
+process: setup ## Parts with their sockets and processes: gRPC on the loopback, embedded Redis
+	$(PYTEST) tests/process $(SPREAD)
+
+contract: setup ## What every engine, registry and transport promises, asked of fakes and of real ones
+	$(PYTEST) tests/contract $(SPREAD)
+
+campaign: setup ## Random sessions and fault plays with a few pinned seeds, and the planted bugs that they must find
+	$(PYTEST) tests/campaign $(SPREAD)
+
+integration: setup ## Whatever needs a real engine, Redis, Ray or NIXL, in any tier
+	$(PYTEST) tests --ignore=tests/hosts -m integration $(SPREAD)
 
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
 	$(BIN)/python -m tests.hosts -q
@@ -61,8 +78,9 @@ fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
 
-faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time
+faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time; property tests with many examples
 	$(BIN)/python -m fault_sim --runs 5000
+	RACHIS_WIDE=1 $(BIN)/python -m pytest tests/pure -q -n 2
 
 check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh, shape of the tree
 	$(BIN)/ruff check .
@@ -72,6 +90,17 @@ check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated f
 	$(BUF) lint protos
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
+
+hooks: ## `make check` before every commit: by pre-commit where it is installed, else by a plain hook of git
+	if command -v pre-commit >/dev/null; then
+		pre-commit install
+	else
+		hook=$$(git rev-parse --git-path hooks)/pre-commit
+		mkdir -p "$$(dirname "$$hook")"
+		printf '#!/bin/sh\nexec make check\n' > "$$hook"
+		chmod +x "$$hook"
+		echo "wrote $$hook"
+	fi
 
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
