@@ -1,8 +1,4 @@
-"""Placement policies against each other on a trace: a simulated prefill pool behind the router's own parts.
-
-Real are the policies, the prefix index with its predictions, the columns of what is in flight, and the workers' tiers;
-simulated are time and the engines (`benchmarks.placement_world`). What a worker holds is told to the index after a
-delay. Every policy gets the same arrivals, the same predictions of its own placements, and the same caches.
+"""Placement policies against each other on a trace, on a simulated prefill pool (`benchmarks.placement_world`).
 
 Arrivals: a trace's clock may be coarse (Mooncake's ticks every 3 s). The requests of a tick are spread over it by a
 seeded draw, in their order; then all times are divided by `speed`.
@@ -11,68 +7,41 @@ policy that finds more in the caches has less to do at the same speed. `speed_fo
 
 Figures: TTFT from arrival to the end of the prefill; hit_ratio: prompt tokens that were not computed, over all;
 imbalance: engine seconds of the busiest worker over the mean; load: as above, with the policy's own engine seconds.
+A worker's engine seconds are those in which it had a prompt: to load what host memory holds of it, and to compute it.
 """
 
-import heapq
-import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rachis.v1 import worker_pb2 as wire
 
-from benchmarks.placement_costs import PrefillCosts
-from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
-from cluster_configs.schema import PlacementSection
-from cluster_sim.request import job_of
-from cluster_sim.workloads.requests import SimRequest, block_names
+from benchmarks.placement_world import Cluster, PlacementWorld, Prompt
+from cluster_sim.workloads.requests import block_names
 from cluster_sim.workloads.traces import Trace
-from control_plane.fleet.membership import Membership
-from control_plane.placement.index_ports import IndexPorts
-from control_plane.placement.placer import Flight, Placer
-from control_plane.prefix_index.index import PrefixIndex
-from kv_transfer.claims.claims import ClaimChange
 
 BASELINE = "cost_formula"
-# Of the load that `speed_for` was asked for it may miss so much.
+# `speed_for` may miss the load that is wanted by so much.
 LOAD_TOLERANCE = 0.005
 _MOST_TRIALS = 6
-_GENERATION = 1
-_HALF_LIFE_S = 60.0
-_SPARE_ENTRIES = 1 << 16
-_AT_ONCE_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """prediction_s: how long a prompt counts as held by the worker it was sent to; 0: not at all."""
-
-    workers: int
-    caches: Caches
-    costs: PrefillCosts
-    event_delay_s: float = 0.1
-    prediction_s: float = 5.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One policy's. By prompt, in the order of arrival: workers, seconds to the first token, of them in the queue.
+    """One policy's."""
 
-    Engine seconds are those of each worker.
-    """
-
+    # By prompt, in the order of arrival: the worker, seconds to the first token, and of them in the queue.
     placed_on: NDArray[np.int64]
     ttft_s: NDArray[np.float64]
     queue_s: NDArray[np.float64]
+    # By worker.
+    busy_s: NDArray[np.float64]
     prompt_tokens: int
     device_hit_tokens: int
     host_hit_tokens: int
-    busy_s: NDArray[np.float64]
+    # From the first arrival to the last.
     arriving_s: float
 
     @property
@@ -131,146 +100,24 @@ def speed_for(
 
 
 def simulate(prompts: Sequence[Prompt], policy: str, cluster: Cluster, done: Callable[[int], None]) -> Run:
-    """prompts: by arrival. done: told of each prompt placed. Raises KeyError for an unknown policy."""
-    pool = _Pool(prompts, policy, cluster)
-    for prompt in prompts:
-        pool.advance(prompt.arrival_s)
-        pool.place(prompt)
-        done(1)
-    pool.advance(float("inf"))
-    return pool.run()
-
-
-class _Pool:
-    """The workers, the router, and what is still to happen."""
-
-    def __init__(self, prompts: Sequence[Prompt], policy: str, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._prompts = prompts
-        self._names = [f"prefill-{number:04}" for number in range(cluster.workers)]
-        self._workers = [SimulatedWorker[Flight](cluster.caches, cluster.costs) for _ in self._names]
-        self.router = SimulatedRouter(self._names, policy, cluster, sum(len(each.keys) for each in prompts))
-        # When a worker's running prefill ends; a worker runs one at most.
-        self._ends: list[tuple[float, int]] = []
-        # In the order of time, as all are late by the same delay.
-        self._telling: deque[tuple[float, int, ClaimChange]] = deque()
-        self._placed_on = np.full(len(prompts), -1, dtype=np.int64)
-        self._began_s = np.full(len(prompts), np.nan)
-        self._ended_s = np.full(len(prompts), np.nan)
-
-    def place(self, prompt: Prompt) -> None:
-        number, ticket = self.router.place(prompt, prompt.arrival_s)
-        self._placed_on[prompt.number] = number
-        self._workers[number].add(prompt, ticket)
-        self._go_on(number, prompt.arrival_s)
-
-    def advance(self, until_s: float) -> None:
-        """All that happens up to that time."""
-        while self._ends and self._ends[0][0] <= until_s:
-            now_s, number = heapq.heappop(self._ends)
-            self._tell(now_s)
-            prompt, ticket = self._workers[number].end()
-            self._ended_s[prompt.number] = now_s
-            self.router.ended(ticket, now_s)
-            self._go_on(number, now_s)
-        self._tell(until_s)
-
-    def run(self) -> Run:
-        assert not np.isnan(self._ended_s).any(), "a prompt was never prefilled"
-        arrivals_s = np.array([each.arrival_s for each in self._prompts])
-        return Run(
-            placed_on=self._placed_on,
-            ttft_s=self._ended_s - arrivals_s,
-            queue_s=self._began_s - arrivals_s,
-            prompt_tokens=sum(each.tokens for each in self._prompts),
-            device_hit_tokens=sum(each.device_hit_tokens for each in self._workers),
-            host_hit_tokens=sum(each.host_hit_tokens for each in self._workers),
-            busy_s=np.array([each.busy_s for each in self._workers]),
-            arriving_s=float(arrivals_s[-1]),
-        )
-
-    def _go_on(self, number: int, now_s: float) -> None:
-        """The worker takes its next prompt if it can, and tells what has changed in its tiers."""
-        worker = self._workers[number]
-        if not worker.is_running and worker.waiting:
-            prompt = worker.next_prompt
-            heapq.heappush(self._ends, (now_s + worker.begin(), number))
-            self._began_s[prompt.number] = now_s
-        change = worker.told()
-        if len(change):
-            self._telling.append((now_s + self._cluster.event_delay_s, number, change))
-
-    def _tell(self, until_s: float) -> None:
-        while self._telling and self._telling[0][0] <= until_s:
-            _, number, change = self._telling.popleft()
-            self.router.told(self._names[number], change)
-
-
-class SimulatedRouter:
-    """The router's placement in simulated time, for prompts of a trace."""
-
-    def __init__(self, names: Sequence[str], policy: str, cluster: Cluster, entries: int) -> None:
-        self._now_s = 0.0
-        self._rows = {name: row for row, name in enumerate(names)}
-        self._membership = Membership()
-        self._membership.replace([_registration(name, cluster) for name in names], 0.0)
-        self._index = PrefixIndex(entries + _SPARE_ENTRIES, _HALF_LIFE_S)
-        for name in names:
-            self._index.join(name, _GENERATION)
-        # Without predictions: one that ends as it begins.
-        settings = PlacementSection(
-            policy=policy,
-            prediction_s=cluster.prediction_s or _AT_ONCE_S,
-            seed=cluster.seed,
-        )
-        self._placer = Placer(
-            self._membership,
-            IndexPorts(
-                self._index,
-                now_s=lambda: self._now_s,
-                record_access=lambda keys: self._index.accessed(keys, self._now_s),
-            ),
-            settings,
-            service_id="",
-            chunk_tokens=cluster.caches.block_tokens,
-            rng=random.Random(cluster.seed),
-            now_s=lambda: self._now_s,
-        )
-
-    def place(self, prompt: Prompt, now_s: float) -> tuple[int, Flight]:
-        """The worker's number, and what `ended` has to be given."""
-        self._now_s = now_s
-        request = SimRequest(now_s, prompt.tokens, prompt.output_tokens, prompt.keys)
-        job = job_of(prompt.number, request, math.inf)
-        self._placer.keep(job)
-        placement = self._placer.place(job, wire.POOL_PREFILL)
-        assert placement is not None
-        return self._rows[placement.worker.worker_id], self._placer.begin(placement)
-
-    def ended(self, ticket: Flight, now_s: float) -> None:
-        self._now_s = now_s
-        ticket.end()
-
-    def told(self, name: str, change: ClaimChange) -> None:
-        self._index.apply(name, change)
-
-
-def _registration(name: str, cluster: Cluster) -> wire.WorkerRegistration:
-    caches = cluster.caches
-    return wire.WorkerRegistration(
-        worker_id=name,
-        generation=_GENERATION,
-        pool=wire.POOL_PREFILL,
-        state=wire.WORKER_STATE_READY,
-        block_size_tokens=caches.block_tokens,
-        max_running_requests=1,
-        load=wire.WorkerLoad(free_blocks=caches.device_blocks, total_blocks=caches.device_blocks),
-        costs=wire.WorkerCosts(
-            prefill_s=cluster.costs.fixed_s,
-            prefill_s_per_token=cluster.costs.s_per_token,
-            prefill_s_per_pair=cluster.costs.s_per_pair,
-            load_s_per_token=cluster.costs.load_s_per_token,
-        ),
+    """prompts: by arrival. done: called with 1 for each prompt placed. Raises KeyError for an unknown policy."""
+    world = PlacementWorld(policy, cluster, sum(len(each.keys) for each in prompts))
+    placed_on = np.full(len(prompts), -1, dtype=np.int64)
+    ttft_s, queue_s, busy_s = np.zeros(len(prompts)), np.zeros(len(prompts)), np.zeros(cluster.workers)
+    for each in world.run(prompts, done):
+        number, arrival_s = each.prompt.number, each.prompt.arrival_s
+        placed_on[number] = each.worker
+        ttft_s[number], queue_s[number] = each.ended_s - arrival_s, each.begun_s - arrival_s
+        busy_s[each.worker] += each.ended_s - each.begun_s
+    return Run(
+        placed_on,
+        ttft_s,
+        queue_s,
+        busy_s,
+        prompt_tokens=sum(each.tokens for each in prompts),
+        device_hit_tokens=sum(each.totals.device_hit_tokens for each in world.engines),
+        host_hit_tokens=sum(each.totals.host_hit_tokens for each in world.engines),
+        arriving_s=prompts[-1].arrival_s,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
+from cluster_sim.costs.step_work import StepWork
 from prefill_worker.preemption import RECOMPUTE_KEY, CostModel, default_model
 
 
@@ -40,6 +41,37 @@ class PrefillCosts:
 
     def table(self) -> dict[str, float]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillModel:
+    """`PrefillCosts` as a cost model of the simulator, for workers that do nothing but prefill.
+
+    A copy to host memory takes no time. What the bench does not measure is 0: links, memory, money.
+    """
+
+    costs: PrefillCosts
+    name: str = "prefill"
+    gpus: int = 1
+    gpu_dollars_per_hour: float = 0.0
+    kv_bytes_per_token: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    network_bytes_per_s: float = 0.0
+    network_latency_s: float = 0.0
+
+    def step_s(self, work: StepWork) -> float:
+        return (
+            self.costs.fixed_s
+            + self.costs.s_per_token * work.prefill_tokens
+            + self.costs.s_per_pair * work.prefill_pairs
+        )
+
+    def load_s(self, tokens: int) -> float:
+        return self.costs.load_s_per_token * tokens
+
+    def store_s(self, tokens: int) -> float:
+        return 0.0
 
 
 def default_costs() -> PrefillCosts:

@@ -1,38 +1,58 @@
-"""A simulated prefill worker: a queue, the real tiers of its caches, and measured costs instead of an engine.
+"""The pool of the placement bench: prefill workers on the simulator's light engine, behind the router's own placement.
 
-Prompts are prefilled one by one in the order in which they came, each in one go; `engines.block_cache` of the simulator
-holds what is cached. New blocks are published when the prefill has ended; a copy to host memory takes no time here.
+Real are the policies, the prefix index with its predictions, the columns of what is in flight, and the workers' tiers;
+simulated are time and the engines. A worker prefills its prompts one by one in the order in which they came, each in
+one step, and claims its blocks with a delay. Every policy gets the same arrivals, the same predictions of its own
+placements, and the same caches.
 """
 
-from collections import deque
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
 
-from benchmarks.placement_costs import PrefillCosts
-from cluster_sim.engines.block_cache import BlockCache
-from kv_transfer.blocks import BlockHash
+from rachis.v1 import worker_pb2 as wire
+
+from benchmarks.placement_costs import PrefillCosts, PrefillModel
+from cluster_configs.schema import PlacementSection
+from cluster_sim.engines.engine import OutcomeKind, SimJob
+from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
+from cluster_sim.events import Alarm, EventQueue
+from cluster_sim.request import job_of
+from cluster_sim.workloads.requests import SimRequest
+from control_plane.fleet.membership import Membership
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.placer import Flight, Placer
+from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
-from kv_transfer.tiers.prefix_runs import Match
 from kv_transfer.tiers.settings import TierSettings
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """number: in the order of arrival. keys: of its full blocks."""
-
-    number: int
-    arrival_s: float
-    tokens: int
-    output_tokens: int
-    keys: Keys
-
 
 # An 80 GB GPU with an 8B model in bf16: 72 GB are the engine's, 16 GB of them weights and some 4 GB activations; the
 # rest holds 400,000 tokens of 128 KiB. Of host memory 128 GiB are a GPU's part where eight share a host with 1 TiB.
 DEVICE_TOKENS = "400k"
 HOST_TOKENS = "1M"
+
+_GENERATION = 1
+_HALF_LIFE_S = 60.0
+_SPARE_ENTRIES = 1 << 16
+_AT_ONCE_S = 1e-9
+# More than any prompt has: each is computed in one step.
+_WHOLE_PROMPT = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A request of a trace."""
+
+    # In the order of arrival.
+    number: int
+    arrival_s: float
+    tokens: int
+    output_tokens: int
+    # Of its full blocks.
+    keys: Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,85 +64,149 @@ class Caches:
     host_blocks: int
     settings: TierSettings
 
+    def holds(self, prompt_tokens: int) -> bool:
+        """Whether a prompt of so many tokens fits on the device, with the token that it is answered with."""
+        return prompt_tokens < self.device_blocks * self.block_tokens
 
-T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A pool of equal workers and what the router makes of them."""
+
+    workers: int
+    caches: Caches
+    costs: PrefillCosts
+    event_delay_s: float = 0.1
+    # How long a prompt counts as held by the worker that it was sent to; 0: not at all.
+    prediction_s: float = 5.0
+    seed: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [f"prefill-{number:04}" for number in range(self.workers)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running(Generic[T]):
-    """blocks: taken for what is not on the device; the last may be for a partial block, which nobody shares."""
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What came of one prompt. worker: its number. begun_s: when the worker had ended what came before."""
 
     prompt: Prompt
-    ticket: T
-    hashes: Sequence[BlockHash]
-    match: Match
-    blocks: list[int]
+    worker: int
+    begun_s: float
+    ended_s: float
 
 
-class SimulatedWorker(Generic[T]):
-    """T: what the caller wants to have back with each prompt."""
+class PlacementWorld:
+    """One policy on one pool: `run`, once. entries: chunks of all prompts. Raises KeyError for an unknown policy."""
 
-    def __init__(self, caches: Caches, costs: PrefillCosts) -> None:
-        self._block_tokens = caches.block_tokens
-        self._costs = costs
-        self.cache = BlockCache(caches.settings, caches.device_blocks, caches.host_blocks)
-        self._queue: deque[tuple[Prompt, T]] = deque()
-        self._running: _Running[T] | None = None
-        self.busy_s = 0.0
-        self.device_hit_tokens = self.host_hit_tokens = 0
+    def __init__(self, policy: str, cluster: Cluster, entries: int) -> None:
+        self._cluster = cluster
+        self._events = EventQueue()
+        self.router = SimulatedRouter(policy, cluster, entries, lambda: self._events.now_s)
+        settings = LightEngineSettings(
+            cluster.caches.block_tokens,
+            cluster.caches.device_blocks,
+            cluster.caches.host_blocks,
+            max_running_requests=1,
+            max_batched_tokens=_WHOLE_PROMPT,
+            tiers=cluster.caches.settings,
+        )
+        self.engines = [LightEngine(PrefillModel(cluster.costs), settings) for _ in cluster.names]
+        self._alarms = [Alarm(self._events, partial(self._go_on, number)) for number, _ in enumerate(self.engines)]
+        self._in_flight: dict[int, tuple[Prompt, Flight]] = {}
+        self._free_from_s = [0.0] * cluster.workers
+        self._prefilled: list[Prefilled] = []
 
-    @property
-    def is_running(self) -> bool:
-        return self._running is not None
+    def run(self, prompts: Sequence[Prompt], placed: Callable[[int], None]) -> list[Prefilled]:
+        """prompts: by arrival. placed: called with 1 for each. What came of them, in the order in which they ended."""
+        arrivals = iter(prompts)
+        self._plan_next(arrivals, placed)
+        while self._events.step():
+            pass
+        assert len(self._prefilled) == len(prompts), "a prompt was never prefilled"
+        return self._prefilled
 
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
+    def _plan_next(self, arrivals: Iterator[Prompt], placed: Callable[[int], None]) -> None:
+        prompt = next(arrivals, None)
+        if prompt is not None:
+            self._events.at(prompt.arrival_s, lambda: self._arrive(prompt, arrivals, placed))
 
-    @property
-    def next_prompt(self) -> Prompt:
-        """The first of the queue."""
-        return self._queue[0][0]
+    def _arrive(self, prompt: Prompt, arrivals: Iterator[Prompt], placed: Callable[[int], None]) -> None:
+        number, flight = self.router.place(prompt)
+        self._in_flight[prompt.number] = prompt, flight
+        self.engines[number].add(SimJob(prompt.number, prompt.tokens, prompt.keys, 1), self._events.now_s)
+        self._go_on(number)
+        placed(1)
+        self._plan_next(arrivals, placed)
 
-    def add(self, prompt: Prompt, ticket: T) -> None:
-        self._queue.append((prompt, ticket))
+    def _go_on(self, number: int) -> None:
+        """What the worker has ended by now, what it claims of it, and when it is to be looked at again."""
+        engine, now_s = self.engines[number], self._events.now_s
+        for outcome in engine.advance(now_s):
+            assert outcome.kind is not OutcomeKind.REFUSED, "a prompt does not fit on the device"
+            if outcome.kind is OutcomeKind.FINISHED:
+                prompt, flight = self._in_flight.pop(outcome.job.number)
+                flight.end()
+                begun_s = max(prompt.arrival_s, self._free_from_s[number])
+                self._free_from_s[number] = outcome.at_s
+                self._prefilled.append(Prefilled(prompt, number, begun_s, outcome.at_s))
+        change = engine.told()
+        if len(change):
+            self._events.after(self._cluster.event_delay_s, partial(self.router.claimed, number, change))
+        self._alarms[number].set(engine.next_s())
 
-    def begin(self) -> float:
-        """Takes the first of the queue; seconds until `end` is to be called."""
-        assert self._running is None
-        prompt, ticket = self._queue.popleft()
-        hashes: list[BlockHash] = prompt.keys.tolist()
-        self.cache.tiers.accessed(hashes)
-        # The last token is always computed: without it there is no first token of the answer.
-        match = self.cache.match(hashes[: (prompt.tokens - 1) // self._block_tokens])
-        self.cache.hold(match)
-        blocks = self.cache.take(-(-prompt.tokens // self._block_tokens) - len(match.device))
-        self._running = _Running(prompt, ticket, hashes, match, blocks)
-        device_tokens, host_tokens = (len(each) * self._block_tokens for each in (match.device, match.host))
-        self.device_hit_tokens += device_tokens
-        self.host_hit_tokens += host_tokens
-        service_s = self._costs.prefill_s(prompt.tokens, device_tokens, host_tokens)
-        self.busy_s += service_s
-        return service_s
 
-    def end(self) -> tuple[Prompt, T]:
-        """What ran has ended, and its blocks are published."""
-        assert self._running is not None
-        running, self._running = self._running, None
-        hashes, cached = running.hashes, len(running.match.device)
-        self.cache.tiers.let_go(running.match.host, loaded=True)
-        # The block of the last token may have been on the device all along.
-        first = len(self.cache.match(hashes).device)
-        self.cache.publish(hashes, first, running.blocks[first - cached : len(hashes) - cached])
-        held = [*running.match.device, *running.blocks]
-        self.cache.copy_out(hashes[: len(held)])
-        self.cache.free(held)
-        self.cache.promote()
-        return running.prompt, running.ticket
+class SimulatedRouter:
+    """The router's placement in simulated time, for prompts of a trace."""
 
-    def told(self) -> ClaimChange:
-        """What has changed in the tiers since the last call."""
-        return self.cache.told()
+    def __init__(self, policy: str, cluster: Cluster, entries: int, now_s: Callable[[], float]) -> None:
+        self._names = cluster.names
+        self._now_s = now_s
+        self.membership = Membership()
+        self.membership.replace([_registration(name, cluster) for name in self._names], 0.0)
+        self._index = PrefixIndex(entries + _SPARE_ENTRIES, _HALF_LIFE_S)
+        for name in self._names:
+            self._index.join(name, _GENERATION)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._placer = Placer(
+            self.membership,
+            IndexPorts(self._index, now_s=now_s, record_access=lambda keys: self._index.accessed(keys, now_s())),
+            # Without predictions: one that ends as it begins.
+            PlacementSection(policy=policy, prediction_s=cluster.prediction_s or _AT_ONCE_S),
+            service_id="",
+            chunk_tokens=cluster.caches.block_tokens,
+            rng=random.Random(cluster.seed),
+            now_s=now_s,
+        )
 
-    def check_invariants(self) -> None:
-        self.cache.check_invariants()
+    def place(self, prompt: Prompt) -> tuple[int, Flight]:
+        """The worker's number, and the request on it."""
+        request = SimRequest(self._now_s(), prompt.tokens, prompt.output_tokens, prompt.keys)
+        job = job_of(prompt.number, request, math.inf)
+        self._placer.keep(job)
+        placement = self._placer.place(job, wire.POOL_PREFILL)
+        assert placement is not None
+        return self._numbers[placement.worker.worker_id], self._placer.begin(placement)
+
+    def claimed(self, number: int, change: ClaimChange) -> None:
+        """The worker's claims have arrived."""
+        self._index.apply(self._names[number], change)
+
+
+def _registration(name: str, cluster: Cluster) -> wire.WorkerRegistration:
+    caches = cluster.caches
+    return wire.WorkerRegistration(
+        worker_id=name,
+        generation=_GENERATION,
+        pool=wire.POOL_PREFILL,
+        state=wire.WORKER_STATE_READY,
+        block_size_tokens=caches.block_tokens,
+        max_running_requests=1,
+        load=wire.WorkerLoad(free_blocks=caches.device_blocks, total_blocks=caches.device_blocks),
+        costs=wire.WorkerCosts(
+            prefill_s=cluster.costs.fixed_s,
+            prefill_s_per_token=cluster.costs.s_per_token,
+            prefill_s_per_pair=cluster.costs.s_per_pair,
+            load_s_per_token=cluster.costs.load_s_per_token,
+        ),
+    )

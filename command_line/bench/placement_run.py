@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.placement import BASELINE, Cluster, Run, at_speed, prompts_of, simulate, speed_for, speedups
+from benchmarks.placement import BASELINE, Run, at_speed, prompts_of, simulate, speed_for, speedups
 from benchmarks.placement_costs import PrefillCosts, default_costs, read_costs
 from benchmarks.placement_plot import save_plot
-from benchmarks.placement_world import Caches, Prompt
+from benchmarks.placement_world import Caches, Cluster, Prompt
 from benchmarks.token_sizes import parse_tokens, short_tokens
 from cluster_core.errors import ConfigError
 from cluster_sim.workloads.traces import Trace, open_trace
@@ -117,8 +117,11 @@ def _blocks(text: str, field: str, block_tokens: int, *, least: int) -> int:
 def _check(prompts: Sequence[Prompt], cluster: Cluster) -> None:
     """Raises ConfigError for a prompt that no worker can hold, and where nothing takes any time."""
     room, longest = cluster.caches.device_blocks * cluster.caches.block_tokens, max(each.tokens for each in prompts)
-    if longest > room:
-        raise ConfigError(f"must hold the longest prompt, {longest} tokens, got {room}", field="--device-tokens")
+    if not cluster.caches.holds(longest):
+        raise ConfigError(
+            f"must hold the longest prompt, {longest} tokens, and one token more, got {room}",
+            field="--device-tokens",
+        )
     if not any(cluster.costs.prefill_s(each.tokens, 0, 0) for each in prompts):
         raise ConfigError("must not be zero for every prompt", field="--costs")
 

@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 from benchmarks import placement
 from benchmarks.placement import (
     LOAD_TOLERANCE,
-    Cluster,
-    SimulatedRouter,
     at_speed,
     prompts_of,
     simulate,
@@ -21,7 +19,7 @@ from benchmarks.placement import (
     speedups,
 )  # fmt: skip
 from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read_costs
-from benchmarks.placement_world import Caches, Prompt, SimulatedWorker
+from benchmarks.placement_world import Caches, Cluster, PlacementWorld, Prompt, SimulatedRouter
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import Trace, TraceRequest
@@ -98,8 +96,8 @@ def test_costs_that_cannot_be_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_prompts_are_prefilled_one_by_one_as_they_come() -> None:
-    asked = [prompt(0, 0.0, 5, []), prompt(1, 1.0, 3, []), prompt(2, 2.0, 1, []), prompt(3, 20.0, 4, [])]
-    found = run(asked, "round_robin", cluster())
+    prompts = [prompt(0, 0.0, 5, []), prompt(1, 1.0, 3, []), prompt(2, 2.0, 1, []), prompt(3, 20.0, 4, [])]
+    found = run(prompts, "round_robin", cluster())
     assert found.queue_s.tolist() == [0.0, 4.0, 6.0, 0.0]
     assert found.ttft_s.tolist() == [5.0, 7.0, 7.0, 4.0]
     assert found.busy_s.tolist() == [13.0]
@@ -107,10 +105,10 @@ def test_prompts_are_prefilled_one_by_one_as_they_come() -> None:
 
 
 def test_prefix_is_computed_once_and_loaded_once_it_has_left_the_device() -> None:
-    among = cluster(device_blocks=3, host_blocks=10)
-    asked = [prompt(0, 0.0, 21, [1, 2]), prompt(1, 50.0, 21, [1, 2]), prompt(2, 100.0, 30, [7, 8, 9]),
+    among = cluster(device_blocks=4, host_blocks=10)
+    prompts = [prompt(0, 0.0, 21, [1, 2]), prompt(1, 50.0, 21, [1, 2]), prompt(2, 100.0, 30, [7, 8, 9]),
              prompt(3, 200.0, 21, [1, 2])]  # fmt: skip
-    found = run(asked, "round_robin", among)
+    found = run(prompts, "round_robin", among)
     assert found.ttft_s.tolist() == pytest.approx([21.0, 1.0, 30.0, 1.0 + 20 * 0.1])
     assert (found.device_hit_tokens, found.host_hit_tokens) == (20, 20)
 
@@ -120,27 +118,23 @@ def test_last_token_is_computed_even_of_a_prompt_that_is_cached_whole() -> None:
     assert found.ttft_s.tolist() == [20.0, 10.0]
 
 
-def test_worker_tells_what_has_come_and_what_has_left() -> None:
-    worker = SimulatedWorker[str](Caches(BLOCK, 3, 10, LRU), PLAIN)
-    told = []
-    for number, blocks in enumerate([[1, 2], [7, 8, 9]]):
-        worker.add(prompt(number, 0.0, 10 * len(blocks), blocks), f"ticket {number}")
-        assert worker.begin() == 10.0 * len(blocks)
-        told.append(worker.told())
-        assert worker.end()[1] == f"ticket {number}"
-        worker.check_invariants()
-        told.append(worker.told())
+def test_a_worker_claims_what_has_come_and_what_has_left() -> None:
+    world = PlacementWorld("round_robin", cluster(device_blocks=4, host_blocks=10), 5)
+    claims = []
+    world.router.claimed = lambda number, change: claims.append(change)  # type: ignore[method-assign]
+    world.run([prompt(0, 0.0, 20, [1, 2]), prompt(1, 50.0, 30, [7, 8, 9])], lambda steps: None)
+    world.engines[0].check_invariants()
     keys = [
         [sorted(each.tolist()) for each in (got.device_stored, got.device_removed, got.host_stored, got.host_removed)]
-        for got in told
+        for got in claims
     ]
-    assert keys == [[[], [], [], []], [[1, 2], [], [1, 2], []], [[], [1, 2], [], []], [[7, 8, 9], [], [7, 8, 9], []]]
-    assert not len(worker.told())
+    assert keys == [[[1, 2], [], [1, 2], []], [[], [1, 2], [], []], [[7, 8, 9], [], [7, 8, 9], []]]
 
 
-def test_prompt_longer_than_the_device_is_prefilled_all_the_same() -> None:
-    found = run([prompt(0, 0.0, 30, [1, 2, 3]), prompt(1, 50.0, 30, [1, 2, 3])], "hotness", cluster(device_blocks=2))
-    assert found.ttft_s.tolist() == [30.0, 10.0]
+def test_a_prompt_fits_with_the_token_that_it_is_answered_with() -> None:
+    caches = cluster(device_blocks=3).caches
+    assert caches.holds(29) and not caches.holds(30)
+    assert run([prompt(0, 0.0, 29, [1, 2])], "hotness", cluster(device_blocks=3)).ttft_s.tolist() == [29.0]
 
 
 # A pool.
@@ -183,12 +177,12 @@ def test_round_robin_takes_turns() -> None:
 
 @pytest.mark.parametrize("policy", ["hotness", "prefix_only", "cost_formula"])
 def test_planted_duplicate_goes_where_it_was(policy: str) -> None:
-    asked = [
+    prompts = [
         prompt(0, 0.0, 51, [1, 2, 3, 4, 5]),
         prompt(1, 60.0, 51, [11, 12, 13, 14, 15]),
         prompt(2, 120.0, 51, [1, 2, 3, 4, 5]),
     ]
-    found = run(asked, policy, cluster(4))
+    found = run(prompts, policy, cluster(4))
     assert found.placed_on[2] == found.placed_on[0]
     assert found.device_hit_tokens == 50
     assert found.ttft_s[2] == 1.0
@@ -205,10 +199,10 @@ def test_sibling_is_seen_by_prediction_before_the_worker_has_told() -> None:
 
 
 def test_index_hears_of_blocks_with_a_delay() -> None:
-    asked = [prompt(0, 0.0, 51, [1, 2, 3, 4, 5]), prompt(1, 60.0, 51, [1, 2, 3, 4, 5])]
+    prompts = [prompt(0, 0.0, 51, [1, 2, 3, 4, 5]), prompt(1, 60.0, 51, [1, 2, 3, 4, 5])]
     seeds = range(5)
     soon, late = (
-        [run(asked, "prefix_only", cluster(8, event_delay_s=delay_s, seed=seed)).placed_on for seed in seeds]
+        [run(prompts, "prefix_only", cluster(8, event_delay_s=delay_s, seed=seed)).placed_on for seed in seeds]
         for delay_s in (8.0, 10.0)
     )
     assert all(each[0] == each[1] for each in soon)
@@ -216,34 +210,34 @@ def test_index_hears_of_blocks_with_a_delay() -> None:
 
 
 def test_router_counts_what_lies_on_the_device_and_what_follows_in_host_memory() -> None:
-    router = SimulatedRouter(["prefill-0000"], "hotness", cluster(), 100)
+    router = SimulatedRouter("hotness", cluster(), 100, lambda: 0.0)
     device, host = np.array([1, 2], dtype=np.uint64), np.array([1, 2, 3], dtype=np.uint64)
-    router.told("prefill-0000", ClaimChange(device_stored=device, host_stored=host))
-    _, ticket = router.place(prompt(0, 0.0, 35, [1, 2, 3]), 0.0)
-    (member,) = router._membership.members()
+    router.claimed(0, ClaimChange(device_stored=device, host_stored=host))
+    _, flight = router.place(prompt(0, 0.0, 35, [1, 2, 3]))
+    (member,) = router.membership.members()
     assert member.loads.value(member.row, Load.UNCOMPUTED) == 5
     assert member.loads.value(member.row, Load.PENDING_S) == pytest.approx(5 + 10 * 0.1, abs=0.01)
-    router.ended(ticket, 6.0)
+    flight.end()
     assert member.loads.value(member.row, Load.UNCOMPUTED) == 0
 
 
 def test_published_formula_chooses_as_computed_by_hand() -> None:
     # 0 takes 40 tokens of new work; 1 goes to the other and takes 30. 2 has 20 of 30 tokens cached where 0 runs:
     # 40 + 30 - 20 = 50 there against 30 + 30 = 60; without prediction nothing is cached yet: 70 against 60.
-    asked = [prompt(0, 0.0, 40, [1, 2, 3, 4]), prompt(1, 0.5, 30, [7, 8, 9]), prompt(2, 1.0, 30, [1, 2, 5])]
-    with_prediction = run(asked, "cost_formula", cluster(2, prediction_s=100.0)).placed_on.tolist()
+    prompts = [prompt(0, 0.0, 40, [1, 2, 3, 4]), prompt(1, 0.5, 30, [7, 8, 9]), prompt(2, 1.0, 30, [1, 2, 5])]
+    with_prediction = run(prompts, "cost_formula", cluster(2, prediction_s=100.0)).placed_on.tolist()
     assert with_prediction[1] != with_prediction[0] == with_prediction[2]
-    without = run(asked, "cost_formula", cluster(2)).placed_on.tolist()
+    without = run(prompts, "cost_formula", cluster(2)).placed_on.tolist()
     assert without[1] == without[2] != without[0]
 
 
 def test_ours_knows_what_has_been_done_of_the_running_prefill() -> None:
     # Ten seconds of a long one are left when 2 comes, the other one has just begun with twenty: tokens in flight say
     # the opposite.
-    asked = [prompt(0, 0.0, 100, []), prompt(1, 90.0, 20, []), prompt(2, 90.1, 5, [])]
-    ours = run(asked, "hotness", cluster(2)).placed_on.tolist()
+    prompts = [prompt(0, 0.0, 100, []), prompt(1, 90.0, 20, []), prompt(2, 90.1, 5, [])]
+    ours = run(prompts, "hotness", cluster(2)).placed_on.tolist()
     assert ours[2] == ours[0] != ours[1]
-    published = run(asked, "cost_formula", cluster(2)).placed_on.tolist()
+    published = run(prompts, "cost_formula", cluster(2)).placed_on.tolist()
     assert published[2] == published[1] != published[0]
 
 
