@@ -66,6 +66,7 @@ def _imports(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    path = ROOT.joinpath(*module.split("."))
-    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    """None: the module is not the project's."""
+    paths = (folder.joinpath(*module.split(".")) for folder in (ROOT, ROOT / "protos"))
+    candidates = (file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py"))
     return next((file for file in candidates if file.exists()), None)
