@@ -1,15 +1,10 @@
-"""What `test_block_events.py` lets a real engine do, in a process of its own: vLLM keeps what two would share.
-
-python -m tests.integration.claim_trials prefill|decode      one JSON object, by trial
-"""
+"""What `test_block_events.py` lets a real engine do, in a process of its own."""
 
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -188,11 +183,11 @@ async def trial_of(role: EngineRole) -> AsyncIterator[Trial]:
             await server.stop()
 
 
-async def main(role: EngineRole) -> None:
-    async with trial_of(role) as trial:
-        results = {name: await each(trial) for name, each in TRIALS.items()}
-    sys.stdout.write(json.dumps(results) + "\n")
+def claim_trials(role: EngineRole) -> dict[str, Any]:
+    """What came of each trial, on one engine."""
 
+    async def results() -> dict[str, Any]:
+        async with trial_of(role) as trial:
+            return {name: await each(trial) for name, each in TRIALS.items()}
 
-if __name__ == "__main__":
-    asyncio.run(main(EngineRole(sys.argv[1])))
+    return asyncio.run(results())

