@@ -50,13 +50,14 @@ class ClusterClock:
     replaces it. In between the monotonic clock goes on, whatever Redis does. Before the first one it is this host's
     time.
 
-    host_unix_ms: this host's clock. Measured on one thread, read on any.
+    host_unix_ms: this host's clock. now_s: its monotonic clock. Measured on one thread, read on any.
     """
 
-    def __init__(self, host_unix_ms: Callable[[], UnixMs] = unix_ms) -> None:
+    def __init__(self, host_unix_ms: Callable[[], UnixMs] = unix_ms, now_s: Callable[[], float] = monotonic_s) -> None:
         self._host_unix_ms = host_unix_ms
-        now_s = monotonic_s()
-        self._best = _Measurement(host_unix_ms() / 1000 - now_s, float("inf"), now_s)
+        self.now_s = now_s
+        began_s = now_s()
+        self._best = _Measurement(host_unix_ms() / 1000 - began_s, float("inf"), began_s)
 
     def measured(self, server_s: float, asked_s: float, answered_s: float) -> None:
         """The server had that Unix time at some moment between these two of the monotonic clock."""
@@ -67,14 +68,14 @@ class ClusterClock:
             self._best = fresh
 
     def unix_s(self) -> float:
-        return monotonic_s() + self._best.ahead_s
+        return self.now_s() + self._best.ahead_s
 
     def unix_ms(self) -> UnixMs:
         return UnixMs(round(self.unix_s() * 1000))
 
     def error_s(self) -> float:
         """By how much it may be wrong; infinite before the first measurement."""
-        return self._best.error_at(monotonic_s())
+        return self._best.error_at(self.now_s())
 
     def host_ahead_ms(self) -> int:
         """How far this host's own clock is ahead of the shared one."""

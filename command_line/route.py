@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -37,7 +38,9 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
     """
     # Imported here: it takes long, and no other command needs it.
-    from control_plane.server.router_server import RouterServer
+    from rachis.redis_client import connect
+
+    from control_plane.server.composition import RouterPorts, build_router
 
     config = loaded.config
     if not config.service.name:
@@ -47,7 +50,8 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    router = RouterServer(loaded, config.service.name, config.redis.url)
+    ports = RouterPorts(partial(connect, config.redis.url))
+    router = build_router(loaded, config.service.name, ports)
     await router.start()
     try:
         if as_json:

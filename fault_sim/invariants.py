@@ -36,8 +36,9 @@ def of_answers(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
         yield from _of_tokens(answer)
         yield from _of_outcome(answer, by_name.get(answer.name, []))
     counted = Counter(lifecycle.state for lifecycle in world.lifecycles)
-    if counted != world.router._router.outcomes:
-        yield Violation("outcomes", f"counted are {world.router._router.outcomes}, requests ended as {counted}")
+    outcomes = world.router.parts.router.outcomes
+    if counted != outcomes:
+        yield Violation("outcomes", f"counted are {outcomes}, requests ended as {counted}")
     if len(world.lifecycles) != len(answers):
         yield Violation("outcomes", f"{len(answers)} requests were made, {len(world.lifecycles)} arrived")
 
@@ -124,12 +125,12 @@ def _of_router(world: World) -> Iterator[Violation]:
             counts = f"{member.in_flight_requests} requests and {member.in_flight_tokens} tokens"
             yield Violation("in flight", f"{counts} on {member.worker_id} for nobody")
     yield from _broken("membership", router.membership.check_invariants, "in flight")
-    admission = router._admin._admission
+    admission = router.parts.admission
     if admission.in_flight or admission.queued:
         yield Violation("in flight", f"{admission.in_flight} slots are held, {admission.queued} requests wait")
-    if pending := router._dispatcher.pending_releases:
+    if pending := router.parts.dispatcher.pending_releases:
         yield Violation("in flight", f"{pending} leases are still to be released")
-    yield from _broken("index", router._prefixes.claims.check_invariants, "index")
+    yield from _broken("index", router.parts.prefixes.claims.check_invariants, "index")
 
 
 def _broken(name: str, check: "object", invariant: str) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rachis.redis_client import REDIS_DOWN
+from rachis.redis_client import REDIS_DOWN, RedisClient
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
@@ -27,7 +27,7 @@ _RETRY_S = 0.25
 class LocalWorker:
     """`run` until it is killed or stopped. engine: once it has a generation; is_ready: it serves.
 
-    clock: of its host, which may be wrong.
+    redis: makes its clients. clock: of its host, which may be wrong.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class LocalWorker:
         config: RachisConfig,
         service_id: str,
         transport: LocalTransport,
+        redis: Callable[[float], RedisClient],
         fabric: Fabric,
         settings: BlockEngineSettings,
         clock: ClusterClock,
@@ -46,6 +47,7 @@ class LocalWorker:
         self._config = config
         self._service_id = service_id
         self._transport = transport
+        self._redis = redis
         self._fabric = fabric
         self._settings = settings
         self._clock = clock
@@ -93,20 +95,21 @@ class LocalWorker:
 
     async def _start(self) -> None:
         """In the order of `worker_runtime.host`. Redis that is away is waited for."""
-        url, lease_s = f"redis://{self.name}", self._config.redis.worker_lease_s
-        registration = Registration(url, self._service_id, self.record, lease_s, self._bring_up_to_date, self._clock)
+        lease_s = self._config.redis.worker_lease_s
+        registration = Registration(
+            self._redis(lease_s), self._service_id, self.record, lease_s, self._bring_up_to_date, self._clock
+        )
         self._registration = registration
         await _retried(registration.open)
         engine_id = f"{self.name}@{self.record.generation}"
         engine = BlockEngine(self.name, engine_id, self._fabric, self._settings, self._clock)
         self.engine = engine
         self._feed = ClaimFeed(
-            url,
+            self._redis(lease_s),
             self._service_id,
             self.name,
             self.record.generation,
             self._config.index,
-            timeout_s=lease_s,
             on_superseded=registration.superseded,
             count_stored_blocks=lambda: engine.status().counters.stored_blocks,
         )
@@ -117,8 +120,7 @@ class LocalWorker:
         self.record.block_size_tokens = info.block_size_tokens
         self.record.max_running_requests = info.max_running_requests
         server = self._server = self._transport.server(self.name)
-        servicer = self._make_service(engine, self.record, registration.changed)
-        servicer.claim_feed = self._feed
+        servicer = self._make_service(engine, self.record, registration.changed, self._feed)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]
         self.record.address = f"{self.name}:{server.add_insecure_port(f'{self.name}:0')}"
         await server.start()
@@ -140,10 +142,10 @@ class LocalWorker:
         self.record.claims_sequence = self._feed.claims_sequence
 
     def _prefill_service(
-        self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None]
+        self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None], feed: ClaimFeed
     ) -> WorkerServiceBase:
         interval_ms = self._config.streaming.progress_interval_ms
-        return PrefillService(engine, record, on_state, progress_interval_ms=interval_ms)
+        return PrefillService(engine, record, on_state, feed, progress_interval_ms=interval_ms)
 
 
 async def _retried(write: Callable[[], Awaitable[object]]) -> None:

@@ -14,7 +14,7 @@ from fault_sim.clients import Answer, Client
 from fault_sim.invariants import Violation
 from fault_sim.network import BREAK_S
 from fault_sim.plan import HEALED_S, Plan, Request
-from fault_sim.world import LEASE_S, REQUEST_TIMEOUT_S, World, replaced
+from fault_sim.world import LEASE_S, REQUEST_TIMEOUT_S, World, noting_defects
 
 # What was begun may take its whole time after everything is healed; a connection that broke silently is noticed.
 _REQUESTS_S = HEALED_S + REQUEST_TIMEOUT_S + 10
@@ -45,7 +45,7 @@ def play(plan: Plan) -> Result:
     answers: list[Answer] = []
     violations: list[Violation] = []
     try:
-        with replaced(world):
+        with noting_defects(world):
             virtual_time.run(_play(world, answers, violations), plan.seed)
     except virtual_time.Deadlock as error:
         violations.append(Violation("hangs", str(error)))

@@ -1,30 +1,28 @@
 """The cluster of one run: the real router and the real workers' services, on local transport, Redis, time and engines.
 
-What is replaced of the production code is named in `replaced`, and nothing else.
+What is replaced of the production code are the router's ports, the workers' Redis and servers, and nothing else.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 from unittest import mock
 
-import grpc
-import redis.asyncio as redis
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
+from cluster_core.ids import RequestId
 from control_plane.intake.tokenization import Tokenizer
-from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
-from control_plane.server import router_service as router_module
+from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
-from control_plane.sessions import serving as streaming
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.local_redis.client import LocalRedis
@@ -81,7 +79,7 @@ class World:
 
     async def start(self) -> None:
         """Returns once every worker may get requests."""
-        self.router = RouterServer(self.config, SERVICE, f"redis://{ROUTER}")
+        self.router = build_router(self.config, SERVICE, self._ports())
         await self.router.start()
         channel: Any = self.transport.channel("client", self.router.address)
         self.api = router_pb2_grpc.RouterServiceStub(channel)
@@ -124,6 +122,40 @@ class World:
             jobs = worker.engine.live_jobs() if worker.engine is not None and nonce else ()
             self.unheeded += [f"{lifecycle.request_id} at {name}" for job in jobs if job.startswith(f"r{nonce}.")]
 
+    def _ports(self) -> RouterPorts:
+        """Transport, Redis, the tokenizer's files and the metrics' endpoint; requests are remembered."""
+        world = self
+
+        class Lifecycle(RequestLifecycle):
+            def __init__(self, request_id: RequestId) -> None:
+                super().__init__(request_id)
+                world.lifecycles.append(self)
+
+            def at(self, event: Event) -> State:
+                state = super().at(event)
+                if self.ended:
+                    world.ended(self)
+                return state
+
+        def server(interceptors: Any = (), options: Any = None) -> Any:
+            return world.transport.server(ROUTER, interceptors)
+
+        def channel(address: str, options: Any = None) -> Any:
+            return world.transport.channel(ROUTER, address)
+
+        return RouterPorts(
+            redis=partial(self._redis, ROUTER),
+            tokenizer=_WithoutFiles,
+            server=server,
+            channel=channel,
+            endpoint=_NoEndpoint,
+            lifecycle=Lifecycle,
+            job=self.job,
+        )
+
+    def _redis(self, host: str, timeout_s: float) -> Any:
+        return LocalRedis(self.store, self.network, host, timeout_s)
+
     def _start_worker(self, name: str) -> None:
         plan = self.plan
         settings = BlockEngineSettings(
@@ -136,7 +168,8 @@ class World:
             service_id=SERVICE,
         )
         config = self.config.config
-        worker = LocalWorker(name, config, SERVICE, self.transport, self.fabric, settings, self._clock(name))
+        redis = partial(self._redis, name)
+        worker = LocalWorker(name, config, SERVICE, self.transport, redis, self.fabric, settings, self._clock(name))
         self.workers[name] = worker
         self.started.append(worker)
 
@@ -228,47 +261,29 @@ class World:
 
 
 @contextmanager
-def replaced(world: World) -> Iterator[None]:
-    """Transport, Redis, the tokenizer's files and the metrics' endpoint; requests are remembered, defects noted."""
-
-    def server(interceptors: Any = (), options: Any = None) -> Any:
-        return world.transport.server(ROUTER, interceptors)
-
-    def channel(address: str, options: Any = None) -> Any:
-        return world.transport.channel(ROUTER, address)
-
-    def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
-        return LocalRedis(world.store, world.network, url.partition("://")[2], socket_timeout)
-
-    async def loads(_tokenizer: Tokenizer) -> None:
-        """Prompts are tokens already."""
-
-    class Lifecycle(RequestLifecycle):
-        def __init__(self, request_id: Any) -> None:
-            super().__init__(request_id)
-            world.lifecycles.append(self)
-
-        def at(self, event: Event) -> State:
-            state = super().at(event)
-            if self.ended:
-                world.ended(self)
-            return state
-
-    with ExitStack() as stack:
-        for target, name, replacement in (
-            (grpc.aio, "server", server),
-            (grpc.aio, "insecure_channel", channel),
-            (redis.Redis, "from_url", client),
-            (Tokenizer, "load", loads),
-            (RouterMetrics, "serve", lambda metrics, host, port, probes: None),
-            (RouterMetrics, "close", lambda metrics: None),
-            (router_module, "RequestLifecycle", Lifecycle),
-            (router_module, "Job", world.job),
-            (streaming, "Job", world.job),
-            (logging.root, "handlers", [_Defects(world.defects)]),
-        ):
-            stack.enter_context(mock.patch.object(target, name, replacement))
+def noting_defects(world: World) -> Iterator[None]:
+    """What production code logs goes nowhere but into the world's defects."""
+    with mock.patch.object(logging.root, "handlers", [_Defects(world.defects)]):
         yield
+
+
+class _WithoutFiles(Tokenizer):
+    """Prompts are tokens already."""
+
+    async def load(self) -> None:
+        pass
+
+
+class _NoEndpoint:
+    """Metrics are counted and not served."""
+
+    port = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Defects(logging.Handler):

@@ -18,6 +18,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, KvLease, SamplingSpec
 from cluster_core.errors import InvalidInputError
 from prefill_worker.session_stream import SessionStream
+from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.service import WorkerServiceBase, answering
 from worker_runtime.wire_conversion import from_wire, session_mode_from_wire, to_wire
 
@@ -33,10 +34,11 @@ class PrefillService(WorkerServiceBase):
         engine: Engine,
         registration: wire.WorkerRegistration,
         on_state: Callable[[], None],
+        claim_feed: ClaimAudit | None = None,
         *,
         progress_interval_ms: int = DEFAULT_PROGRESS_INTERVAL_MS,
     ) -> None:
-        super().__init__(engine, registration, on_state)
+        super().__init__(engine, registration, on_state, claim_feed)
         self._progress_interval_s = progress_interval_ms / 1000
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:

@@ -5,10 +5,10 @@ a batch only behind the one that was written before it, so that nothing is writt
 whose id another one has taken over (a newer generation: this one falls silent for good). Where the stream does not end
 with what was written, because Redis has lost its data, all claims are written anew, as a snapshot with a number of its
 own. While Redis does not answer, changes are merged behind the batches that were on their way: of a chunk only its last
-state counts. What waits to be written is never more than what is claimed, plus `_SLACK_KEYS`: beyond that a snapshot is
+state counts. What waits to be written is never more than what is claimed, plus `slack_keys`: beyond that a snapshot is
 shorter.
 
-Each script touches keys of one hash tag only, as a Redis Cluster demands. Keys that are no longer written expire.
+Keys that are no longer written expire.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from typing import Protocol
 
 import numpy as np
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
@@ -30,82 +31,43 @@ from cluster_core.errors import StartError, UnavailableError
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from kv_transfer.claims.prefix_chunks import Keys
+from worker_runtime.claim_scripts import CHECK, SNAPSHOT, WRITE
 
 logger = logging.getLogger(__name__)
 
 BATCH_FIELD = "b"
 _MOST_BATCH_KEYS = 8192
 _MOST_CALL_BATCHES = 16
-_SLACK_KEYS = 65_536
-# How often the keys' expiry is renewed, and what has become of them and whether anybody wants a snapshot is looked up.
-_CHECK_S = 0.5
-_RETRY_S = 0.25
 # So long after the last check the keys expire; a successor that starts earlier finds them, and writes over them.
 _KEEP_MS = 600_000
 
-_FENCE = """
-local function last_id(key)
-  local info = redis.pcall('XINFO', 'STREAM', key)
-  if info.err then return nil end
-  for at = 1, #info, 2 do
-    if info[at] == 'last-generated-id' then return info[at + 1] end
-  end
-end
-local last = last_id(KEYS[1])
-if last and tonumber(string.match(last, '^%d+')) > tonumber(ARGV[1]) then return 'superseded' end
-"""
-# KEYS: stream. ARGV: generation, id of the entry written last, expiry, then id and batch of each entry.
-# Where an answer was lost, the first entries are there already.
-_WRITE = (
-    _FENCE
-    + """
-local first = nil
-if last == ARGV[2] then first = 4 end
-for at = 4, #ARGV, 2 do
-  if last == ARGV[at] then first = at + 2 end
-end
-if not first then return 'lost' end
-for at = first, #ARGV, 2 do
-  redis.call('XADD', KEYS[1], ARGV[at], 'b', ARGV[at + 1])
-end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return 'ok'
-"""
-)
-# KEYS: stream, snapshot, resync. ARGV: generation, id of the entry that the snapshot includes, expiry, snapshot,
-# id of the oldest entry that stays.
-_SNAPSHOT = (
-    _FENCE
-    + """
-if last == ARGV[2] then
-  redis.call('XTRIM', KEYS[1], 'MINID', ARGV[5])
-else
-  redis.call('XADD', KEYS[1], ARGV[2], 'b', '')
-  redis.call('XTRIM', KEYS[1], 'MAXLEN', 0)
-end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[3])
-redis.call('DEL', KEYS[3])
-return 'ok'
-"""
-)
-# KEYS: stream, snapshot, resync. ARGV: generation, id of the entry written last, expiry.
-_CHECK = (
-    _FENCE
-    + """
-if last ~= ARGV[2] or redis.call('EXISTS', KEYS[2]) == 0 then return 'lost' end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-if redis.call('EXISTS', KEYS[3]) == 1 then return 'resync' end
-return 'ok'
-"""
-)
+
+@dataclass(frozen=True, slots=True)
+class FeedTiming:
+    """What of the feed is not configured; tests have other values."""
+
+    # Changes that may wait on top of what is claimed.
+    slack_keys: int = 65_536
+    # How often the keys' expiry is renewed, and it is looked up what has become of them and whether anybody wants a
+    # snapshot.
+    check_s: float = 0.5
+    # After Redis did not answer.
+    retry_s: float = 0.25
+
+
+FEED_TIMING = FeedTiming()
 
 
 class ClaimSource(Protocol):
     """What of `cluster_core.engine.Engine` the feed asks."""
 
     async def prefix_claims(self, on_look: Callable[[], None] = ...) -> PrefixClaims: ...
+
+
+class ClaimAudit(Protocol):
+    """What a worker's service asks of the feed."""
+
+    async def audit(self, engine: ClaimSource) -> tuple[int, PrefixClaims]: ...
 
 
 @dataclass(slots=True)
@@ -139,21 +101,21 @@ class ClaimFeed:
 
     def __init__(
         self,
-        url: str,
+        redis: RedisClient,
         service_id: str,
         worker_id: str,
         generation: int,
         index: IndexSection,
         *,
-        timeout_s: float,
         on_superseded: Callable[[], None] = lambda: None,
         count_stored_blocks: Callable[[], int] = lambda: 0,
+        timing: FeedTiming = FEED_TIMING,
     ) -> None:
         self.sequence = 0
         self.stored_blocks = 0
         self.counters = FeedCounters()
-        self._redis = connect(url, timeout_s)
-        self._write, self._snapshot, self._check = map(self._redis.register_script, (_WRITE, _SNAPSHOT, _CHECK))
+        self._redis = redis
+        self._write, self._snapshot, self._check = map(self._redis.register_script, (WRITE, SNAPSHOT, CHECK))
         self._keys = [
             key(service_id, worker_id) for key in (registry.claims_key, registry.snapshot_key, registry.resync_key)
         ]
@@ -162,19 +124,33 @@ class ClaimFeed:
         self._index = index
         self._on_superseded = on_superseded
         self._count_stored_blocks = count_stored_blocks
+        self._timing = timing
         # By tier: what is claimed, and what of it has changed since the last seal.
         self._claims: tuple[set[int], set[int]] = (set(), set())
         self._pending: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
         self._sealed: list[_Sealed] = []
         self._last_sealed = 0
-        self._told = asyncio.Event()
+        self._something_changed = asyncio.Event()
         self._is_lost = self._resync = False
-        # A defect keeps claims from being written, or `keep` has ended.
-        self._is_stuck = False
+        self._has_ended = False
         # Since the last snapshot, and where the stream begins that was kept with it.
         self._keys_since = 0
         self._snapshot_sequence = 0
         self._next_check_s = 0.0
+        words = LoopWords(
+            logger,
+            away=f"claims of {worker_id} cannot be written, they are kept: %s",
+            back=f"claims of {worker_id} are written again",
+            defect=f"claims of {worker_id} cannot be written for a defect",
+        )
+        self._loop = RedisLoop(
+            self.exchange,
+            self._until_due,
+            words,
+            on_outage=self._note_outage,
+            on_defect=self._write_anew,
+            goes_on=lambda: not self.is_superseded,
+        )
 
     @property
     def is_superseded(self) -> bool:
@@ -182,8 +158,8 @@ class ClaimFeed:
 
     @property
     def claims_sequence(self) -> int:
-        """What the registration tells: a feed that is stuck owes a batch, so that nobody believes to be in sync."""
-        return self.sequence + self._is_stuck
+        """For the registration: a feed that writes no more owes a batch, so that nobody believes to be in sync."""
+        return self.sequence + (self._loop.has_defect or self._has_ended)
 
     def changed(self, change: PrefixClaimChange) -> None:
         """The engine's claims have changed. On the loop."""
@@ -195,9 +171,9 @@ class ClaimFeed:
                 (claims.add if is_claimed else claims.discard)(key)
             if not self._is_lost:
                 self._pending[tier].update(states)
-        if self.waiting_keys() > sum(map(len, self._claims)) + _SLACK_KEYS:
+        if self.waiting_keys() > sum(map(len, self._claims)) + self._timing.slack_keys:
             self._lose("more changes wait than there are claims")
-        self._told.set()
+        self._something_changed.set()
 
     async def audit(self, engine: ClaimSource) -> tuple[int, PrefixClaims]:
         """What the engine's pools hold, and the number of the batch after which followers have to believe just that.
@@ -228,37 +204,26 @@ class ClaimFeed:
         So is whatever else fails: all claims are written anew then.
         """
         try:
-            await self._keep()
+            await self._loop.run()
         finally:
-            self._is_stuck = True
+            self._has_ended = True
 
-    async def _keep(self) -> None:
-        is_down = False
-        while not self.is_superseded and not_cancelled():
-            try:
-                await self._exchange()
-            except REDIS_DOWN as error:
-                if not is_down:
-                    self.counters.outages += 1
-                    logger.warning("claims of %s cannot be written, they are kept: %s", self._worker_id, error)
-                is_down = True
-                await asyncio.sleep(_RETRY_S)
-                continue
-            except Exception:
-                if not self._is_stuck:
-                    logger.exception("claims of %s cannot be written for a defect", self._worker_id)
-                self._is_stuck = True
-                self._lose("what was written of them last is not known")
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if is_down or self._is_stuck:
-                logger.warning("claims of %s are written again", self._worker_id)
-            is_down = self._is_stuck = False
-            await asyncio.sleep(self._index.write_interval_s)
-            if not self._is_lost and not self._resync:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, self._next_check_s - monotonic_s())):
-                        await self._told.wait()
+    async def _note_outage(self) -> None:
+        self.counters.outages += self._loop.connected
+
+    async def _write_anew(self) -> None:
+        self._lose("what was written of them last is not known")
+
+    async def _until_due(self) -> None:
+        """Until there is something to write, a check is due, or it may be tried again."""
+        if not self._loop.is_well:
+            await asyncio.sleep(self._timing.retry_s)
+            return
+        await asyncio.sleep(self._index.write_interval_s)
+        if not self._is_lost and not self._resync:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._next_check_s - monotonic_s())):
+                    await self._something_changed.wait()
 
     async def close(self) -> None:
         """What is written stays, until a successor voids it or it expires."""
@@ -285,12 +250,12 @@ class ClaimFeed:
             self._sealed.append(_Sealed(self._last_sealed, len(part), encode_batch(batch)))
         return self._last_sealed
 
-    async def _exchange(self) -> None:
+    async def exchange(self) -> None:
         """Writes what has changed by now, and a snapshot of just that where one is due. Raises one of REDIS_DOWN."""
         # What has a number already goes first: what has changed since is merged until that is written.
         if self._sealed and not self._is_lost and not await self._write_sealed(self._last_sealed):
             return
-        self._told.clear()
+        self._something_changed.clear()
         stored_blocks = self._count_stored_blocks()
         claims: list[list[int]] | None = None
         if self._is_lost:
@@ -313,7 +278,7 @@ class ClaimFeed:
         self.stored_blocks = stored_blocks
         if monotonic_s() >= self._next_check_s and last == self.sequence:
             answer = await self._check(keys=self._keys, args=(self._generation, self._id(self.sequence), _KEEP_MS))
-            self._next_check_s = monotonic_s() + _CHECK_S
+            self._next_check_s = monotonic_s() + self._timing.check_s
             self._resync = answer == b"resync"
             self._heed(answer)
 

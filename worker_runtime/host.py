@@ -11,16 +11,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from rachis.redis_client import REDIS_DOWN, complaint
+from rachis.redis_client import REDIS_DOWN, complaint, connect
 from rachis.v1 import worker_pb2 as wire
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_configs.loading import masked
 from cluster_core import versions
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.errors import StartError
@@ -64,7 +65,7 @@ class WorkerSettings:
     session_grace_s: float = 5.0
 
 
-ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None]], WorkerServiceBase]
+ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None], ClaimFeed], WorkerServiceBase]
 
 
 class WorkerHost:
@@ -163,7 +164,7 @@ class WorkerHost:
         engine = VllmEngine(engine_settings, self._clock)
         ends.push_async_callback(engine.stop)
         registration = Registration(
-            settings.redis_url,
+            connect(settings.redis_url, settings.redis_lease_s),
             settings.service_id,
             self._record,
             settings.redis_lease_s,
@@ -171,19 +172,19 @@ class WorkerHost:
             self._clock,
         )
         self._feed = feed = ClaimFeed(
-            settings.redis_url,
+            connect(settings.redis_url, settings.redis_lease_s),
             settings.service_id,
             settings.worker_id,
             await self._generation(registration),
             settings.engine.index,
-            timeout_s=settings.redis_lease_s,
             on_superseded=registration.superseded,
             count_stored_blocks=lambda: engine.status().counters.stored_blocks,
         )
         ends.push_async_callback(feed.close)
         ends.push_async_callback(registration.close)
-        tasks = [asyncio.create_task(registration.keep())]
-        ends.push_async_callback(_cancelled, tasks)
+        background = BackgroundTasks()
+        background.start(registration.keep())
+        ends.push_async_callback(background.cancel)
         engine.follow_claims(feed.changed)
         await self._start_engine_in_time(engine, registration)
         server = WorkerServer(self._record, settings.max_message_bytes)
@@ -192,12 +193,11 @@ class WorkerHost:
             registration.changed()
             server.state_changed()
 
-        servicer = self._service(engine, self._record, on_state)
-        servicer.claim_feed = feed
+        servicer = self._service(engine, self._record, on_state, feed)
         self._record.address = await server.start(servicer, engine_settings.host, engine_settings.ports)
         # A reader that sees this generation ready finds that what the one before has claimed is void.
         await self._with_retries(feed.open)
-        tasks.append(asyncio.create_task(feed.keep()))
+        background.start(feed.keep())
         self._record.phase = "serving"
         self._record.state = wire.WORKER_STATE_READY
         await self._with_retries(registration.publish)
@@ -276,10 +276,3 @@ class WorkerHost:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""
         logger.error("the engine of %s died: %s", self._settings.worker_id, why)
         os._exit(ENGINE_DIED_EXIT_CODE)
-
-
-async def _cancelled(tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """Ends them; returns once they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,12 +6,14 @@ whose id another one has taken over, which has a newer generation, leaves the re
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import ClusterClock, monotonic_s
@@ -22,7 +24,7 @@ RENEWALS_PER_LEASE = 4
 
 # Never below Redis's own time in milliseconds, so that a registry that lost its data does not repeat a generation.
 # KEYS: counter. Answers the generation and Redis's time.
-_NEXT_GENERATION = """
+NEXT_GENERATION = """
 local now = redis.call('TIME')
 local generation = math.max(redis.call('INCR', KEYS[1]), now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', generation))
@@ -31,7 +33,7 @@ return {generation, now[1], now[2]}
 # KEYS: record, its generation, worker ids, counter. ARGV: worker id, generation, record, lease in ms.
 # A counter that was lost goes on after the generations of those who live. Answers 0 for a record that is another
 # worker's, and Redis's time.
-_PUBLISH = """
+PUBLISH = """
 local now = redis.call('TIME')
 local holder = redis.call('GET', KEYS[2])
 if holder and tonumber(holder) > tonumber(ARGV[2]) then return {0, now[1], now[2]} end
@@ -42,7 +44,7 @@ if tonumber(redis.call('GET', KEYS[4]) or 0) < tonumber(ARGV[2]) then redis.call
 return {1, now[1], now[2]}
 """
 # KEYS: record, its generation. ARGV: generation.
-_REMOVE = """
+REMOVE = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1], KEYS[2])
 """
@@ -51,34 +53,42 @@ return redis.call('DEL', KEYS[1], KEYS[2])
 class Registration:
     """One worker's record. `open` takes a generation, `publish` writes now, `keep` renews until cancelled.
 
-    refresh: brings the record up to date; called before each renewal. clock: learns Redis's time with each answer.
+    record: what is written. refresh: brings it up to date; called before each renewal. clock: learns Redis's time with
+    each answer.
     """
 
     def __init__(
         self,
-        url: str,
+        redis: RedisClient,
         service_id: str,
         record: wire.WorkerRegistration,
         lease_s: float,
         refresh: Callable[[], None] = lambda: None,
         clock: ClusterClock | None = None,
     ) -> None:
-        self._redis = connect(url, lease_s)
-        self._publish, self._remove = map(self._redis.register_script, (_PUBLISH, _REMOVE))
+        self._redis = redis
+        self._publish, self._remove = map(self._redis.register_script, (PUBLISH, REMOVE))
         self._service_id = service_id
         self._keys = [key(service_id, record.worker_id) for key in (registry.worker_key, registry.holder_key)]
-        self._record = record
+        self.record = record
         self._lease_s = lease_s
         self._refresh = refresh
         self._clock = clock or ClusterClock()
         self._changed = asyncio.Event()
         self._is_superseded = False
+        words = LoopWords(
+            logger,
+            away="the registry does not answer, renewing goes on: %s",
+            back="the registry answers again",
+            defect=f"the registration of {record.worker_id} could not be renewed",
+        )
+        self._loop = RedisLoop(self._renew, self._until_due, words)
 
     async def open(self) -> int:
         """Takes the next generation of the service. Raises one of REDIS_DOWN."""
         key = registry.generation_key(self._service_id)
-        generation = await self._timed(self._redis.eval(_NEXT_GENERATION, 1, key))
-        self._record.generation = generation
+        generation = await self._timed(self._redis.eval(NEXT_GENERATION, 1, key))
+        self.record.generation = generation
         return generation
 
     def changed(self) -> None:
@@ -94,35 +104,26 @@ class Registration:
         if self._is_superseded:
             return
         self._refresh()
-        self._record.clock_ahead_ms = self._clock.host_ahead_ms()
-        name, generation = self._record.worker_id, self._record.generation
+        self.record.clock_ahead_ms = self._clock.host_ahead_ms()
+        name, generation = self.record.worker_id, self.record.generation
         keys = [*self._keys, registry.workers_key(self._service_id), registry.generation_key(self._service_id)]
-        args = (name, generation, self._record.SerializeToString(), round(self._lease_s * 1000))
+        args = (name, generation, self.record.SerializeToString(), round(self._lease_s * 1000))
         if not await self._timed(self._publish(keys=keys, args=args)) and not self._is_superseded:
             logger.error("another worker has registered as %s: this one leaves the record to it", name)
             self._is_superseded = True
 
     async def keep(self) -> None:
         """Renews the record until cancelled; an outage of Redis, and whatever else fails, is logged and outlived."""
-        lost = False
-        while not_cancelled():
-            try:
-                self._changed.clear()
-                await self.publish()
-                if lost:
-                    logger.warning("the registry answers again")
-                lost = False
-            except REDIS_DOWN as error:
-                if not lost:
-                    logger.warning("the registry does not answer, renewing goes on: %s", error)
-                lost = True
-            except Exception:
-                logger.exception("the registration of %s could not be renewed", self._record.worker_id)
-            try:
-                async with asyncio.timeout(self._lease_s / RENEWALS_PER_LEASE):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        await self._loop.run()
+
+    async def _renew(self) -> None:
+        self._changed.clear()
+        await self.publish()
+
+    async def _until_due(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s / RENEWALS_PER_LEASE):
+                await self._changed.wait()
 
     async def _timed(self, script: Awaitable[Any]) -> int:
         """What the script answers beside Redis's time."""
@@ -135,7 +136,7 @@ class Registration:
         """Takes the record out, where Redis still answers."""
         try:
             if not self._is_superseded:
-                await self._remove(keys=self._keys, args=(self._record.generation,))
+                await self._remove(keys=self._keys, args=(self.record.generation,))
         except REDIS_DOWN as error:
             logger.warning("the registration could not be removed, it ends with its lease: %s", error)
         await self._redis.aclose()

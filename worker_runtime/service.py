@@ -20,7 +20,7 @@ from rachis.wire import Context
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import HotPrefix
 from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
-from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.wire_conversion import claims_to_wire, to_wire
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,18 @@ _Found = TypeVar("_Found")
 
 
 class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one engine. `registration` is the worker's own record, changed here when it drains.
+    """Serves one engine. `registration` is the worker's own record, changed here when it drains."""
 
-    claim_feed: set before it serves, where the worker tells an index what it has cached.
-    """
-
-    claim_feed: ClaimFeed | None = None
-
-    def __init__(self, engine: Engine, registration: wire.WorkerRegistration, on_state: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        registration: wire.WorkerRegistration,
+        on_state: Callable[[], None],
+        claim_feed: ClaimAudit | None = None,
+    ) -> None:
+        """claim_feed: where the worker tells an index what it has cached."""
         self._engine = engine
+        self._claim_feed = claim_feed
         self._registration = registration
         self._on_state = on_state
         self._process = psutil.Process()
@@ -131,11 +134,11 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self, request: wire.GetPrefixClaimsRequest, context: Context
     ) -> wire.GetPrefixClaimsResponse:
         async with answering(context):
-            if self.claim_feed is None:
+            if self._claim_feed is None:
                 raise NotSupportedError(f"{self._registration.worker_id} tells no index what it has cached")
             try:
                 async with asyncio.timeout(LOOK_TIMEOUT_S):
-                    sequence, claims = await self.claim_feed.audit(self._engine)
+                    sequence, claims = await self._claim_feed.audit(self._engine)
             except TimeoutError:
                 raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
             return claims_to_wire(self._registration.generation, sequence, claims)

@@ -18,6 +18,7 @@ from typing import cast
 
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import DeadlineError, RachisError, UnavailableError
 from control_plane.dispatch import journey_steps as steps
@@ -53,7 +54,7 @@ class Dispatcher:
         self._client = client
         self._placer = placer
         self._limits = limits
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases = BackgroundTasks()
         self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
 
     @property
@@ -92,10 +93,7 @@ class Dispatcher:
                 self._done(job, instruction)
 
     async def close(self) -> None:
-        if self._releases:
-            _, late = await asyncio.wait(self._releases, timeout=RELEASE_TIMEOUT_S)
-            for task in late:
-                task.cancel()
+        await self._releases.wait(RELEASE_TIMEOUT_S)
 
     def _done(self, job: Job, instruction: steps.Instruction) -> bool:
         """Carries out what takes no time; False for a call."""
@@ -108,9 +106,7 @@ class Dispatcher:
             case steps.MarkDraining(worker):
                 self._membership.drains(worker)
             case steps.Release(lease):
-                task = asyncio.create_task(self._release(lease))
-                self._releases.add(task)
-                task.add_done_callback(self._releases.discard)
+                self._releases.start(self._release(lease))
             case _:
                 return False
         return True

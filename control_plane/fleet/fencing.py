@@ -8,16 +8,15 @@ own. The next start of the worker has at least that one, and registers as ever.
 import logging
 
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect
+from rachis.redis_client import REDIS_DOWN, RedisClient
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
 # By then a host that comes back has heard that it was given up: Ray says so with its first word.
 _KEPT_S = 3600
 
 # KEYS: record, its generation. ARGV: the first generation that counts, seconds.
-_FENCE = """
+FENCE = """
 local holder = redis.call('GET', KEYS[2])
 if holder and tonumber(holder) >= tonumber(ARGV[1]) then return 0 end
 redis.call('DEL', KEYS[1])
@@ -29,15 +28,15 @@ return 1
 class Fence:
     """Of one service."""
 
-    def __init__(self, redis_url: str, service_id: str) -> None:
-        self._redis = connect(redis_url, _TIMEOUT_S)
+    def __init__(self, redis: RedisClient, service_id: str) -> None:
+        self._redis = redis
         self._service_id = service_id
 
     async def close_out(self, worker_id: str, generation: int) -> bool:
         """From now on no start of the worker up to this generation registers; False: Redis does not answer."""
         keys = [registry.worker_key(self._service_id, worker_id), registry.holder_key(self._service_id, worker_id)]
         try:
-            await self._redis.eval(_FENCE, len(keys), *keys, generation + 1, _KEPT_S)
+            await self._redis.eval(FENCE, len(keys), *keys, generation + 1, _KEPT_S)
         except REDIS_DOWN as error:
             logger.warning("%s cannot be kept out of the registry: %s", worker_id, error)
             return False

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
@@ -18,7 +19,12 @@ from control_plane.fleet.membership import Membership
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_WORDS = LoopWords(
+    logger,
+    away="the registry does not answer, the last known workers stay: %s",
+    back="the registry answers again",
+    defect="the registry cannot be read, the last known workers stay",
+)
 
 
 class RegistryFollower:
@@ -29,67 +35,65 @@ class RegistryFollower:
 
     def __init__(
         self,
-        url: str,
+        redis: RedisClient,
         service_id: str,
         membership: Membership,
         *,
         refresh_s: float,
         worker_lease_s: float,
         on_read: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        self._redis = connect(url, _TIMEOUT_S)
+        self._redis = redis
         self._service_id = service_id
         self._membership = membership
-        self._refresh_s = refresh_s
         self._worker_lease_s = worker_lease_s
         self._on_read = on_read
+        self._now_s = now_s
         self._keep_until_s = 0.0
-        self._skew_told: set[str] = set()
-        self.connected = True
+        # What was said of workers whose versions do not fit.
+        self._skew_said: set[str] = set()
+        self._loop = RedisLoop(self._refresh, lambda: asyncio.sleep(refresh_s), _WORDS)
         self.changed = asyncio.Condition()
 
+    @property
+    def connected(self) -> bool:
+        """Whether the registry answered when it was read last."""
+        return self._loop.is_well
+
     async def follow(self) -> None:
-        while not_cancelled():
-            try:
-                registrations = await self._read()
-            except REDIS_DOWN as error:
-                if self.connected:
-                    logger.warning("the registry does not answer, the last known workers stay: %s", error)
-                self.connected = False
-            except Exception:
-                logger.exception("the registry cannot be read, the last known workers stay")
-                self.connected = False
-            else:
-                now = monotonic_s()
-                if not self.connected:
-                    logger.warning("the registry answers again")
-                    self._keep_until_s = now + self._worker_lease_s
-                self.connected = True
-                if now < self._keep_until_s:
-                    registrations = self._with_known(registrations)
-                changed = self._membership.replace(registrations, now)
-                self._tell_of_skew()
-                self._on_read()
-                if changed:
-                    async with self.changed:
-                        self.changed.notify_all()
-            await asyncio.sleep(self._refresh_s)
+        await self._loop.run()
+
+    async def _refresh(self) -> None:
+        registrations = await self.read()
+        now = self._now_s()
+        if not self.connected:
+            self._keep_until_s = now + self._worker_lease_s
+        if now < self._keep_until_s:
+            registrations = self._with_known(registrations)
+        changed = self._membership.replace(registrations, now)
+        self._complain_of_skew()
+        self._on_read()
+        if changed:
+            async with self.changed:
+                self.changed.notify_all()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _tell_of_skew(self) -> None:
+    def _complain_of_skew(self) -> None:
         skewed = {f"{member.worker_id} gets no requests: {member.version_skew}" for member in self._membership.skewed()}
-        for sentence in skewed - self._skew_told:
+        for sentence in skewed - self._skew_said:
             logger.error(sentence)
-        self._skew_told = skewed
+        self._skew_said = skewed
 
     def _with_known(self, registrations: list[wire.WorkerRegistration]) -> list[wire.WorkerRegistration]:
         fresh = {record.worker_id for record in registrations}
         known = [member.registration for member in self._membership.members() if member.worker_id not in fresh]
         return registrations + known
 
-    async def _read(self) -> list[wire.WorkerRegistration]:
+    async def read(self) -> list[wire.WorkerRegistration]:
+        """What the registry says now. Raises one of REDIS_DOWN."""
         names = await self._redis.smembers(registry.workers_key(self._service_id))
         keys = [registry.worker_key(self._service_id, _bytes(name).decode()) for name in sorted(names)]
         records = await self._redis.mget(keys) if keys else []

@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ from rachis import wire as conventions
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
+from cluster_core.background import BackgroundTasks
 from cluster_core.errors import (
     DeadlineError,
     InvalidInputError,
@@ -58,10 +59,14 @@ _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
 class WorkerClient:
     """The workers' calls. One per router; `close` at its end."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(
+        self, max_message_bytes: int, channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+    ) -> None:
+        """channel: makes one, from an address and `options`."""
+        self._channel = channel
         self._options = conventions.channel_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks()
 
     async def prefill(
         self, worker: WorkerSnapshot, request: wire.PrefillRequest, timeout_s: float
@@ -128,20 +133,17 @@ class WorkerClient:
     def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to workers that are no longer registered, once the calls on them have ended."""
         for address in self._channels.keys() - addresses:
-            closing = asyncio.create_task(self._channels.pop(address).close(CLOSE_GRACE_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.start(self._channels.pop(address).close(CLOSE_GRACE_S))
 
     async def close(self) -> None:
-        for task in self._closing:
-            task.cancel()
+        await self._closing.cancel()
         for channel in self._channels.values():
             await channel.close(None)
 
     def _stub(self, address: str) -> "worker_pb2_grpc.WorkerServiceAsyncStub":
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+            channel = self._channels[address] = self._channel(address, options=self._options)
         return worker_pb2_grpc.WorkerServiceStub(channel)
 
 

@@ -4,7 +4,7 @@ The hint that goes with a refusal is the time the queue needs at the recent pace
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cluster_core.clock import monotonic_s
@@ -16,10 +16,17 @@ _PACE_WEIGHT = 0.1
 class Admission:
     """One router's slots. Fair: who waits longest is next."""
 
-    def __init__(self, max_in_flight: int, max_queued: int, queue_timeout_s: float) -> None:
+    def __init__(
+        self,
+        max_in_flight: int,
+        max_queued: int,
+        queue_timeout_s: float,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
         self._max_in_flight = max_in_flight
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
+        self._now_s = now_s
         self._slots = asyncio.Semaphore(max_in_flight)
         self._service_s = 1.0
         self.queued = 0
@@ -34,14 +41,14 @@ class Admission:
                 retry_after_ms=self.retry_after_ms(),
             )
         await self._wait()
-        started = monotonic_s()
+        started = self._now_s()
         self.in_flight += 1
         try:
             yield
         finally:
             self.in_flight -= 1
             self._slots.release()
-            self._service_s += _PACE_WEIGHT * (monotonic_s() - started - self._service_s)
+            self._service_s += _PACE_WEIGHT * (self._now_s() - started - self._service_s)
 
     def retry_after_ms(self) -> int:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight

@@ -22,8 +22,9 @@ class LoopCollector(Collector):
 
     what: str
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
         self._loop = loop
+        self._timeout_s = timeout_s
 
     @abstractmethod
     async def read(self) -> list[Metric]:
@@ -32,7 +33,7 @@ class LoopCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         asked = asyncio.run_coroutine_threadsafe(self.read(), self._loop)
         try:
-            return asked.result(SCRAPE_TIMEOUT_S)
+            return asked.result(self._timeout_s)
         except TimeoutError:
             asked.cancel()
             logger.warning("the router is busy: no metrics of %s in this scrape", self.what)

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
 
 from control_plane.metrics.families import by_worker, counter, counters, gauge, pool_label
-from control_plane.metrics.loop_collector import LoopCollector
+from control_plane.metrics.loop_collector import SCRAPE_TIMEOUT_S, LoopCollector
 from control_plane.placement.counts import PlacementCounts
 from control_plane.placement.replicator import Replicator
 
@@ -28,8 +28,9 @@ class PlacementCollector(LoopCollector):
         replicator: Replicator,
         untrue: Callable[[], Mapping[str, int] | None],
         loop: asyncio.AbstractEventLoop,
+        timeout_s: float = SCRAPE_TIMEOUT_S,
     ) -> None:
-        super().__init__(loop)
+        super().__init__(loop, timeout_s)
         self._status = status
         self._counts = counts
         self._replicator = replicator

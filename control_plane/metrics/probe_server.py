@@ -24,10 +24,12 @@ _HANGS = (HTTPStatus.SERVICE_UNAVAILABLE, f"the router has not answered for {LIV
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """not_ready: called on the loop; why no request is served, or empty."""
+    """What is asked of the router's loop."""
 
     loop: asyncio.AbstractEventLoop
+    # Called on the loop: why no request is served, or empty.
     not_ready: Callable[[], str]
+    timeout_s: float = LIVE_TIMEOUT_S
 
     def live(self) -> tuple[HTTPStatus, str]:
         """Waits a bounded time."""
@@ -44,7 +46,7 @@ class Probes:
         """None: the loop has not come to it."""
         asked = asyncio.run_coroutine_threadsafe(self._read(), self.loop)
         try:
-            return asked.result(LIVE_TIMEOUT_S)
+            return asked.result(self.timeout_s)
         except TimeoutError:
             asked.cancel()
             return None

@@ -5,7 +5,9 @@ each event happened, and tokens by what became of them. The names follow Prometh
 for counters. Each router has a registry of its own; vLLM's metrics are not in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from rachis.v1 import generation_pb2 as generation
@@ -22,116 +24,158 @@ TOKEN_BUCKETS = tuple(4.0**power for power in range(2, 10))
 _STATUSES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL")
 
 
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A counter, or with buckets a histogram."""
+
+    name: str
+    help: str
+    label: str | None = None
+    buckets: Sequence[float] = ()
+
+
+# The bounds of the TTFT objective are buckets of it, so that the share of requests that keep it is exact.
+_TTFT = _Figure(
+    "rachis_request_ttft_seconds",
+    "Time to first token of requests from their arrival, and of sessions from their finish",
+    buckets=BUCKETS_S,
+)
+_OUTCOMES = _Figure("rachis_requests_total", "Requests and sessions by how they ended", "outcome")
+_ERRORS = _Figure(
+    "rachis_request_errors_total", "Requests and sessions that ended with an error, by gRPC status", "status"
+)
+_HANDOFFS = _Figure(
+    "rachis_handoffs_total",
+    "Requests and sessions that got their answer, by what came of the hand-off of their blocks",
+    "outcome",
+)
+_SESSION_TTFT = _Figure(
+    "rachis_session_ttft_seconds",
+    "Time to first token of streaming sessions, from their opening and from their finish",
+    "since",
+    BUCKETS_S,
+)
+_SESSION_EVENTS = _Figure(
+    "rachis_session_event_seconds",
+    "When an event of a streaming session happened, since it was opened in the engine",
+    "event",
+    BUCKETS_S,
+)
+_SESSION_TOKENS = _Figure(
+    "rachis_session_tokens",
+    "Prompt tokens of streaming sessions by what became of them",
+    "outcome",
+    TOKEN_BUCKETS,
+)
+_PREEMPTIONS = _Figure(
+    "rachis_session_preemptions_total",
+    "Preemptions of streaming sessions by what happened to their blocks",
+    "strategy",
+)
+_REFUSALS = _Figure(
+    "rachis_session_refusals_total",
+    "Messages of clients that were refused while their session went on, by status",
+    "status",
+)
+# In the order in which Prometheus reads them.
+_FIGURES = (
+    _TTFT,
+    _OUTCOMES,
+    _ERRORS,
+    _HANDOFFS,
+    _SESSION_TTFT,
+    _SESSION_EVENTS,
+    _SESSION_TOKENS,
+    _PREEMPTIONS,
+    _REFUSALS,
+)
+
+
+class Endpoint(Protocol):
+    """Where metrics and probes are read."""
+
+    port: int
+
+    def close(self) -> None: ...
+
+
+MakeEndpoint = Callable[[str, int, CollectorRegistry, Probes], Endpoint]
+
+
 class RouterMetrics:
-    """Observes; `serve` makes it readable at `http://host:port/metrics`.
+    """Observes; `serve` makes it readable at `http://host:port/metrics`."""
 
-    ttft_objective_s: is a bucket's bound, so that the share of requests that keep it is exact.
-    """
-
-    def __init__(self, ttft_objective_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        ttft_objective_s: float = 5.0,
+        endpoint: MakeEndpoint = ProbeServer,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
+        """endpoint: serves at a host and a port, from its making until it is closed."""
         self.registry = CollectorRegistry()
-        self._ttft = Histogram(
-            "rachis_request_ttft_seconds",
-            "Time to first token of requests from their arrival, and of sessions from their finish",
-            buckets=sorted({*BUCKETS_S, ttft_objective_s, 2 * ttft_objective_s}),
-            registry=self.registry,
-        )
-        self._outcomes = Counter(
-            "rachis_requests_total", "Requests and sessions by how they ended", ["outcome"], registry=self.registry
-        )
-        self._errors = Counter(
-            "rachis_request_errors_total",
-            "Requests and sessions that ended with an error, by gRPC status",
-            ["status"],
-            registry=self.registry,
-        )
-        self._handoffs = Counter(
-            "rachis_handoffs_total",
-            "Requests and sessions that got their answer, by what came of the hand-off of their blocks",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self._session_ttft = Histogram(
-            "rachis_session_ttft_seconds",
-            "Time to first token of streaming sessions, from their opening and from their finish",
-            ["since"],
-            buckets=BUCKETS_S,
-            registry=self.registry,
-        )
-        self._events = Histogram(
-            "rachis_session_event_seconds",
-            "When an event of a streaming session happened, since it was opened in the engine",
-            ["event"],
-            buckets=BUCKETS_S,
-            registry=self.registry,
-        )
-        self._tokens = Histogram(
-            "rachis_session_tokens",
-            "Prompt tokens of streaming sessions by what became of them",
-            ["outcome"],
-            buckets=TOKEN_BUCKETS,
-            registry=self.registry,
-        )
-        self._preemptions = Counter(
-            "rachis_session_preemptions_total",
-            "Preemptions of streaming sessions by what happened to their blocks",
-            ["strategy"],
-            registry=self.registry,
-        )
-        self._refusals = Counter(
-            "rachis_session_refusals_total",
-            "Messages of clients that were refused while their session went on, by status",
-            ["status"],
-            registry=self.registry,
-        )
+        self._counters: dict[_Figure, Counter] = {}
+        self._histograms: dict[_Figure, Histogram] = {}
+        for figure in _FIGURES:
+            labels = [figure.label] if figure.label is not None else []
+            if not figure.buckets:
+                self._counters[figure] = Counter(figure.name, figure.help, labels, registry=self.registry)
+                continue
+            objective = (ttft_objective_s, 2 * ttft_objective_s) if figure is _TTFT else ()
+            buckets = sorted({*figure.buckets, *objective})
+            self._histograms[figure] = Histogram(
+                figure.name, figure.help, labels, buckets=buckets, registry=self.registry
+            )
         for outcome in OUTCOMES:
-            self._outcomes.labels(outcome.value)
+            self._counters[_OUTCOMES].labels(outcome.value)
         for status in _STATUSES:
-            self._errors.labels(status)
+            self._counters[_ERRORS].labels(status)
         for handoff in generation.HandoffOutcome.values()[1:]:
-            self._handoffs.labels(_handoff_label(handoff))
+            self._counters[_HANDOFFS].labels(_handoff_label(handoff))
         self.recent_ttft = RecentTtft()
-        self._server: ProbeServer | None = None
+        self._make_endpoint = endpoint
+        self._now_s = now_s
+        self._endpoint: Endpoint | None = None
+        # Empty until it is served.
         self.address = ""
 
     def first_token(self, ttft_s: float) -> None:
         """Of a request since its arrival, of a session since its finish."""
-        self._ttft.observe(ttft_s)
-        self.recent_ttft.observe(monotonic_s(), ttft_s)
+        self._histograms[_TTFT].observe(ttft_s)
+        self.recent_ttft.observe(self._now_s(), ttft_s)
 
     def completed(self, completion: generation.Completion) -> None:
         """Counts a request or session that got its whole answer."""
-        self._handoffs.labels(_handoff_label(completion.route.handoff)).inc()
+        self._counters[_HANDOFFS].labels(_handoff_label(completion.route.handoff)).inc()
 
     def session_ended(self, record: generation.SessionRecord) -> None:
         """Counts a session that got its answer."""
-        self._session_ttft.labels("open").observe(record.ttft_from_open_ms / 1000)
-        self._session_ttft.labels("finish").observe(record.ttft_from_finish_ms / 1000)
+        self._histograms[_SESSION_TTFT].labels("open").observe(record.ttft_from_open_ms / 1000)
+        self._histograms[_SESSION_TTFT].labels("finish").observe(record.ttft_from_finish_ms / 1000)
         for event in record.events:
-            self._events.labels(_event_label(event.kind)).observe(event.at_ms / 1000)
+            self._histograms[_SESSION_EVENTS].labels(_event_label(event.kind)).observe(event.at_ms / 1000)
         for outcome, tokens in _tokens_by_outcome(record.tokens).items():
-            self._tokens.labels(outcome).observe(tokens)
-        self._preemptions.labels("swap").inc(record.preemptions_swap)
-        self._preemptions.labels("recompute").inc(record.preemptions_recompute)
+            self._histograms[_SESSION_TOKENS].labels(outcome).observe(tokens)
+        self._counters[_PREEMPTIONS].labels("swap").inc(record.preemptions_swap)
+        self._counters[_PREEMPTIONS].labels("recompute").inc(record.preemptions_recompute)
 
     def request_ended(self, outcome: str) -> None:
-        self._outcomes.labels(outcome).inc()
+        self._counters[_OUTCOMES].labels(outcome).inc()
 
     def failed(self, status: str) -> None:
         """A request or session was answered with this gRPC status."""
-        self._errors.labels(status).inc()
+        self._counters[_ERRORS].labels(status).inc()
 
     def refused(self, status: str) -> None:
-        self._refusals.labels(status).inc()
+        self._counters[_REFUSALS].labels(status).inc()
 
     def serve(self, host: str, port: int, probes: Probes) -> None:
         """Listens on `host`; port 0 takes a free one. Raises OSError when it cannot."""
-        self._server = ProbeServer(host, port, self.registry, probes)
-        self.address = f"{host}:{self._server.port}"
+        self._endpoint = self._make_endpoint(host, port, self.registry, probes)
+        self.address = f"{host}:{self._endpoint.port}"
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
 
 def _event_label(kind: generation.SessionEventKind.ValueType) -> str:

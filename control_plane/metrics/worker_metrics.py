@@ -13,7 +13,7 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.metrics.decode_metrics import decode_metrics
 from control_plane.metrics.families import by_worker, gauges, pool_label
-from control_plane.metrics.loop_collector import LoopCollector
+from control_plane.metrics.loop_collector import SCRAPE_TIMEOUT_S, LoopCollector
 from control_plane.metrics.tier_metrics import tier_metrics
 from control_plane.metrics.worker_figures import Figure, metrics_of
 
@@ -54,8 +54,10 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
 class WorkerCollector(LoopCollector):
     what = "the workers"
 
-    def __init__(self, views: WorkerViews, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
+    def __init__(
+        self, views: WorkerViews, loop: asyncio.AbstractEventLoop, timeout_s: float = SCRAPE_TIMEOUT_S
+    ) -> None:
+        super().__init__(loop, timeout_s)
         self._views = views
 
     async def read(self) -> list[Metric]:

@@ -8,9 +8,12 @@ lease in Redis does it; while Redis does not answer nobody does.
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -22,14 +25,16 @@ from control_plane.placement.replication import Copy, Replication
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_S = 1.0
-_COPY_TIMEOUT_S = 30.0
-# Longer than a copy takes: it is renewed between two.
-_LEASE_MS = 40_000
-_REDIS_TIMEOUT_S = 2.0
+_WORDS = LoopWords(
+    logger,
+    away="hot prefixes are not copied while Redis does not answer: %s",
+    back="Redis answers again, hot prefixes are copied",
+    defect="hot prefixes could not be copied, it is tried again",
+    level=logging.INFO,
+)
 
 # Taken when it is free, renewed when it is ours.
-_HOLD = """
+HOLD = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -37,45 +42,62 @@ return 1
 """
 
 
+@dataclass(frozen=True, slots=True)
+class CopyTiming:
+    """How often a copy is looked for, how long one may take, and how long the lease of the router that copies holds."""
+
+    every_s: float = 1.0
+    copy_timeout_s: float = 30.0
+    # Longer than a copy takes: the lease is renewed between two.
+    lease_ms: int = 40_000
+
+
+COPY_TIMING = CopyTiming()
+
+
 class Replicator:
     """`run` until cancelled, then `close`."""
 
     def __init__(
         self,
-        redis_url: str,
+        redis: RedisClient,
         service_id: str,
         router_id: str,
         placer: Placer,
         workers: WorkerClient,
         plan: Replication,
+        *,
+        timing: CopyTiming = COPY_TIMING,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        self._redis = connect(redis_url, _REDIS_TIMEOUT_S)
+        self._redis = redis
         self._key = registry.replication_key(service_id)
         self._router_id = router_id
         self._placer = placer
         self._workers = workers
+        self._timing = timing
+        self._now_s = now_s
+        self._loop = RedisLoop(self._turn, lambda: asyncio.sleep(timing.every_s), _WORDS)
         self.plan = plan
-        # Made so far, and those that came to nothing.
+        # Copies that were made so far, and those that came to nothing.
         self.copies = 0
         self.failed = 0
 
     async def run(self) -> None:
-        while not_cancelled():
-            await asyncio.sleep(_INTERVAL_S)
-            try:
-                if await self._redis.eval(_HOLD, 1, self._key, self._router_id, _LEASE_MS):
-                    await self.step()
-            except REDIS_DOWN as error:
-                logger.info("hot prefixes are not copied while Redis does not answer: %s", error)
-            except Exception:
-                logger.exception("hot prefixes could not be copied, it is tried again")
+        # What is copied first can wait as well as what comes next.
+        await asyncio.sleep(self._timing.every_s)
+        await self._loop.run()
+
+    async def _turn(self) -> None:
+        if await self._redis.eval(HOLD, 1, self._key, self._router_id, self._timing.lease_ms):
+            await self.step()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def step(self) -> Copy | None:
         """Makes the copy that is needed most, if one is."""
-        copy = self.plan.next_copy(self._placer.demands(), self._placer.prefill_queues(), monotonic_s())
+        copy = self.plan.next_copy(self._placer.demands(), self._placer.prefill_queues(), self._now_s())
         if copy is None:
             return None
         placement = self._placer.copy_placement(copy)
@@ -91,14 +113,14 @@ class Replicator:
         )
         flight = self._placer.begin(placement)
         try:
-            await self._workers.prefill(placement.worker, request, _COPY_TIMEOUT_S)
+            await self._workers.prefill(placement.worker, request, self._timing.copy_timeout_s)
         except RachisError as error:
             self.failed += 1
-            self.plan.failed(copy, monotonic_s())
+            self.plan.failed(copy, self._now_s())
             logger.info("a hot prefix was not copied to %s: %s", copy.worker_id, error)
             return None
         finally:
             flight.end()
-        self.plan.made(copy, monotonic_s())
+        self.plan.made(copy, self._now_s())
         self.copies += 1
         return copy

@@ -18,17 +18,19 @@ from control_plane.pools.roster import PoolWorker
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.2
 _STATUS_TIMEOUT_S = 2.0
 
 
 class Draining:
     """membership, client: the router's own."""
 
-    def __init__(self, limits: LimitsSection, membership: Membership, client: WorkerClient) -> None:
+    def __init__(
+        self, limits: LimitsSection, membership: Membership, client: WorkerClient, look_every_s: float
+    ) -> None:
         self._limits = limits
         self._membership = membership
         self._client = client
+        self._look_every_s = look_every_s
 
     async def until_idle(self, worker: PoolWorker) -> None:
         """Until it is idle, gone, or out of time. One that does not answer is asked again: it may only be busy."""
@@ -50,7 +52,7 @@ class Draining:
             if not held:
                 return
             worker.is_at(admin.POOL_PHASE_DRAINING, held)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
         logger.error("%s leaves after %g s: %s", worker.worker_id, self._limits.drain_timeout_s, worker.detail)
 
     async def _tell_to_drain(self, address: str) -> None:

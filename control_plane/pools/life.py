@@ -11,14 +11,15 @@ A worker that has not become idle in `limits.drain_timeout_s` leaves all the sam
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from rachis.redis_client import not_cancelled
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
 from control_plane.fleet.fencing import Fence
@@ -28,15 +29,10 @@ from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.draining import Draining
 from control_plane.pools.roster import POOL_NAMES, PoolWorker, Roster
+from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.2
-_ASK_RAY_EVERY_S = 2.0
-# What Ray said longer ago than this is not believed any more.
-_RAYS_WORD_S = 10.0
-# How long a node may take to have room for the worker that stands in for the only one of its pool.
-_STAND_IN_ROOM_S = 10.0
 
 _READY = admin.POOL_PHASE_READY
 
@@ -68,13 +64,20 @@ class Pools:
     """
 
     def __init__(
-        self, config: RachisConfig, actors: Actors, membership: Membership, client: WorkerClient, fence: Fence
+        self,
+        config: RachisConfig,
+        actors: Actors,
+        membership: Membership,
+        client: WorkerClient,
+        fence: Fence,
+        timing: PoolTiming = POOL_TIMING,
     ) -> None:
         self._limits = config.limits
         self._actors = actors
         self._membership = membership
-        self._draining = Draining(config.limits, membership, client)
+        self._draining = Draining(config.limits, membership, client, timing.look_every_s)
         self._fence = fence
+        self._timing = timing
         sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
         self._sizes = {pool: section.workers for pool, section in sections.items()}
         self._autoscale = {pool: each.autoscale for pool, each in sections.items() if each.autoscale.enabled}
@@ -83,10 +86,10 @@ class Pools:
             {pool: settings.min_workers for pool, settings in self._autoscale.items()},
         )
         self._is_started = False
-        # Rolling restarts that somebody follows.
-        self._rounds = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._watching: list[asyncio.Task[None]] = []
+        self._followed_restarts = 0
+        # Of single workers, and what watches all of them.
+        self._changes = BackgroundTasks(lambda error: logger.error("%s", error))
+        self._watching = BackgroundTasks()
         # The start of each worker, until it is over.
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._without_node: Mapping[str, str] = {}
@@ -97,7 +100,8 @@ class Pools:
 
     async def start(self, on_phase: Callable[[str, str], None]) -> None:
         """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
-        self._watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen_to_ray())]
+        self._watching.start(self._watch())
+        self._watching.start(self._listen_to_ray())
         starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
         until_s = monotonic_s() + self._limits.start_timeout_s
         while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
@@ -110,15 +114,13 @@ class Pools:
                 break
             if not starts and monotonic_s() > until_s:
                 raise StartError(f"workers were ready and are lost before the others came: {self._roster.missing()}")
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._timing.look_every_s)
         self._is_started = True
 
     async def stop(self) -> None:
         """All workers, without draining: the router has seen to that."""
-        tasks = [*self._watching, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._watching.cancel()
+        await self._changes.cancel()
         stops = (self._actors.stop(worker.worker_id) for worker in self._roster.workers())
         for outcome in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(outcome, Exception):
@@ -134,7 +136,7 @@ class Pools:
         self._check_sizes(sizes)
         self._check_quiet()
         workers, work = self._resized(sizes)
-        async for event in _followed(workers, work):
+        async for event in self._followed(workers, work):
             yield event
 
     def resize(self, pool: Pool, size: int) -> None:
@@ -152,7 +154,7 @@ class Pools:
                 "add one first (`rachis scale decode=2`), or say --force",
                 field="worker_id",
             )
-        async for event in _followed([worker], [self._leaves(worker)]):
+        async for event in self._followed([worker], [self._leaves(worker)]):
             yield event
 
     async def restart(self, worker_ids: Sequence[str]) -> AsyncGenerator[admin.PoolEvent, None]:
@@ -164,21 +166,26 @@ class Pools:
         self._check_quiet()
         having = [worker for worker in self._roster.workers() if worker.phase != admin.POOL_PHASE_PENDING]
         workers = [self._named(name) for name in worker_ids] or having
-        self._rounds += 1
+        self._followed_restarts += 1
         try:
             for index, worker in enumerate(workers):
                 if worker.leaves or self._roster.get(worker.worker_id) is not worker:
                     continue
                 worker.restarts = True
-                work = [self._in_background(self._start_again(worker))]
-                async for event in _followed([worker], work, done=index, of=len(workers)):
+                work = [self._changes.start(self._start_again(worker))]
+                async for event in self._followed([worker], work, done=index, of=len(workers)):
                     yield event
         finally:
-            self._rounds -= 1
+            self._followed_restarts -= 1
+
+    @property
+    def followed_restarts(self) -> int:
+        """Rolling restarts that somebody follows."""
+        return self._followed_restarts
 
     def restarting(self) -> bool:
         """Workers are being restarted one by one: pools keep their sizes meanwhile."""
-        return self._rounds > 0 or any(worker.restarts for worker in self._roster.workers())
+        return self._followed_restarts > 0 or any(worker.restarts for worker in self._roster.workers())
 
     def _check_started(self) -> None:
         if not self._is_started:
@@ -237,12 +244,12 @@ class Pools:
         return [*added, *surplus], [*map(self._comes, added), *map(self._leaves, surplus)]
 
     def _comes(self, worker: PoolWorker) -> "asyncio.Task[None]":
-        coming = self._coming[worker.worker_id] = self._in_background(self._bring_up(worker))
+        coming = self._coming[worker.worker_id] = self._changes.start(self._bring_up(worker))
         return coming
 
     def _leaves(self, worker: PoolWorker) -> "asyncio.Task[None]":
         worker.leaves = True
-        return self._in_background(self._take_down(worker))
+        return self._changes.start(self._take_down(worker))
 
     async def _bring_up(self, worker: PoolWorker) -> None:
         """Returns once it is ready, or is to end. Raises StartError; Ray goes on trying then."""
@@ -251,7 +258,7 @@ class Pools:
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
                 while worker.phase != _READY and not (worker.leaves or worker.is_down):
-                    await asyncio.wait({failing}, timeout=_LOOK_EVERY_S)
+                    await asyncio.wait({failing}, timeout=self._timing.look_every_s)
                     if failing.done() and not (worker.leaves or worker.is_down):
                         worker.trouble = failing.result()
                         raise StartError(worker.trouble)
@@ -304,12 +311,12 @@ class Pools:
         stand_in = self._roster.add(worker.pool)
         stand_in.stands_in = True
         coming = self._comes(stand_in)
-        room_until_s = monotonic_s() + _STAND_IN_ROOM_S
+        room_until_s = monotonic_s() + self._timing.stand_in_room_s
         while not coming.done():
             worker.is_at(worker.phase, f"waits for {stand_in.worker_id}, which stands in for it")
             if stand_in.phase == admin.POOL_PHASE_PENDING and monotonic_s() > room_until_s:
                 break
-            await asyncio.wait({coming}, timeout=_LOOK_EVERY_S)
+            await asyncio.wait({coming}, timeout=self._timing.look_every_s)
         if coming.done() and coming.exception() is None:
             return stand_in
         why = str(coming.exception()) if coming.done() else stand_in.detail
@@ -326,10 +333,10 @@ class Pools:
                 await self._look()
             except Exception:
                 logger.exception("the pools could not be looked at")
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._timing.look_every_s)
 
     async def _look(self) -> None:
-        fresh = monotonic_s() - self._rays_word_s < _RAYS_WORD_S
+        fresh = monotonic_s() - self._rays_word_s < self._timing.believe_ray_s
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
         for worker in self._roster.workers():
@@ -350,38 +357,26 @@ class Pools:
                 self._rays_word_s = asked_s
             except Exception:
                 logger.exception("Ray does not say which workers have a process")
-            await asyncio.sleep(_ASK_RAY_EVERY_S)
+            await asyncio.sleep(self._timing.ask_ray_every_s)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s", task.exception())
-
-
-async def _followed(
-    workers: Sequence[PoolWorker], work: Iterable["asyncio.Task[None]"], *, done: int = 0, of: int = 0
-) -> AsyncGenerator[admin.PoolEvent, None]:
-    """What changes in the workers while the work is done on them, and at its end. Raises what the work raised."""
-    under_way, ended = set(work), done
-    of = of or len(workers)
-    told: dict[str, admin.PoolWorker] = {}
-    while True:
-        finished = {task for task in under_way if task.done()}
-        ended += len(finished)
-        under_way -= finished
-        for worker in workers:
-            now = worker.to_wire()
-            if told.get(worker.worker_id) != now or (finished and not under_way):
-                told[worker.worker_id] = now
-                yield admin.PoolEvent(worker=now, done=ended, of=of)
-        for task in finished:
-            task.result()
-        if not under_way:
-            return
-        await asyncio.wait(under_way, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+    async def _followed(
+        self, workers: Sequence[PoolWorker], work: Iterable["asyncio.Task[None]"], *, done: int = 0, of: int = 0
+    ) -> AsyncGenerator[admin.PoolEvent, None]:
+        """What changes in the workers while the work is done on them, and at its end. Raises what the work raised."""
+        under_way, ended = set(work), done
+        of = of or len(workers)
+        told: dict[str, admin.PoolWorker] = {}
+        while True:
+            finished = {task for task in under_way if task.done()}
+            ended += len(finished)
+            under_way -= finished
+            for worker in workers:
+                now = worker.to_wire()
+                if told.get(worker.worker_id) != now or (finished and not under_way):
+                    told[worker.worker_id] = now
+                    yield admin.PoolEvent(worker=now, done=ended, of=of)
+            for task in finished:
+                task.result()
+            if not under_way:
+                return
+            await asyncio.wait(under_way, timeout=self._timing.look_every_s, return_when=asyncio.FIRST_COMPLETED)

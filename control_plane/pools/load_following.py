@@ -19,10 +19,10 @@ from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.autoscaling import Autoscaler, PoolSample
 from control_plane.pools.life import Pools
 from control_plane.pools.roster import POOL_NAMES
+from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 1.0
 _COMING = (admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING)
 # A pool is used as much as it was on average over about so many samples.
 _USAGE_SAMPLES = 10
@@ -32,7 +32,14 @@ class PoolFollowing:
     """Of one service, beside its pools. queued: requests in the router's queue."""
 
     def __init__(
-        self, config: RachisConfig, pools: Pools, membership: Membership, ttft: RecentTtft, queued: Callable[[], int]
+        self,
+        config: RachisConfig,
+        pools: Pools,
+        membership: Membership,
+        ttft: RecentTtft,
+        queued: Callable[[], int],
+        timing: PoolTiming = POOL_TIMING,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
         self._autoscalers = {
@@ -44,14 +51,16 @@ class PoolFollowing:
         self._membership = membership
         self._ttft = ttft
         self._queued = queued
+        self._every_s = timing.sample_every_s
+        self._now_s = now_s
         self._usage: dict[Pool, float] = dict.fromkeys(self._autoscalers, 1.0)
 
     async def run(self) -> None:
         """Until cancelled; returns at once where no pool follows its load."""
         while self._autoscalers:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(self._every_s)
             try:
-                self._follow_all(monotonic_s())
+                self._follow_all(self._now_s())
             except Exception:
                 logger.exception("pools could not follow their load")
 

@@ -16,15 +16,18 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_configs.schema import IndexSection
+from cluster_core.clock import ClusterClock
 from control_plane.prefix_index.hotness_snapshot import (
     BEGINNING,
     NAME_BYTES,
@@ -38,11 +41,18 @@ from control_plane.prefix_index.hotness_snapshot import (
     summed_up,
 )
 from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.loop_slices import LoopSlices
 from kv_transfer.claims.prefix_chunks import Keys
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_WORDS = LoopWords(
+    logger,
+    away="Redis does not answer, requests are counted by this router alone: %s",
+    back="Redis answers again, requests are counted by all routers",
+    defect="accesses cannot be followed",
+)
+
 # Keys of requests that wait to be written; what comes on top is not counted.
 MOST_BUFFERED_KEYS = 1 << 18
 _KEYS_AN_ENTRY = 1 << 13
@@ -51,17 +61,10 @@ _ROUNDS_A_POLL = 64
 _MOST_ENTRIES = 1 << 14
 _MOST_UNCONFIRMED = 1024
 _KEYS_A_SLICE = 1024
-_SLICE_S = 0.001
-# A snapshot is due after so many keys, and not sooner than this after the last one.
-SNAPSHOT_AFTER_KEYS = 1 << 16
-_SNAPSHOT_EVERY_S = 30.0
-_MOST_SNAPSHOT_KEYS = 1 << 16
 _MOST_SUMMED_KEYS = 1 << 20
-# Entries stay so long after a snapshot has taken them in; who was away for longer begins with the snapshot.
-KEEP_S = 60.0
 
 # Writes the snapshot unless somebody else has written one meanwhile, and drops the entries that nobody will ask for.
-_WRITE_SNAPSHOT = f"""
+WRITE_SNAPSHOT = f"""
 if redis.call('GETRANGE', KEYS[2], 0, {NAME_BYTES - 1}) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3])
@@ -69,28 +72,45 @@ return 1
 """
 
 
-class AccessLog:
-    """`follow` until cancelled, then `close`; `record` each request that is placed.
+@dataclass(frozen=True, slots=True)
+class SnapshotTiming:
+    """When the hotness of a family is summed up, and how much of it."""
 
-    router_id: another one with each start. dropped: requests that were not counted because too many waited.
-    """
+    # A snapshot is due after so many keys, and not sooner than this after the last one.
+    after_keys: int = 1 << 16
+    every_s: float = 30.0
+    # The hottest of them stay.
+    most_keys: int = 1 << 16
+    # Entries stay so long after a snapshot has taken them in; a router that was away for longer begins with the
+    # snapshot.
+    keep_s: float = 60.0
+
+
+SNAPSHOTS = SnapshotTiming()
+
+
+class AccessLog:
+    """`follow` until cancelled, then `close`; `record` each request that is placed."""
 
     def __init__(
         self,
-        url: str,
+        redis: RedisClient,
         service_id: str,
         index: PrefixIndex,
+        settings: IndexSection,
         *,
         router_id: str,
-        refresh_s: float,
-        half_life_s: float,
+        snapshots: SnapshotTiming = SNAPSHOTS,
+        clock: ClusterClock | None = None,
     ) -> None:
-        self._redis = connect(url, _TIMEOUT_S)
+        """router_id: another one with each start. clock: learns Redis's time with each entry that is written."""
+        self._redis = redis
         self._service_id = service_id
         self._index = index
+        self._settings = settings
         self._router_id = router_id
-        self._refresh_s = refresh_s
-        self._half_life_s = half_life_s
+        self._snapshots = snapshots
+        self._clock = clock or ClusterClock()
         self._buffer: list[Keys] = []
         self._buffered_keys = 0
         self._read_until = [BEGINNING] * registry.FAMILIES
@@ -99,9 +119,15 @@ class AccessLog:
         self._number = 0
         # Entries of ours that were counted here because Redis did not confirm them.
         self._unconfirmed: OrderedDict[int, None] = OrderedDict()
-        self._clock = ClusterClock()
-        self._paused_s = 0.0
-        self.connected = True
+        self._slices = LoopSlices()
+        self._loop = RedisLoop(
+            self.poll,
+            lambda: asyncio.sleep(settings.refresh_s),
+            _WORDS,
+            on_outage=self._count_what_waits,
+            on_defect=self._count_what_waits,
+        )
+        # Requests that were not counted because too many waited, and what could not be read.
         self.dropped = 0
         self.damaged = 0
 
@@ -119,37 +145,26 @@ class AccessLog:
         """The time on Redis's clock, as far as known, in seconds since 1970: what the index's hotness is asked with."""
         return self._clock.unix_s()
 
+    @property
+    def connected(self) -> bool:
+        return self._loop.connected
+
     async def follow(self) -> None:
-        while not_cancelled():
-            try:
-                await self.poll()
-            except REDIS_DOWN as error:
-                if self.connected:
-                    logger.warning("Redis does not answer, requests are counted by this router alone: %s", error)
-                self.connected = False
-                await self._count_alone(self._taken())
-            except Exception:
-                logger.exception("accesses cannot be followed")
-                await self._count_alone(self._taken())
-            else:
-                if not self.connected:
-                    logger.warning("Redis answers again, requests are counted by all routers")
-                self.connected = True
-            await asyncio.sleep(self._refresh_s)
+        await self._loop.run()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def poll(self) -> None:
         """Reads what all routers have written and writes what was recorded. Raises one of REDIS_DOWN."""
-        if self._read_at_s is None or monotonic_s() - self._read_at_s > KEEP_S / 2:
+        if self._read_at_s is None or self._clock.now_s() - self._read_at_s > self._snapshots.keep_s / 2:
             await self._restore()
         await self._read()
-        self._read_at_s = monotonic_s()
+        self._read_at_s = self._clock.now_s()
         await self._write()
         for family in range(registry.FAMILIES):
-            if self._keys_since_snapshot[family] > SNAPSHOT_AFTER_KEYS:
-                await self._sum_up(family)
+            if self._keys_since_snapshot[family] > self._snapshots.after_keys:
+                await self.sum_up(family)
 
     async def _restore(self) -> None:
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -164,7 +179,7 @@ class AccessLog:
             for start in range(0, len(snapshot.keys), _KEYS_A_SLICE):
                 part = slice(start, start + _KEYS_A_SLICE)
                 self._index.restore_hotness(snapshot.keys[part], snapshot.counts[part], at_s)
-                await self._pause()
+                await self._slices.rest()
             self._read_until[family] = max(self._read_until[family], snapshot.until)
 
     async def _read(self) -> None:
@@ -196,14 +211,14 @@ class AccessLog:
         for keys in requests:
             self._keys_since_snapshot[family] += len(keys)
             self._index.accessed(keys, name.at_s)
-            await self._pause()
+            await self._slices.rest()
 
     async def _write(self) -> None:
         """What Redis does not confirm is counted here; nothing is written twice."""
         entries = [(self._next_number(), family, part) for family, part in _entries(self._taken())]
         if not entries:
             return
-        asked_s = monotonic_s()
+        asked_s = self._clock.now_s()
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for number, family, requests in entries:
@@ -214,7 +229,7 @@ class AccessLog:
         except REDIS_DOWN:
             await self._not_confirmed(entries)
             raise
-        answered_s = monotonic_s()
+        answered_s = self._clock.now_s()
         await self._not_confirmed(
             entry for entry, answer in zip(entries, answers, strict=True) if isinstance(answer, Exception)
         )
@@ -237,11 +252,14 @@ class AccessLog:
         while len(self._unconfirmed) > _MOST_UNCONFIRMED:
             self._unconfirmed.popitem(last=False)
 
+    async def _count_what_waits(self) -> None:
+        await self._count_alone(self._taken())
+
     async def _count_alone(self, requests: Iterable[Keys]) -> None:
         now = self.now_s()
         for keys in requests:
             self._index.accessed(keys, now)
-            await self._pause()
+            await self._slices.rest()
 
     def _taken(self) -> list[Keys]:
         taken, self._buffer, self._buffered_keys = self._buffer, [], 0
@@ -255,21 +273,23 @@ class AccessLog:
         keys = np.concatenate(requests).astype("<u8", copy=False).tobytes()
         return wire.AccessBatch(router_id=self._router_id, keys=keys, lengths=map(len, requests)).SerializeToString()
 
-    async def _sum_up(self, family: int) -> None:
+    async def sum_up(self, family: int) -> None:
         """Writes a snapshot of what this router has read of the family, unless there is a late one."""
         self._keys_since_snapshot[family] = 0
         stream, key = registry.accesses_key(self._service_id, family), registry.hotness_key(self._service_id, family)
         value: Any = await self._redis.get(key)
         base = await self._decoded(value)
         until = self._read_until[family]
-        if base is not None and until.at_s - base.until.at_s < _SNAPSHOT_EVERY_S:
+        if base is not None and until.at_s - base.until.at_s < self._snapshots.every_s:
             return
         accesses, until = await self._accesses(stream, base.until if base is not None else BEGINNING, until)
         snapshot = await asyncio.to_thread(
-            lambda: encode_snapshot(summed_up(base, accesses, until, self._half_life_s, _MOST_SNAPSHOT_KEYS))
+            lambda: encode_snapshot(
+                summed_up(base, accesses, until, self._settings.half_life_s, self._snapshots.most_keys)
+            )
         )
-        oldest = max(0, until.ms - round(KEEP_S * 1000))
-        await self._redis.eval(_WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], snapshot, oldest)
+        oldest = max(0, until.ms - round(self._snapshots.keep_s * 1000))
+        await self._redis.eval(WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], snapshot, oldest)
 
     async def _accesses(self, stream: str, after: EntryName, until: EntryName) -> tuple[list[Access], EntryName]:
         """The entries of a stream between these two, and the last one that was taken."""
@@ -299,11 +319,6 @@ class AccessLog:
             logger.error("a snapshot of hotness is damaged and left out: %s", error)
             self.damaged += 1
             return None
-
-    async def _pause(self) -> None:
-        if monotonic_s() - self._paused_s >= _SLICE_S:
-            await asyncio.sleep(0)
-            self._paused_s = monotonic_s()
 
 
 def _entries(requests: Iterable[Keys]) -> list[tuple[int, list[Keys]]]:

@@ -1,10 +1,12 @@
 """A router's prefix index, with what keeps it in step with the cluster: claims of workers, accesses of all routers."""
 
-import asyncio
 import secrets
+from collections.abc import Callable
+
+from rachis.redis_client import RedisClient
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.clock import unix_ms
+from cluster_core.clock import ClusterClock, monotonic_s
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.access_log import AccessLog
 from control_plane.prefix_index.index import PrefixIndex
@@ -17,35 +19,33 @@ def whole_blocks(tokens: int, block_tokens: int) -> int:
 
 
 class FollowedIndex:
-    """`start` once, `close` once. router_id: another one with each start."""
+    """`claims` and `accesses` are to be followed; `close` once."""
 
-    def __init__(self, config: RachisConfig, redis_url: str, service_id: str, membership: Membership) -> None:
+    def __init__(
+        self,
+        config: RachisConfig,
+        redis: Callable[[], RedisClient],
+        service_id: str,
+        membership: Membership,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
+        """redis: makes a client; claims and accesses have one each."""
         section = config.index
         chunk_tokens = whole_blocks(section.chunk_tokens, config.engine.block_size_tokens)
+        # Another one with each start.
         self.router_id = secrets.token_hex(8)
-        self.index = PrefixIndex(section.max_entries, section.half_life_s, unix_ms() / 1000)
+        clock = ClusterClock(now_s=now_s)
+        self.index = PrefixIndex(section.max_entries, section.half_life_s, clock.unix_s())
         self.claims = IndexFollower(
-            redis_url,
+            redis(),
             service_id,
             membership,
             self.index,
-            refresh_s=section.refresh_s,
-            max_staleness_s=section.max_staleness_s,
-            silent_after_s=section.silent_after_s,
+            section,
             is_fit=lambda block_tokens: whole_blocks(section.chunk_tokens, block_tokens) == chunk_tokens,
+            now_s=now_s,
         )
-        self.accesses = AccessLog(
-            redis_url,
-            service_id,
-            self.index,
-            router_id=self.router_id,
-            refresh_s=section.refresh_s,
-            half_life_s=section.half_life_s,
-        )
-
-    def start(self) -> list[asyncio.Task[None]]:
-        """Tasks that run until they are cancelled."""
-        return [asyncio.create_task(self.claims.follow()), asyncio.create_task(self.accesses.follow())]
+        self.accesses = AccessLog(redis(), service_id, self.index, section, router_id=self.router_id, clock=clock)
 
     async def close(self) -> None:
         await self.claims.close()

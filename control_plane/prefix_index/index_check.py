@@ -21,8 +21,8 @@ from kv_transfer.claims.prefix_chunks import Keys, short_name
 # (address, seconds) -> what the worker's engine holds. Raises RachisError.
 ReadClaims = Callable[[str, float], Awaitable[wire.GetPrefixClaimsResponse]]
 
-_SETTLE_S = 2.0
-_BETWEEN_LOOKS_S = 0.25
+SETTLE_S = 2.0
+BETWEEN_LOOKS_S = 0.25
 _WORKER_TIMEOUT_S = 2.0
 _MOST_NAMES = 5
 
@@ -77,8 +77,8 @@ class IndexCheck:
         index: PrefixIndex,
         read_claims: ReadClaims,
         *,
-        settle_s: float = _SETTLE_S,
-        between_s: float = _BETWEEN_LOOKS_S,
+        settle_s: float = SETTLE_S,
+        between_s: float = BETWEEN_LOOKS_S,
     ) -> None:
         self._membership = membership
         self._index = index

@@ -17,9 +17,11 @@ from typing import Any
 
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect, not_cancelled
+from rachis.redis_client import RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
 from redis.exceptions import ClusterDownError, ReadOnlyError, RedisClusterException, TryAgainError
 
+from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import (
@@ -34,6 +36,7 @@ from control_plane.prefix_index.claim_following import (
     slices,
 )
 from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.loop_slices import LoopSlices
 from kv_transfer.claims.claims import (
     ClaimChange,
     DamagedClaimsError,
@@ -44,16 +47,22 @@ from kv_transfer.claims.claims import (
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_WORDS = LoopWords(
+    logger,
+    away="Redis does not answer, the prefix index stays as it is: %s",
+    back="Redis answers again, the prefix index is followed",
+    defect="the prefix index could not be followed and is read again",
+)
+
 # A request for a snapshot is made again when nobody has taken it up for so long.
 _RESYNC_S = 5
 # Read at once: what the client parses without a pause stays below two milliseconds.
 _ENTRIES_A_READ = 8
 _WORKERS_A_READ = 16
 _ROUNDS_A_POLL = 64
+# Of one worker; what is left is for the next poll.
+MOST_ENTRIES_A_POLL = _ROUNDS_A_POLL * _ENTRIES_A_READ
 _KEYS_A_SLICE = 1024
-# The event loop is given back after so long.
-_SLICE_S = 0.001
 # Answers that are about Redis as a whole; other errors are about the one key that was asked for.
 _NO_ANSWER = (
     redis.ConnectionError,
@@ -121,57 +130,46 @@ class IndexFollower:
 
     def __init__(
         self,
-        url: str,
+        redis: RedisClient,
         service_id: str,
         membership: Membership,
         index: PrefixIndex,
+        settings: IndexSection,
         *,
-        refresh_s: float,
-        max_staleness_s: float,
-        silent_after_s: float,
         is_fit: Callable[[int], bool] = lambda block_tokens: True,
+        now_s: Callable[[], float] = monotonic_s,
+        make_feed: Callable[[FeedCounts], WorkerFeed] = WorkerFeed,
     ) -> None:
-        self._redis = connect(url, _TIMEOUT_S)
+        self._redis = redis
         self._service_id = service_id
         self._membership = membership
         self._index = index
-        self._refresh_s = refresh_s
-        self._max_staleness_s = max_staleness_s
-        self._silent_after_s = silent_after_s
+        self._settings = settings
         self._is_fit = is_fit
+        self._now_s = now_s
+        self._make_feed = make_feed
         self._workers: dict[str, _Followed] = {}
         self._counts = FeedCounts()
-        self._complete_s = monotonic_s()
-        self._paused_s = 0.0
+        self._complete_s = now_s()
+        self._slices = LoopSlices()
         # Of the keys of single workers, in this poll.
         self._errors = 0
         self._misfits: set[tuple[str, int]] = set()
-        self.connected = True
+        self._loop = RedisLoop(self.poll, lambda: asyncio.sleep(settings.refresh_s), _WORDS, on_defect=self._forget_all)
+
+    @property
+    def connected(self) -> bool:
+        return self._loop.connected
 
     async def follow(self) -> None:
-        while not_cancelled():
-            try:
-                await self.poll()
-            except REDIS_DOWN as error:
-                if self.connected:
-                    logger.warning("Redis does not answer, the prefix index stays as it is: %s", error)
-                self.connected = False
-            except Exception:
-                # Whatever was being applied may be half in the index: all of it is taken in again.
-                logger.exception("the prefix index could not be followed and is read again")
-                self._forget_all()
-            else:
-                if not self.connected:
-                    logger.warning("Redis answers again, the prefix index is followed")
-                self.connected = True
-            await asyncio.sleep(self._refresh_s)
+        await self._loop.run()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     def membership_changed(self) -> None:
         """Takes over which workers count. No I/O; also done by each poll."""
-        now = monotonic_s()
+        now = self._now_s()
         members = {str(member.worker_id): member.registration for member in self._membership.members()}
         for gone in self._workers.keys() - members.keys():
             del self._workers[gone]
@@ -179,7 +177,7 @@ class IndexFollower:
         for worker_id, record in members.items():
             followed = self._workers.get(worker_id)
             if followed is None:
-                feed, silence = WorkerFeed(self._counts), SilenceWatch(self._silent_after_s)
+                feed, silence = self._make_feed(self._counts), SilenceWatch(self._settings.silent_after_s)
                 followed = self._workers[worker_id] = _Followed(feed, silence)
             followed.generation, followed.claims_sequence = record.generation, record.claims_sequence
             self._complain_of_misfit(worker_id, record.block_size_tokens)
@@ -201,13 +199,13 @@ class IndexFollower:
             if not wanted:
                 break
         if not wanted and not self._errors:
-            self._complete_s = monotonic_s()
+            self._complete_s = self._now_s()
 
     def is_stale(self) -> bool:
-        return self._staleness_s() > self._max_staleness_s
+        return self._staleness_s() > self._settings.max_staleness_s
 
     def health(self) -> IndexHealth:
-        now = monotonic_s()
+        now = self._now_s()
         workers = tuple(
             WorkerFeedHealth(
                 worker_id=worker_id,
@@ -219,7 +217,7 @@ class IndexFollower:
             )
             for worker_id, followed in sorted(self._workers.items())
         )
-        return IndexHealth(self.connected, self._staleness_s(), self.is_stale(), workers, replace(self._counts))
+        return IndexHealth(self._loop.connected, self._staleness_s(), self.is_stale(), workers, replace(self._counts))
 
     def check_invariants(self) -> None:
         assert set(self._index.workers) == set(self._workers), "the index holds other workers than are registered"
@@ -240,9 +238,10 @@ class IndexFollower:
         )
 
     def _staleness_s(self) -> float:
-        return monotonic_s() - self._complete_s
+        return self._now_s() - self._complete_s
 
-    def _forget_all(self) -> None:
+    async def _forget_all(self) -> None:
+        """Whatever was being applied may be half in the index: all of it is taken in again."""
         for worker_id in self._workers:
             self._index.leave(worker_id)
         self._workers.clear()
@@ -255,7 +254,7 @@ class IndexFollower:
             for worker_id, feed in asked:
                 self._request(pipeline, worker_id, feed)
             answers = await pipeline.execute(raise_on_error=False)
-        self._paused_s = monotonic_s()
+        self._slices.begin()
         self._raise_outage(answers)
         self._errors += sum(isinstance(answer, Exception) for answer in answers)
         more = []
@@ -338,9 +337,7 @@ class IndexFollower:
             if not self._is_followed(worker_id, feed, generation):
                 return
             self._index.apply(worker_id, part)
-            if monotonic_s() - self._paused_s >= _SLICE_S:
-                await asyncio.sleep(0)
-                self._paused_s = monotonic_s()
+            await self._slices.rest()
 
     def _is_followed(self, worker_id: str, feed: WorkerFeed, generation: int) -> bool:
         """Registrations may have changed while others had the event loop."""

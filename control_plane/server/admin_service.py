@@ -1,8 +1,7 @@
 """AdminService: what runs, what is in force, taking workers out of rotation, and why requests go where they go."""
 
-import importlib.metadata
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from rachis import wire as conventions
@@ -12,54 +11,39 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_configs.loading import LoadedConfig, masked
-from cluster_core.clock import cpu_s, monotonic_s
 from cluster_core.errors import NotFoundError, NotSupportedError, RachisError
-from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.membership import Membership
-from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_views import WorkerViews
-from control_plane.intake.admission import Admission
-from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.pools.life import Pools
-from control_plane.server.router_service import RouterService
+from control_plane.server.router_status import RouterStatus
 
 STATUS_TIMEOUT_S = 2.0
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """pools: set where the service's controller runs in this process, before it serves."""
-
-    pools: Pools | None = None
+    """What operators ask of one router, and of the pools where their controller runs beside it."""
 
     def __init__(
         self,
         loaded: LoadedConfig,
-        service_id: str,
         membership: Membership,
-        follower: RegistryFollower,
         client: WorkerClient,
         views: WorkerViews,
-        router: RouterService,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        metrics: RouterMetrics,
+        status: RouterStatus,
         queries: IndexQueries,
+        pools: Pools | None,
     ) -> None:
+        """pools: None where their controller runs elsewhere."""
         self._loaded = loaded
-        self._service_id = service_id
         self._membership = membership
-        self._follower = follower
         self._client = client
         self._views = views
-        self._router = router
-        self._dispatcher = dispatcher
-        self._admission = admission
-        self._metrics = metrics
+        self._status = status
         self._queries = queries
-        self._started_s = monotonic_s()
+        self._pools = pools
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
         views = await self._views.gather(
@@ -76,11 +60,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return admin.ResumeWorkerResponse(state=state)
 
     async def GetPools(self, request: admin.GetPoolsRequest, context: Context) -> admin.GetPoolsResponse:
-        return admin.GetPoolsResponse(pools=self.pool_status())
-
-    def pool_status(self) -> Sequence[admin.PoolStatus]:
-        """None where the controller runs elsewhere."""
-        return self.pools.status() if self.pools is not None else ()
+        return admin.GetPoolsResponse(pools=self._pools.status() if self._pools is not None else ())
 
     async def ScalePools(
         self, request: admin.ScalePoolsRequest, context: Context
@@ -90,7 +70,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             sizes[wire.POOL_PREFILL] = request.prefill_workers
         if request.HasField("decode_workers"):
             sizes[wire.POOL_DECODE] = request.decode_workers
-        async with _answering(context), aclosing(self._pools().scale(sizes)) as events:
+        async with _answering(context), aclosing(self._controlled_pools().scale(sizes)) as events:
             async for event in events:
                 yield admin.ScalePoolsResponse(event=event)
 
@@ -99,7 +79,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[admin.RemoveWorkerResponse]:
         async with (
             _answering(context),
-            aclosing(self._pools().remove(request.worker_id, force=request.force)) as events,
+            aclosing(self._controlled_pools().remove(request.worker_id, force=request.force)) as events,
         ):
             async for event in events:
                 yield admin.RemoveWorkerResponse(event=event)
@@ -107,14 +87,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def RestartWorkers(
         self, request: admin.RestartWorkersRequest, context: Context
     ) -> AsyncIterator[admin.RestartWorkersResponse]:
-        async with _answering(context), aclosing(self._pools().restart(list(request.worker_ids))) as events:
+        async with _answering(context), aclosing(self._controlled_pools().restart(list(request.worker_ids))) as events:
             async for event in events:
                 yield admin.RestartWorkersResponse(event=event)
 
-    def _pools(self) -> Pools:
-        if self.pools is None:
+    def _controlled_pools(self) -> Pools:
+        if self._pools is None:
             raise NotSupportedError("the controller of the pools does not run with this router")
-        return self.pools
+        return self._pools
 
     async def GetEffectiveConfig(
         self, request: admin.GetEffectiveConfigRequest, context: Context
@@ -128,20 +108,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetRouterStatus(
         self, request: admin.GetRouterStatusRequest, context: Context
     ) -> admin.GetRouterStatusResponse:
-        overhead = sorted(self._dispatcher.overhead_ms)
-        return admin.GetRouterStatusResponse(
-            version=importlib.metadata.version("rachis"),
-            service_id=self._service_id,
-            uptime_s=monotonic_s() - self._started_s,
-            in_flight_requests=self._admission.in_flight,
-            queued_requests=self._admission.queued,
-            outcomes={state.value: count for state, count in self._router.outcomes.items()},
-            registry_connected=self._follower.connected,
-            overhead_p50_ms=_quantile(overhead, 0.5),
-            overhead_p99_ms=_quantile(overhead, 0.99),
-            cpu_s=cpu_s(),
-            metrics_address=self._metrics.address,
-        )
+        return self._status.to_wire()
 
     async def GetHottestPrefixes(
         self, request: admin.GetHottestPrefixesRequest, context: Context
@@ -186,7 +153,3 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     except RachisError as error:
         await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
         raise
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -13,16 +13,15 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 from rachis.wire import Context
 
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import ClientFault, DeadlineError, OverloadedError, RachisError, WithdrawnError
 from cluster_core.ids import RequestId, new_request_id
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.membership import Membership
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
+from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
-from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
 from control_plane.sessions.serving import StreamingSessions
 
@@ -40,8 +39,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         tokenizer: Tokenizer,
         sessions: StreamingSessions,
         metrics: RouterMetrics,
-        *,
-        request_timeout_s: float,
+        arrivals: Arrivals,
     ) -> None:
         self._membership = membership
         self._dispatcher = dispatcher
@@ -49,11 +47,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._tokenizer = tokenizer
         self._sessions = sessions
         self._metrics = metrics
-        self._request_timeout_s = request_timeout_s
+        self._arrivals = arrivals
+        # How many requests and sessions have ended how.
         self.outcomes: Counter[State] = Counter()
 
     async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
-        arrived_s = monotonic_s()
+        arrived_s = self._arrivals.now_s()
         request_id = RequestId(request.request_id) or new_request_id()
         async with (
             self._counted(request_id, context) as lifecycle,
@@ -72,7 +71,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     @asynccontextmanager
     async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:
         """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
-        lifecycle = RequestLifecycle(request_id)
+        lifecycle = self._arrivals.make_lifecycle(request_id)
         try:
             yield lifecycle
         except RachisError as error:
@@ -99,8 +98,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         arrived_s: float,
     ) -> AsyncIterator[api.GenerateResponse]:
         token_ids = await self._checked_tokens(request)
-        remaining_s = context.time_remaining()
-        job = Job(
+        job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=token_ids,
             sampling=request.sampling,
@@ -108,15 +106,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             priority=request.priority,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
-            deadline_s=arrived_s + min(self._request_timeout_s, remaining_s or self._request_timeout_s),
+            deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
         )
-        job.own_s = monotonic_s() - arrived_s
+        job.own_s = self._arrivals.now_s() - arrived_s
         async with self._admission.slot():
             lifecycle.at(Event.ADMITTED)
             answering = False
             async with aclosing(self._dispatcher.run(job)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
-                    received_s = monotonic_s()
+                    received_s = self._arrivals.now_s()
                     if isinstance(piece, generation.Completion):
                         self._metrics.completed(piece)
                     elif not answering:
@@ -124,7 +122,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         self._metrics.first_token(job.first_token_s - job.arrived_s)
                     response = api.GenerateResponse(request_id=job.request_id)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
-                    job.own_s += monotonic_s() - received_s
+                    job.own_s += self._arrivals.now_s() - received_s
                     yield response
 
     async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:

@@ -12,10 +12,12 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from rachis.redis_client import connect
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -26,6 +28,7 @@ from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
 from control_plane.pools.controller import Controller
 from control_plane.pools.life import Pools
+from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
 from control_plane.service import preflight, reaper
 from control_plane.service.embedded_redis import EmbeddedRedis
@@ -36,6 +39,7 @@ from worker_runtime.node_report import NodeQuestion, NodeReport
 _LOOPBACK = "127.0.0.1"
 # A node that has just joined makes a process for the question first.
 _NODE_ANSWER_S = 60.0
+_REDIS_TIMEOUT_S = 2.0
 
 OnPhase = Callable[[str, str], None]
 
@@ -85,8 +89,10 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         await _take_lease(redis_url, service_id, stack)
         await _preflight(config, redis_url, controller, on_phase)
         on_phase("router", "starting")
-        router = RouterServer(loaded, service_id, redis_url)
-        pools = router.pools(controller)
+        ports = RouterPorts(partial(connect, redis_url), actors=controller)
+        router = build_router(loaded, service_id, ports)
+        pools = router.parts.pools
+        assert pools is not None, "the ports have actors"
         await router.start()
         stack.push_async_callback(pools.stop)
         stack.push_async_callback(router.stop)
@@ -134,7 +140,7 @@ async def _embedded_redis(
 
 async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> None:
     """One `rachis serve` for each name on a Redis."""
-    lease = ServiceLease(redis_url, service_id)
+    lease = ServiceLease(connect(redis_url, _REDIS_TIMEOUT_S), redis_url, service_id)
     stack.push_async_callback(lease.give_back)
     await lease.take()
     keeping = asyncio.create_task(lease.keep())

@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rachis import registry
-from rachis.redis_client import REDIS_DOWN, complaint, connect, not_cancelled
+from rachis.redis_client import REDIS_DOWN, RedisClient, complaint
+from rachis.redis_loop import LoopWords, RedisLoop
 
 from cluster_configs.loading import masked
 from cluster_core.clock import monotonic_s, unix_ms
@@ -26,10 +27,16 @@ from cluster_core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
+_WORDS = LoopWords(
+    logger,
+    away="the name of the service could not be renewed, it is tried again: %s",
+    back="the name of the service is renewed again",
+    defect="the name of the service could not be renewed, it is tried again",
+)
+
 LEASE_S = 12.0
 RENEWALS_PER_LEASE = 4
 _LOOK_S = 0.25
-_TIMEOUT_S = 2.0
 
 # Takes the name where it is free, renews it where it is ours: nil. Else who has it, and for how many ms.
 # KEYS: lease. ARGV: our value, its time in ms.
@@ -49,12 +56,17 @@ return redis.call('DEL', KEYS[1])
 class ServiceLease:
     """`take`, then `keep` until cancelled, then `give_back`. lease_s: another one for tests."""
 
-    def __init__(self, redis_url: str, service_id: str, *, lease_s: float = LEASE_S) -> None:
-        self._redis = connect(redis_url, _TIMEOUT_S)
-        self._place = masked(redis_url)
+    def __init__(self, redis: RedisClient, place: str, service_id: str, *, lease_s: float = LEASE_S) -> None:
+        """place: the URL of that Redis, for people."""
+        self._redis = redis
+        self._place = masked(place)
         self._service_id = service_id
         self._key = registry.lease_key(service_id)
         self._lease_s = lease_s
+        self._interval_s = lease_s / RENEWALS_PER_LEASE
+        self._loop = RedisLoop(self._renew, lambda: asyncio.sleep(self._interval_s), _WORDS)
+        # Another one that has the name.
+        self._rival: bytes | None = None
         # No two are equal, not even of one process id on two hosts of one name.
         self._value = json.dumps(
             {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": unix_ms(), "nonce": secrets.token_hex(8)}
@@ -76,21 +88,15 @@ class ServiceLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renews it; goes on while Redis is away. Another one that has taken the name meanwhile is told of, loudly."""
-        rival: bytes | None = None
-        while not_cancelled():
-            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
-            try:
-                held = await self._hold()
-            except REDIS_DOWN as error:
-                logger.warning("the name of the service could not be renewed, it is tried again: %s", error)
-                continue
-            except Exception:
-                logger.exception("the name of the service could not be renewed, it is tried again")
-                continue
-            if held is not None and held[0] != rival:
-                logger.error("%s as well: one of the two has to be stopped", _described(self._service_id, held[0]))
-            rival = held[0] if held is not None else None
+        """Renews it; goes on while Redis is away. Names another one that has taken the name meanwhile, loudly."""
+        await asyncio.sleep(self._interval_s)
+        await self._loop.run()
+
+    async def _renew(self) -> None:
+        held = await self._hold()
+        if held is not None and held[0] != self._rival:
+            logger.error("%s as well: one of the two has to be stopped", _described(self._service_id, held[0]))
+        self._rival = held[0] if held is not None else None
 
     async def give_back(self) -> None:
         """Where Redis still answers."""

@@ -11,7 +11,6 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_configs.schema import StreamingSection
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
 from control_plane.dispatch.dispatcher import Dispatcher
@@ -19,6 +18,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
+from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import Malformed
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
@@ -27,6 +27,7 @@ from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.limits import max_tokens_of
 from control_plane.sessions.backlog import Backlog
 from control_plane.sessions.events import SessionEvents
+from control_plane.sessions.intake import SessionIntake
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader, next_message
 from control_plane.sessions.run import SessionRun
@@ -45,8 +46,7 @@ class StreamingSessions:
         tokenizer: Tokenizer,
         settings: StreamingSection,
         metrics: RouterMetrics,
-        *,
-        request_timeout_s: float,
+        arrivals: Arrivals,
     ) -> None:
         self._membership = membership
         self._dispatcher = dispatcher
@@ -55,23 +55,22 @@ class StreamingSessions:
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
-        self._request_timeout_s = request_timeout_s
+        self._arrivals = arrivals
 
     async def serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
         """One session, from its first message to its completion.
 
         Raises what refuses it, WithdrawnError when its client takes it back, DeadlineError, UnavailableError.
         """
-        remaining_s = context.time_remaining()
-        timeout_s = min(self._request_timeout_s, remaining_s or self._request_timeout_s)
-        called_s = monotonic_s()
+        timeout_s = self._arrivals.timeout_s(context.time_remaining())
+        called_s = self._arrivals.now_s()
         opened = await self._open_message(context, min(timeout_s, self._settings.idle_timeout_s))
         # `open` is what arrives; a client may call long before.
-        arrived_s = monotonic_s()
+        arrived_s = self._arrivals.now_s()
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
         model = self._membership.served_model()
         session = await self._session(opened, model)
-        job = Job(
+        job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
             sampling=opened.sampling,
@@ -82,11 +81,11 @@ class StreamingSessions:
             deadline_s=called_s + timeout_s,
             prompt_changes=True,
         )
-        job.own_s = monotonic_s() - arrived_s
+        job.own_s = self._arrivals.now_s() - arrived_s
         async with self._admission.slot():
             lifecycle.at(Event.ADMITTED)
             try:
-                async with asyncio.timeout(job.remaining_s(monotonic_s())):
+                async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
                     await self._run(context, opened, model, session, job).serve(self._dispatcher)
             except TimeoutError:
                 raise DeadlineError("the session's deadline passed") from None
@@ -113,16 +112,9 @@ class StreamingSessions:
         backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens if appends_only else None)
         pieces = PromptInPieces(self._client, job, session, backlog)
         events = SessionEvents(context, job, pieces, self._metrics)
+        intake = SessionIntake(session, opened.prefix, self._tokenizer, model)
         reader = SessionReader(
-            context,
-            session,
-            opened.prefix,
-            pieces,
-            backlog,
-            self._tokenizer,
-            model,
-            events.refused,
-            idle_timeout_s=settings.idle_timeout_s,
+            context, intake, backlog, pieces.send, events.refused, idle_timeout_s=settings.idle_timeout_s
         )
         interval_s = settings.progress_interval_ms / 1000
         return SessionRun(job, session, backlog, pieces, events, reader, progress_interval_s=interval_s)

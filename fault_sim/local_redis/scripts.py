@@ -7,7 +7,7 @@ from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
 from fault_sim.local_redis.store import EntryId, Script, Store, entry_id
-from worker_runtime import claim_feed, registration
+from worker_runtime import claim_scripts, registration
 
 
 def _with_time(answer: int) -> tuple[int, int, int]:
@@ -101,12 +101,12 @@ def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
 
 
 SCRIPTS: dict[str, Script] = {
-    registration._NEXT_GENERATION: _next_generation,
-    registration._PUBLISH: _publish,
-    registration._REMOVE: _remove,
-    claim_feed._WRITE: _write,
-    claim_feed._SNAPSHOT: _snapshot,
-    claim_feed._CHECK: _check,
-    access_log._WRITE_SNAPSHOT: _write_hotness,
-    replicator._HOLD: _hold,
+    registration.NEXT_GENERATION: _next_generation,
+    registration.PUBLISH: _publish,
+    registration.REMOVE: _remove,
+    claim_scripts.WRITE: _write,
+    claim_scripts.SNAPSHOT: _snapshot,
+    claim_scripts.CHECK: _check,
+    access_log.WRITE_SNAPSHOT: _write_hotness,
+    replicator.HOLD: _hold,
 }

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
 import pytest
 import redis.asyncio as redis
@@ -35,27 +35,26 @@ SERVICE = "svc-test"
 LEASE_S = 0.2
 
 
+# Makes a client that waits so many seconds.
+Connect = Callable[[float], Any]
+
+
 @pytest.fixture(params=["local", pytest.param("Redis", marks=pytest.mark.integration)])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+async def connected(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Connect]:
     if request.param == "Redis":
-        with running_redis(tmp_path) as real:
-            yield real
+        with running_redis(tmp_path) as url:
+            yield partial(connect, url)
         return
     store, network = Store(), Network(Random(0))
-
-    def client(url: str, *, socket_timeout: float, **_: Any) -> LocalRedis:
-        return LocalRedis(store, network, "test", socket_timeout)
-
-    with mock.patch.object(redis.Redis, "from_url", client):
-        yield "redis://local"
+    yield lambda timeout_s: LocalRedis(store, network, "test", timeout_s)
 
 
 @asynccontextmanager
 async def registered(
-    url: str, name: str = "decode-0", clock: ClusterClock | None = None, **values: Any
+    connected: Connect, name: str = "decode-0", clock: ClusterClock | None = None, **values: Any
 ) -> AsyncIterator[Registration]:
     record = wire.WorkerRegistration(worker_id=name, pool=wire.POOL_DECODE, state=wire.WORKER_STATE_READY, **values)
-    registration = Registration(url, SERVICE, record, LEASE_S, clock=clock)
+    registration = Registration(connected(LEASE_S), SERVICE, record, LEASE_S, clock=clock)
     try:
         yield registration
     finally:
@@ -63,8 +62,8 @@ async def registered(
 
 
 @asynccontextmanager
-async def fed(url: str, generation: int, name: str = "decode-0") -> AsyncIterator[ClaimFeed]:
-    feed = ClaimFeed(url, SERVICE, name, generation, IndexSection(), timeout_s=2)
+async def fed(connected: Connect, generation: int, name: str = "decode-0") -> AsyncIterator[ClaimFeed]:
+    feed = ClaimFeed(connected(2), SERVICE, name, generation, IndexSection())
     try:
         yield feed
     finally:
@@ -72,72 +71,76 @@ async def fed(url: str, generation: int, name: str = "decode-0") -> AsyncIterato
 
 
 @asynccontextmanager
-async def client(url: str) -> AsyncIterator[Any]:
-    made = connect(url, 2)
+async def client(connected: Connect) -> AsyncIterator[Any]:
+    made = connected(2)
     try:
         yield made
     finally:
         await made.aclose()
 
 
-async def read(url: str) -> dict[str, int]:
+async def read(connected: Connect) -> dict[str, int]:
     """Generations by worker, as a router reads them."""
-    follower = RegistryFollower(url, SERVICE, Membership(), refresh_s=1, worker_lease_s=LEASE_S)
+    follower = RegistryFollower(connected(2), SERVICE, Membership(), refresh_s=1, worker_lease_s=LEASE_S)
     try:
-        return {record.worker_id: record.generation for record in await follower._read()}
+        return {record.worker_id: record.generation for record in await follower.read()}
     finally:
         await follower.close()
 
 
-async def test_generations_grow_and_are_never_below_the_time(url: str) -> None:
-    async with registered(url) as first, registered(url, "decode-1") as second:
+async def test_generations_grow_and_are_never_below_the_time(connected: Connect) -> None:
+    async with registered(connected) as first, registered(connected, "decode-1") as second:
         one, other = await first.open(), await second.open()
 
     assert one < other
     assert one > 1_600_000_000_000
 
 
-async def test_a_registration_is_read_until_its_lease_ends(url: str) -> None:
-    async with registered(url) as registration:
+async def test_a_registration_is_read_until_its_lease_ends(connected: Connect) -> None:
+    async with registered(connected) as registration:
         generation = await registration.open()
         await registration.publish()
-        assert await read(url) == {"decode-0": generation}
+        assert await read(connected) == {"decode-0": generation}
 
         await asyncio.sleep(2 * LEASE_S)
 
-        assert await read(url) == {}
+        assert await read(connected) == {}
 
 
-async def test_a_worker_learns_the_time_from_redis_and_tells_how_far_its_host_is_ahead(url: str) -> None:
+async def test_a_worker_learns_the_time_from_redis_and_tells_how_far_its_host_is_ahead(connected: Connect) -> None:
     clock = ClusterClock(lambda: UnixMs(unix_ms() + 600_000))
-    async with registered(url, clock=clock) as registration:
+    async with registered(connected, clock=clock) as registration:
         await registration.open()
         assert clock.unix_ms() == pytest.approx(unix_ms(), abs=500)
         await registration.publish()
 
-        assert registration._record.clock_ahead_ms == pytest.approx(600_000, abs=500)
+        assert registration.record.clock_ahead_ms == pytest.approx(600_000, abs=500)
 
 
-async def test_a_registration_that_is_closed_is_gone_at_once(url: str) -> None:
-    async with registered(url) as registration:
+async def test_a_registration_that_is_closed_is_gone_at_once(connected: Connect) -> None:
+    async with registered(connected) as registration:
         await registration.open()
         await registration.publish()
 
-    assert await read(url) == {}
+    assert await read(connected) == {}
 
 
-async def test_an_older_generation_does_not_write_over_a_newer_one(url: str) -> None:
-    async with registered(url) as old, registered(url) as new:
+async def test_an_older_generation_does_not_write_over_a_newer_one(connected: Connect) -> None:
+    async with registered(connected) as old, registered(connected) as new:
         await old.open()
         generation = await new.open()
         await new.publish()
         await old.publish()
 
-        assert await read(url) == {"decode-0": generation}
+        assert await read(connected) == {"decode-0": generation}
 
 
-async def test_a_registry_that_lost_its_data_repeats_no_generation(url: str) -> None:
-    async with registered(url) as registration, registered(url, "decode-1") as later, client(url) as raw:
+async def test_a_registry_that_lost_its_data_repeats_no_generation(connected: Connect) -> None:
+    async with (
+        registered(connected) as registration,
+        registered(connected, "decode-1") as later,
+        client(connected) as raw,
+    ):
         generation = await registration.open()
         await raw.delete(registry.generation_key(SERVICE))
         await registration.publish()
@@ -145,46 +148,46 @@ async def test_a_registry_that_lost_its_data_repeats_no_generation(url: str) -> 
         assert await later.open() > generation
 
 
-async def test_claims_come_to_the_index_and_leave_it_with_a_newer_generation(url: str) -> None:
-    async with followed(url) as (membership, index, poll):
-        async with fed(url, 5) as feed:
+async def test_claims_come_to_the_index_and_leave_it_with_a_newer_generation(connected: Connect) -> None:
+    async with followed(connected) as (membership, index, poll):
+        async with fed(connected, 5) as feed:
             await feed.open()
             feed.changed(PrefixClaimChange({11: True, 12: True}))
-            await feed._exchange()
+            await feed.exchange()
             feed.changed(PrefixClaimChange({12: False, 13: True}))
-            await feed._exchange()
+            await feed.exchange()
             member(membership, 5, feed.claims_sequence)
             await poll()
             assert device(index) == {11, 13}
 
-        async with fed(url, 6) as newer:
+        async with fed(connected, 6) as newer:
             await newer.open()
             newer.changed(PrefixClaimChange({21: True}))
-            await newer._exchange()
+            await newer.exchange()
             member(membership, 6, newer.claims_sequence)
             await poll()
             assert device(index) == {21}
-            await feed_is_superseded(url)
+            await feed_is_superseded(connected)
 
 
-async def feed_is_superseded(url: str) -> None:
-    async with fed(url, 5) as older:
+async def feed_is_superseded(connected: Connect) -> None:
+    async with fed(connected, 5) as older:
         with pytest.raises(StartError):
             await older.open()
         older.changed(PrefixClaimChange({31: True}))
-        await older._exchange()
+        await older.exchange()
         assert older.is_superseded
 
 
-async def test_claims_that_redis_lost_are_written_anew(url: str) -> None:
-    async with followed(url) as (membership, index, poll), fed(url, 5) as feed, client(url) as raw:
+async def test_claims_that_redis_lost_are_written_anew(connected: Connect) -> None:
+    async with followed(connected) as (membership, index, poll), fed(connected, 5) as feed, client(connected) as raw:
         await feed.open()
         feed.changed(PrefixClaimChange({11: True}))
-        await feed._exchange()
+        await feed.exchange()
         await raw.delete(registry.claims_key(SERVICE, "decode-0"), registry.snapshot_key(SERVICE, "decode-0"))
         feed.changed(PrefixClaimChange({12: True}))
         for _ in range(3):
-            await feed._exchange()
+            await feed.exchange()
         member(membership, 5, feed.claims_sequence)
         await poll()
 
@@ -192,31 +195,31 @@ async def test_claims_that_redis_lost_are_written_anew(url: str) -> None:
         assert device(index) == {11, 12}
 
 
-async def test_accesses_are_counted_in_order_and_their_snapshot_replaces_only_its_own_base(url: str) -> None:
-    async with client(url) as raw:
+async def test_accesses_are_counted_in_order_and_their_snapshot_replaces_only_its_own_base(connected: Connect) -> None:
+    async with client(connected) as raw:
         names = [await raw.xadd("accesses", {"b": b"x", "n": number}, maxlen=100) for number in range(3)]
         assert names == sorted(names)
         page = await raw.xrange("accesses", names[1].decode(), "+", count=1)
         assert page == [(names[1], {b"b": b"x", b"n": b"1"})]
 
-        script = access_log._WRITE_SNAPSHOT
+        script = access_log.WRITE_SNAPSHOT
         assert await raw.eval(script, 2, "accesses", "hotness", b"", b"snapshot" * 8, 0) == 1
         assert await raw.eval(script, 2, "accesses", "hotness", b"", b"another" * 8, 0) == 0
         assert await raw.get("hotness") == b"snapshot" * 8
 
 
-async def test_the_lease_of_copying_is_held_by_one(url: str) -> None:
-    async with client(url) as raw:
-        held = [await raw.eval(replicator._HOLD, 1, "replication", who, 100) for who in ("a", "b", "a")]
+async def test_the_lease_of_copying_is_held_by_one(connected: Connect) -> None:
+    async with client(connected) as raw:
+        held = [await raw.eval(replicator.HOLD, 1, "replication", who, 100) for who in ("a", "b", "a")]
         assert held == [1, 0, 1]
 
         await asyncio.sleep(0.15)
 
-        assert await raw.eval(replicator._HOLD, 1, "replication", "b", 100) == 1
+        assert await raw.eval(replicator.HOLD, 1, "replication", "b", 100) == 1
 
 
-async def test_a_stream_keeps_its_last_id_whatever_is_trimmed_or_deleted_of_it(url: str) -> None:
-    async with client(url) as raw:
+async def test_a_stream_keeps_its_last_id_whatever_is_trimmed_or_deleted_of_it(connected: Connect) -> None:
+    async with client(connected) as raw:
         for number in range(1, 5):
             await raw.xadd("claims", {"b": b"x"}, id=f"7-{number}")
         assert await raw.xdel("claims", "7-4", "7-9") == 1
@@ -234,8 +237,8 @@ async def test_a_stream_keeps_its_last_id_whatever_is_trimmed_or_deleted_of_it(u
             await raw.xinfo_stream("nothing")
 
 
-async def test_a_key_of_another_kind_answers_with_an_error_and_hides_no_other(url: str) -> None:
-    async with client(url) as raw:
+async def test_a_key_of_another_kind_answers_with_an_error_and_hides_no_other(connected: Connect) -> None:
+    async with client(connected) as raw:
         await raw.set("one", "value")
         await raw.xadd("other", {"b": b"x"}, id="1-1")
 
@@ -253,8 +256,8 @@ async def test_a_key_of_another_kind_answers_with_an_error_and_hides_no_other(ur
         assert answers == [[(b"1-1", {b"b": b"x"})], b"value", 1, 0]
 
 
-async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(url: str) -> None:
-    async with client(url) as raw:
+async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(connected: Connect) -> None:
+    async with client(connected) as raw:
         for key in ("set", "deleted", "expires"):
             await raw.set(key, "value", px=50)
         await raw.set("set", "again")
@@ -268,8 +271,8 @@ async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(url: str) -> 
         assert await raw.exists("deleted") == 1
 
 
-async def test_a_flushed_server_has_nothing(url: str) -> None:
-    async with client(url) as raw:
+async def test_a_flushed_server_has_nothing(connected: Connect) -> None:
+    async with client(connected) as raw:
         await raw.set("value", 1)
         await raw.sadd("members", "a", "b")
         assert set(await raw.smembers("members")) == {b"a", b"b"}
@@ -298,9 +301,9 @@ async def test_a_link_that_is_cut_lets_calls_run_into_their_timeout() -> None:
 
 
 @asynccontextmanager
-async def followed(url: str) -> AsyncIterator[tuple[Membership, PrefixIndex, Callable[[], Awaitable[None]]]]:
+async def followed(connected: Connect) -> AsyncIterator[tuple[Membership, PrefixIndex, Callable[[], Awaitable[None]]]]:
     membership, index = Membership(), PrefixIndex(1024, 600, 0)
-    follower = IndexFollower(url, SERVICE, membership, index, refresh_s=1, max_staleness_s=10, silent_after_s=60)
+    follower = IndexFollower(connected(2), SERVICE, membership, index, IndexSection())
     try:
         yield membership, index, follower.poll
     finally:

@@ -133,6 +133,8 @@ class Unreliable:
     def __init__(self, client: Any) -> None:
         self._client = client
         self.is_down = False
+        # Raised in place of any pipeline.
+        self.failure: Exception | None = None
         self.scramble: random.Random | None = None
         self.broken: dict[str, Exception] = {}
         self._late: dict[str, list[Any]] = {}
@@ -156,6 +158,8 @@ class Unreliable:
 
     def pipeline(self, *, transaction: bool) -> "_UnreliablePipeline":
         assert not transaction, "the keys of several workers lie on several nodes"
+        if self.failure is not None:
+            raise self.failure
         return _UnreliablePipeline(self, self._client.pipeline(transaction=transaction))
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
 """A whole cluster in one process: the real router and the real workers' services on loopback, over fake engines.
 
-Only three things are not real: the engines, the tokenizer (one token for each byte), and what the registry's reader
-reads, which is a list that tests change.
+Only three things are not real: the engines, the tokenizer (one token for each byte), and Redis, which knows what tests
+register and nothing else.
 """
 
 import asyncio
@@ -9,12 +9,13 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
+from rachis.redis_client import RedisClient
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -24,26 +25,29 @@ from rachis.wire import channel_options, next_message
 from cluster_configs.loading import load
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import SamplingSpec
-from control_plane.fleet.registry_follower import RegistryFollower
-from control_plane.intake.tokenization import Frame, document_text
+from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
-from control_plane.server import router_server as server_module
-from control_plane.server.router_server import RouterServer
+from control_plane.pools.life import Actors
+from control_plane.server.composition import ROUTER_TIMING, RouterPorts, RouterTiming, build_router
+from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.engine import FakeEngine, expected_text
+from tests.fakes.registry import RegistryRedis
+from worker_runtime.claim_feed import ClaimAudit
 
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 HELLO = tuple(b"hello")
+SERVICE = "svc-test"
 
 
-def _prefill_service(engine: Engine, record: wire.WorkerRegistration) -> PrefillService:
-    return PrefillService(engine, record, lambda: None, progress_interval_ms=0)
+def _prefill_service(engine: Engine, record: wire.WorkerRegistration, claim_feed: ClaimAudit | None) -> PrefillService:
+    return PrefillService(engine, record, lambda: None, claim_feed, progress_interval_ms=0)
 
 
-def _decode_service(engine: Engine, record: wire.WorkerRegistration) -> DecodeService:
-    return DecodeService(engine, record, lambda: None)
+def _decode_service(engine: Engine, record: wire.WorkerRegistration, claim_feed: ClaimAudit | None) -> DecodeService:
+    return DecodeService(engine, record, lambda: None, claim_feed)
 
 
 _POOLS = {PREFILL: ("prefill", _prefill_service), DECODE: ("decode", _decode_service)}
@@ -56,11 +60,8 @@ async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0)
 
 
-class BytesTokenizer:
+class BytesTokenizer(Tokenizer):
     """One token for each byte of UTF-8."""
-
-    def __init__(self, _path: str) -> None:
-        pass
 
     async def load(self) -> None:
         pass
@@ -192,11 +193,11 @@ class SessionCall:
 class Cluster:
     """Made by `running_cluster`."""
 
-    def __init__(self, router: RouterServer, registry: list[wire.WorkerRegistration]) -> None:
+    def __init__(self, router: RouterServer, registry: RegistryRedis) -> None:
         self.router = router
         self.workers: list[Worker] = []
         self.calls = 0
-        self._registry = registry
+        self.registry = registry
         self._fabric: dict[str, FakeEngine] = {}
         self._channel = grpc.aio.insecure_channel(router.address)
         self.api = router_pb2_grpc.RouterServiceStub(self._channel)
@@ -208,9 +209,21 @@ class Cluster:
 
     @property
     def outcomes(self) -> dict[State, int]:
-        return dict(self.router._router.outcomes)
+        return dict(self.parts.router.outcomes)
 
-    async def add(self, pool: wire.Pool.ValueType, name: str = "", *, number: int = 1, **engine: Any) -> Worker:
+    @property
+    def parts(self) -> RouterParts:
+        return self.router.parts
+
+    async def add(
+        self,
+        pool: wire.Pool.ValueType,
+        name: str = "",
+        *,
+        number: int = 1,
+        claim_feed: ClaimAudit | None = None,
+        **engine: Any,
+    ) -> Worker:
         """A worker joins, and the router has heard of it."""
         prefix, service = _POOLS[pool]
         name = name or f"{prefix}-{sum(worker.record.pool == pool for worker in self.workers)}"
@@ -224,7 +237,7 @@ class Cluster:
             max_running_requests=64,
         )
         server = grpc.aio.server(options=channel_options(64 << 20))
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record), server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record, claim_feed), server)
         record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         worker = Worker(record, fake, server)
@@ -234,11 +247,11 @@ class Cluster:
 
     async def register(self, record: wire.WorkerRegistration) -> None:
         """The registry now says this of the worker; records are written whole, as workers do."""
-        self._registry[:] = [known for known in self._registry if known.worker_id != record.worker_id] + [record]
+        self.registry.records[record.worker_id] = record
         await until(lambda: self._known(record.worker_id) == record.generation)
 
     async def unregister(self, worker: Worker) -> None:
-        self._registry[:] = [known for known in self._registry if known.worker_id != worker.name]
+        self.registry.records.pop(worker.name, None)
         await until(lambda: self._known(worker.name) is None)
 
     def call(
@@ -293,15 +306,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> AsyncIterator[Cluster]:
+async def running_cluster(
+    actors: Actors | None = None, timing: RouterTiming = ROUTER_TIMING, **flags: Any
+) -> AsyncIterator[Cluster]:
     """A router without workers; on the way out it must be idle, every request counted in one outcome."""
-    registry: list[wire.WorkerRegistration] = []
-
-    async def read(_follower: RegistryFollower) -> list[wire.WorkerRegistration]:
-        return [wire.WorkerRegistration.FromString(record.SerializeToString()) for record in registry]
-
-    monkeypatch.setattr(RegistryFollower, "_read", read)
-    monkeypatch.setattr(server_module, "Tokenizer", BytesTokenizer)
+    registry = RegistryRedis(SERVICE)
     settings = {
         "router.port": 0,
         "router.drain_timeout_s": 2,
@@ -312,8 +321,13 @@ async def running_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Asyn
         "streaming.progress_interval_ms": 0,
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
-    router = RouterServer(load(flags=settings), "svc-test", "redis://127.0.0.1:1")
-    router._placer._rng = FirstOfEquals()
+    ports = RouterPorts(
+        redis=lambda timeout_s: cast(RedisClient, registry),
+        actors=actors,
+        tokenizer=BytesTokenizer,
+        rng=FirstOfEquals,
+    )
+    router = build_router(load(flags=settings), SERVICE, ports, timing)
     await router.start()
     cluster = Cluster(router, registry)
     try:

@@ -2,47 +2,42 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
-import pytest
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_core.clock import unix_ms
-from cluster_core.engine_reports import PrefixClaimChange
+from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from control_plane.prefix_index.index import PrefixIndex
+from control_plane.server.composition import RouterTiming
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster
-from worker_runtime.service import WorkerServiceBase
-from worker_runtime.wire_conversion import claims_to_wire
+from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, Worker, running_cluster
+from worker_runtime.claim_feed import ClaimSource
 
 CHUNK = 32
-SERVICE = "svc-test"
 PROMPT = "a prompt of two hundred tokens, which begins like many others do. " * 3
 
 
 @asynccontextmanager
-async def indexed_cluster(monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> AsyncIterator[Cluster]:
+async def indexed_cluster(workers: int = 2) -> AsyncIterator[Cluster]:
     """So many prefill workers and a decode worker. Checks of the index wait for a twentieth of a second."""
-    monkeypatch.setattr(WorkerServiceBase, "GetPrefixClaims", _look)
-    flags = {
+    flags: dict[str, Any] = {
         "index__chunk_tokens": CHUNK,
         "placement__disaggregation": "conditional",
         "placement__local_prefill_tokens": 0,
     }
-    async with running_cluster(monkeypatch, **flags) as cluster:
-        monkeypatch.setattr(cluster.router._check, "_settle_s", 0.05)
-        monkeypatch.setattr(cluster.router._check, "_between_s", 0.001)
+    timing = RouterTiming(check_settle_s=0.05, check_between_s=0.001)
+    async with running_cluster(timing=timing, **flags) as cluster:
         for pool in (*[PREFILL] * workers, DECODE):
             await _add(cluster, pool)
         yield cluster
 
 
 def index_of(cluster: Cluster) -> PrefixIndex:
-    index: PrefixIndex = cluster.router._prefixes.index
-    return index
+    return cluster.parts.prefixes.index
 
 
 def keys_of(text: str, salt: str = "") -> Keys:
@@ -61,10 +56,17 @@ def access(cluster: Cluster, text: str, times: int = 1) -> None:
 
 
 async def _add(cluster: Cluster, pool: wire.Pool.ValueType) -> None:
-    worker = await cluster.add(pool, chunk_tokens=CHUNK, service_id=SERVICE)
+    worker = await cluster.add(pool, claim_feed=_AtOnce(), chunk_tokens=CHUNK, service_id=SERVICE)
     index = index_of(cluster)
     index.join(worker.name, worker.record.generation)
     worker.engine.follow_claims(lambda change: index.apply(worker.name, _batch(change)))
+
+
+class _AtOnce:
+    """The index has every change at once, so that what the engine has is what it has told of."""
+
+    async def audit(self, engine: ClaimSource) -> tuple[int, PrefixClaims]:
+        return 1, await engine.prefix_claims()
 
 
 def _batch(change: PrefixClaimChange) -> ClaimChange:
@@ -74,10 +76,3 @@ def _batch(change: PrefixClaimChange) -> ClaimChange:
     return ClaimChange(
         those(change.device, True), those(change.device, False), those(change.host, True), those(change.host, False)
     )
-
-
-async def _look(
-    service: WorkerServiceBase, _request: wire.GetPrefixClaimsRequest, _context: Context
-) -> wire.GetPrefixClaimsResponse:
-    claims = await service._engine.prefix_claims()
-    return claims_to_wire(service._registration.generation, 1, claims)

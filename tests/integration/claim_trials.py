@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
+from rachis.redis_client import connect
 
 from cluster_configs.schema import EngineSection, HandoffSection, IndexSection, ModelSection, TiersSection
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
@@ -167,7 +168,7 @@ async def trial_of(role: EngineRole) -> AsyncIterator[Trial]:
     with tempfile.TemporaryDirectory() as folder:
         server, engine = EmbeddedRedis(Path(folder)), VllmEngine(settings)
         await server.start()
-        feed = ClaimFeed(server.url, SERVICE, WORKER, 1000, INDEX, timeout_s=5.0)
+        feed = ClaimFeed(connect(server.url, 5.0), SERVICE, WORKER, 1000, INDEX)
         engine.follow_claims(feed.changed)
         await engine.start(lambda phase: None, lambda why: None)
         await feed.open()

@@ -8,8 +8,8 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 
 @pytest.fixture
-async def empty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    async with running_cluster(monkeypatch, handoff__deadline_s=1.0) as cluster:
+async def empty() -> AsyncIterator[Cluster]:
+    async with running_cluster(handoff__deadline_s=1.0) as cluster:
         yield cluster
 
 

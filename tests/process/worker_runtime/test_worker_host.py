@@ -120,7 +120,7 @@ def _fails_once(method: Any, failures: Iterator[Exception]) -> Any:
 
 def _is_served(writer: Any) -> bool:
     """Earlier records are written while the engine starts, and may fail by themselves."""
-    return isinstance(writer, ClaimFeed) or writer._record.state == wire.WORKER_STATE_READY
+    return isinstance(writer, ClaimFeed) or writer.record.state == wire.WORKER_STATE_READY
 
 
 async def test_the_engine_is_stopped_though_nothing_else_can_be_ended(
@@ -176,14 +176,14 @@ def _noting(close: Any, running: set[str], at_close: list[set[str]]) -> Any:
 
 
 async def test_the_registration_tells_of_blocks_that_are_in_the_stream(
-    server: str, client: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    server: str, client: Any, engine: Engine
 ) -> None:
     host = start(server)
     await ready(host)
     feed = host._feed
     assert feed is not None
     feed.stored_blocks = 7
-    feed._is_stuck = True
+    feed._has_ended = True
     host._bring_up_to_date(engine)
 
     assert host._record.stored_blocks == 7

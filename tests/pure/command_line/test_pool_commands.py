@@ -53,10 +53,8 @@ def test_options_that_contradict_each_other_are_refused(arguments: list[str], sa
     assert says in str(result.exception)
 
 
-async def test_the_commands_follow_the_pools_to_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, _):
+async def test_the_commands_follow_the_pools_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    async with pools_of() as (cluster, pools, _):
         await pools.start(quiet)
         address = cluster.router.address
         await commands.scale(address, parse_sizes(["prefill=2"]), as_json=True)
@@ -76,10 +74,8 @@ async def test_the_commands_follow_the_pools_to_the_end(
         assert capsys.readouterr().out == "prefill-1 is ready\n"
 
 
-async def test_a_node_is_drained_with_all_its_workers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with pools_of(monkeypatch, prefill=2) as (cluster, pools, actors):
+async def test_a_node_is_drained_with_all_its_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    async with pools_of(prefill=2) as (cluster, pools, actors):
         await pools.start(quiet)
         for worker in cluster.workers:
             worker.record.node = "h1" if worker.name in ("prefill-1", "decode-0") else "h2"

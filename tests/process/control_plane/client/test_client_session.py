@@ -159,10 +159,8 @@ async def test_leaving_the_answer_early_cancels_the_session(cluster: Cluster, cl
     assert cluster.outcomes == {State.CANCELLED: 1}
 
 
-async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, streaming__idle_timeout_s=0.05) as cluster:
+async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_after_it() -> None:
+    async with running_cluster(streaming__idle_timeout_s=0.05) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         async with RachisClient(cluster.router.address) as client, opened(cluster, client) as session:

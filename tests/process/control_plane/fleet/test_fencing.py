@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
@@ -25,13 +26,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def registration(url: str) -> tuple[Registration, wire.WorkerRegistration]:
     record = wire.WorkerRegistration(worker_id="prefill-0", state=wire.WORKER_STATE_READY)
-    return Registration(url, SERVICE, record, 5.0), record
+    return Registration(connect(url, 5.0), SERVICE, record, 5.0), record
 
 
 async def registered(url: str) -> list[int]:
-    follower = RegistryFollower(url, SERVICE, Membership(), refresh_s=1, worker_lease_s=1)
+    follower = RegistryFollower(connect(url, 2.0), SERVICE, Membership(), refresh_s=1, worker_lease_s=1)
     try:
-        return [record.generation for record in await follower._read()]
+        return [record.generation for record in await follower.read()]
     finally:
         await follower.close()
 
@@ -42,7 +43,7 @@ async def test_what_comes_back_is_kept_out_and_the_next_start_comes_in(url: str)
     await cut_off.publish()
     assert await registered(url) == [old.generation]
 
-    fence = Fence(url, SERVICE)
+    fence = Fence(connect(url, 2.0), SERVICE)
     assert await fence.close_out("prefill-0", old.generation)
     await cut_off.publish()
     assert await registered(url) == []
@@ -61,6 +62,6 @@ async def test_what_comes_back_is_kept_out_and_the_next_start_comes_in(url: str)
 
 
 async def test_without_redis_it_says_so_and_may_be_tried_again() -> None:
-    fence = Fence(f"redis://127.0.0.1:{hold_port('127.0.0.1')}/0", SERVICE)
+    fence = Fence(connect(f"redis://127.0.0.1:{hold_port('127.0.0.1')}/0", 2.0), SERVICE)
     assert not await fence.close_out("prefill-0", 1)
     await fence.close()

@@ -197,13 +197,13 @@ async def test_errors_are_told_apart_by_status(empty: Cluster) -> None:
     assert value(empty, "request_errors_total", status="RESOURCE_EXHAUSTED") == 0
 
 
-async def test_a_router_that_is_full_shows_its_queue_and_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_in_flight_requests=1, router__max_queued_requests=1) as cluster:
+async def test_a_router_that_is_full_shows_its_queue_and_what_it_refuses() -> None:
+    async with running_cluster(router__max_in_flight_requests=1, router__max_queued_requests=1) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await cluster.add(DECODE)
         prefiller.hold_before(0)
         taken = [cluster.call(), cluster.call()]
-        await until(lambda: cluster.router._admission.queued == 1)
+        await until(lambda: cluster.parts.admission.queued == 1)
         await failure(cluster.call())
 
         assert await read(cluster, "router_in_flight_requests") == 1

@@ -29,8 +29,8 @@ from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, 
 
 
 @pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    async with indexed_cluster(monkeypatch) as cluster:
+async def cluster() -> AsyncIterator[Cluster]:
+    async with indexed_cluster() as cluster:
         yield cluster
 
 
@@ -237,7 +237,7 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 
 def remembered(cluster: Cluster) -> dict[str, Any]:
     """All that a placement leaves behind in the router."""
-    placer, index = cluster.router._placer, index_of(cluster)
+    placer, index = cluster.parts.placer, index_of(cluster)
     ledger = placer._ledger
     return {
         **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
@@ -263,7 +263,7 @@ async def test_an_index_that_says_the_truth_passes_the_check(cluster: Cluster) -
     assert list(checks) == ["decode-0", "prefill-0", "prefill-1"]
     assert checks["decode-0"].device.agreed == len(PROMPT) // CHUNK + 1
     assert all(each.device.missing == each.device.untrue == each.host.untrue == 0 for each in checks.values())
-    assert cluster.router._check.untrue == {"decode-0": 0, "prefill-0": 0, "prefill-1": 0}
+    assert cluster.parts.check.untrue == {"decode-0": 0, "prefill-0": 0, "prefill-1": 0}
 
 
 async def test_what_the_index_claims_and_no_pool_holds_is_found_and_named(cluster: Cluster) -> None:
@@ -280,7 +280,7 @@ async def test_what_the_index_claims_and_no_pool_holds_is_found_and_named(cluste
     assert (first.device.agreed, first.device.missing, first.device.untrue) == (len(PROMPT) // CHUNK - 2, 2, 1)
     assert list(first.device.untrue_names) == [short_name(int(untrue[0]))]
     assert (second.host.untrue, second.device.untrue) == (1, 0)
-    assert cluster.router._check.untrue == {"decode-0": 0, "prefill-0": 1, "prefill-1": 1}
+    assert cluster.parts.check.untrue == {"decode-0": 0, "prefill-0": 1, "prefill-1": 1}
 
 
 async def test_a_worker_that_does_not_answer_is_told_and_the_others_are_compared(cluster: Cluster) -> None:
@@ -294,7 +294,7 @@ async def test_a_worker_that_does_not_answer_is_told_and_the_others_are_compared
     assert checks["prefill-0"].error and not checks["prefill-0"].HasField("device")
     assert checks["prefill-9"].error == "it is starting"
     assert not checks["prefill-1"].error and checks["prefill-1"].HasField("device")
-    assert set(cluster.router._check.untrue or ()) == {"prefill-1", "decode-0"}
+    assert set(cluster.parts.check.untrue or ()) == {"prefill-1", "decode-0"}
 
 
 KEYS = np.arange(1, 7, dtype=np.uint64)
@@ -400,7 +400,7 @@ async def test_the_state_of_the_index_is_told_with_each_worker_and_the_counts(
     )
     counts = FeedCounts(batches=26, keys=400, duplicates=1, held=5, gaps=2, resyncs=3, damaged=4)
     health = IndexHealth(connected=False, staleness_s=12.5, stale=True, workers=workers, counts=counts)
-    monkeypatch.setattr(cluster.router._queries, "_health", lambda: health)
+    monkeypatch.setattr(cluster.parts.queries, "_health", lambda: health)
     cache(named(cluster, "prefill-0"), PROMPT)
     await cluster.generate(PROMPT)
 

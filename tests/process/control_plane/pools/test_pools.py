@@ -17,6 +17,8 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import DeadlineError, StartError
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.life import Pools
+from control_plane.pools.timing import PoolTiming
+from control_plane.server.composition import ROUTER_TIMING, RouterTiming
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, failure, named, running_cluster, text_of, until
 
 HELLO = {"max_tokens": 8}
@@ -26,10 +28,12 @@ class FakeActors:
     """broken: workers that do not come up, and why. room: how many processes there may be.
 
     asking: cleared, a start does not get to ask for a process. twice: processes of one name that were alive together.
+    cluster: once there is one; its router is made with these actors.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    cluster: Cluster
+
+    def __init__(self) -> None:
         self.broken: dict[str, str] = {}
         self.room = 100
         self.asking = asyncio.Event()
@@ -78,21 +82,18 @@ class FakeActors:
 
 @asynccontextmanager
 async def pools_of(
-    monkeypatch: pytest.MonkeyPatch, prefill: int = 1, decode: int = 2, **flags: Any
+    prefill: int = 1, decode: int = 2, *, timing: RouterTiming = ROUTER_TIMING, **flags: Any
 ) -> AsyncIterator[tuple[Cluster, Pools, FakeActors]]:
     sizes = {"pools__prefill__workers": prefill, "pools__decode__workers": decode}
     limits = {"limits__session_grace_s": 0.01, "limits__start_timeout_s": 20.0}
-    async with running_cluster(monkeypatch, **{**limits, **sizes, **flags}) as cluster:
-        actors = FakeActors(cluster)
-        pools = cluster.router.pools(actors)
+    actors = FakeActors()
+    async with running_cluster(actors, timing, **{**limits, **sizes, **flags}) as cluster:
+        actors.cluster, pools = cluster, cluster.parts.pools
+        assert pools is not None
         try:
             yield cluster, pools, actors
         finally:
-            tasks = [*pools._watching, *pools._tasks]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await pools._fence.close()
+            await pools.stop()
 
 
 def quiet(_part: str, _phase: str) -> None:
@@ -120,8 +121,8 @@ def sizes(pools: Pools) -> list[tuple[int, int]]:
     return [(status.desired_workers, status.ready_workers) for status in pools.status()]
 
 
-async def test_a_service_is_up_once_its_workers_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_service_is_up_once_its_workers_are_ready() -> None:
+    async with pools_of() as (cluster, pools, actors):
         heard: list[tuple[str, str]] = []
         await pools.start(lambda part, phase: heard.append((part, phase)))
         assert sorted(actors.starts) == ["decode-0", "decode-1", "prefill-0"]
@@ -130,8 +131,8 @@ async def test_a_service_is_up_once_its_workers_are_ready(monkeypatch: pytest.Mo
         assert text_of(await cluster.generate())
 
 
-async def test_min_ready_workers_are_enough_and_the_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch, pools__decode__min_ready=1) as (_, pools, actors):
+async def test_min_ready_workers_are_enough_and_the_others_follow() -> None:
+    async with pools_of(pools__decode__min_ready=1) as (_, pools, actors):
         actors.room = 2
         await pools.start(quiet)
         assert sizes(pools) == [(1, 1), (2, 1)]
@@ -141,23 +142,19 @@ async def test_min_ready_workers_are_enough_and_the_others_follow(monkeypatch: p
         await until(lambda: sizes(pools) == [(1, 1), (2, 2)])
 
 
-async def test_a_worker_that_cannot_start_ends_the_start_unless_enough_others_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch) as (_, pools, actors):
+async def test_a_worker_that_cannot_start_ends_the_start_unless_enough_others_can() -> None:
+    async with pools_of() as (_, pools, actors):
         actors.broken["decode-1"] = "worker decode-1: model.path: no such folder on h2"
         with pytest.raises(StartError, match=r"pools\.decode: .*no such folder on h2.*at least 2 have to be ready"):
             await pools.start(quiet)
-    async with pools_of(monkeypatch, pools__decode__min_ready=1) as (_, pools, actors):
+    async with pools_of(pools__decode__min_ready=1) as (_, pools, actors):
         actors.broken["decode-1"] = "worker decode-1: model.path: no such folder on h2"
         await pools.start(quiet)
         assert sizes(pools)[0] == (1, 1)
 
 
-async def test_a_start_whose_first_worker_is_lost_before_the_last_comes_has_an_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch, decode=1, limits__start_timeout_s=2.0) as (cluster, pools, actors):
+async def test_a_start_whose_first_worker_is_lost_before_the_last_comes_has_an_end() -> None:
+    async with pools_of(decode=1, limits__start_timeout_s=2.0) as (cluster, pools, actors):
         actors.room = 1
         starting = asyncio.create_task(pools.start(quiet))
         await until(lambda: sum(ready for _, ready in sizes(pools)) == 1)
@@ -170,8 +167,8 @@ async def test_a_start_whose_first_worker_is_lost_before_the_last_comes_has_an_e
             await starting
 
 
-async def test_scaling_up_adds_and_scaling_down_drains_the_highest_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_scaling_up_adds_and_scaling_down_drains_the_highest_numbers() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         events = await followed(cluster.admin.ScalePools(admin.ScalePoolsRequest(prefill_workers=3, decode_workers=1)))
         assert sizes(pools) == [(3, 3), (1, 1)]
@@ -185,8 +182,8 @@ async def test_scaling_up_adds_and_scaling_down_drains_the_highest_numbers(monke
         assert actors.stops == ["decode-1"]
 
 
-async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
         leaving = asyncio.create_task(removed(cluster, "decode-0"))
@@ -203,10 +200,10 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended(monkeyp
 
 
 async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
-        asked, ask = 0, pools._draining._client.status
+        asked, ask = 0, cluster.parts.client.status
 
         async def late(*args: Any) -> wire.GetWorkerStatusResponse:
             nonlocal asked
@@ -215,7 +212,8 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
                 raise DeadlineError("worker decode-0: Deadline Exceeded")
             return await ask(*args)
 
-        monkeypatch.setattr(pools._draining._client, "status", late)
+        # A worker that is really late takes two seconds each time.
+        monkeypatch.setattr(cluster.parts.client, "status", late)
         leaving = asyncio.create_task(removed(cluster, "decode-0"))
         await until(lambda: asked > 5)
         assert actors.stops == []
@@ -225,8 +223,8 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
         assert actors.stops == ["decode-0"]
 
 
-async def test_pools_keep_their_sizes_while_workers_are_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_pools_keep_their_sizes_while_workers_are_restarted() -> None:
+    async with pools_of(decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
         restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
@@ -245,8 +243,8 @@ async def test_pools_keep_their_sizes_while_workers_are_restarted(monkeypatch: p
         assert actors.stops == ["prefill-0", "decode-0", "decode-1"]
 
 
-async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch, limits__drain_timeout_s=0.1) as (cluster, pools, actors):
+async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over() -> None:
+    async with pools_of(limits__drain_timeout_s=0.1) as (cluster, pools, actors):
         await pools.start(quiet)
         busy = named(cluster, "decode-0")
         busy.engine.hold_before(4)
@@ -257,8 +255,8 @@ async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over(m
         assert (await running).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_last_decode_worker_leaves_by_force_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, _):
+async def test_the_last_decode_worker_leaves_by_force_alone() -> None:
+    async with pools_of(decode=1) as (cluster, pools, _):
         await pools.start(quiet)
         request = admin.RemoveWorkerRequest(worker_id="decode-0")
         refused = await failure(cluster.admin.RemoveWorker(request))
@@ -282,10 +280,8 @@ async def test_the_last_decode_worker_leaves_by_force_alone(monkeypatch: pytest.
         (admin.RestartWorkersRequest(worker_ids=["x"]), "NOT_FOUND", "no worker `x`"),
     ],
 )
-async def test_bad_requests_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, request_: Any, code: str, says: str
-) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_bad_requests_change_nothing(request_: Any, code: str, says: str) -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         name = type(request_).__name__.removesuffix("Request")
         refused = await failure(getattr(cluster.admin, name)(request_))
@@ -294,10 +290,8 @@ async def test_bad_requests_change_nothing(
         assert (sizes(pools), actors.stops) == ([(1, 1), (2, 2)], [])
 
 
-async def test_a_rolling_restart_starts_one_after_the_other_and_requests_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_rolling_restart_starts_one_after_the_other_and_requests_go_on() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         before = {worker.name: worker.record.generation for worker in cluster.workers}
         expected = text_of(await cluster.generate())
@@ -322,8 +316,8 @@ async def test_a_rolling_restart_starts_one_after_the_other_and_requests_go_on(
         assert [status.lost_workers for status in pools.status()] == [0, 0]
 
 
-async def test_a_worker_that_leaves_before_its_turn_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_worker_that_leaves_before_its_turn_is_not_started_again() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
         restarting = asyncio.create_task(followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest())))
@@ -337,10 +331,8 @@ async def test_a_worker_that_leaves_before_its_turn_is_not_started_again(monkeyp
         assert actors.starts.count("decode-1") == 1
 
 
-async def test_the_only_decode_worker_has_another_one_stand_in_while_it_restarts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_the_only_decode_worker_has_another_one_stand_in_while_it_restarts() -> None:
+    async with pools_of(decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         await followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest(worker_ids=["decode-0"])))
         assert actors.starts[-2:] == ["decode-1", "decode-0"]
@@ -348,11 +340,9 @@ async def test_the_only_decode_worker_has_another_one_stand_in_while_it_restarts
         assert sizes(pools) == [(1, 1), (1, 1)]
 
 
-async def test_without_room_for_a_stand_in_the_only_decode_worker_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("control_plane.pools.life._STAND_IN_ROOM_S", 0.1)
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_without_room_for_a_stand_in_the_only_decode_worker_is_left_alone() -> None:
+    timing = RouterTiming(pools=PoolTiming(stand_in_room_s=0.1))
+    async with pools_of(decode=1, timing=timing) as (cluster, pools, actors):
         await pools.start(quiet)
         actors.room = 2
         refused = await failure(cluster.admin.RestartWorkers(admin.RestartWorkersRequest(worker_ids=["decode-0"])))
@@ -362,10 +352,8 @@ async def test_without_room_for_a_stand_in_the_only_decode_worker_is_left_alone(
         assert text_of(await cluster.generate())
 
 
-async def test_a_caller_that_leaves_ends_a_rolling_restart_after_the_worker_whose_turn_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_caller_that_leaves_ends_a_rolling_restart_after_the_worker_whose_turn_it_is() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         call = cluster.admin.RestartWorkers(admin.RestartWorkersRequest())
         await call.read()
@@ -375,10 +363,8 @@ async def test_a_caller_that_leaves_ends_a_rolling_restart_after_the_worker_whos
 
 
 @pytest.mark.parametrize("phase", ["waits for its stand-in", "is drained", "comes up"])
-async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(
-    monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(phase: str) -> None:
+    async with pools_of(decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
         if phase == "waits for its stand-in":
@@ -393,7 +379,7 @@ async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(
             busy.engine.resume()
             await until(lambda: "decode-0" in actors.stops)
         call.cancel()
-        await until(lambda: not pools._rounds)
+        await until(lambda: not pools.followed_restarts)
 
         refused = await failure(cluster.admin.RestartWorkers(request))
         assert "being restarted" in (refused.details() or "")
@@ -405,8 +391,8 @@ async def test_a_restart_that_was_left_goes_on_and_keeps_others_out(
         await until(lambda: "decode-1" in actors.stops)
 
 
-async def test_nothing_is_changed_while_the_service_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_nothing_is_changed_while_the_service_starts() -> None:
+    async with pools_of() as (cluster, pools, actors):
         actors.room = 2
         starting = asyncio.create_task(pools.start(quiet))
         await until(lambda: len(cluster.workers) == 2)
@@ -424,24 +410,22 @@ async def test_nothing_is_changed_while_the_service_starts(monkeypatch: pytest.M
         assert sizes(pools) == [(1, 1), (2, 2)]
 
 
-async def test_a_worker_that_is_not_wanted_any_more_when_it_is_asked_for_does_not_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_a_worker_that_is_not_wanted_any_more_when_it_is_asked_for_does_not_come() -> None:
+    async with pools_of(decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         actors.asking.clear()
         more = asyncio.create_task(followed(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=2))))
         await until(lambda: len(pools.status()[1].workers) == 2)
         less = asyncio.create_task(followed(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=1))))
-        await until(lambda: len(pools._roster.staying(DECODE)) == 1)
+        await until(lambda: pools.status()[1].desired_workers == 1)
         actors.asking.set()
         await asyncio.gather(more, less)
         assert {worker.name for worker in cluster.workers} == {"decode-0", "prefill-0"}
         assert sizes(pools) == [(1, 1), (1, 1)]
 
 
-async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         busy, running = await busy_worker(cluster)
         leaving = asyncio.create_task(removed(cluster, "decode-0"))
@@ -454,24 +438,24 @@ async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again(monkeyp
         assert actors.stops == ["decode-0"]
 
 
-async def test_a_stand_in_that_does_not_come_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch, decode=1) as (cluster, pools, actors):
+async def test_a_stand_in_that_does_not_come_leaves_nothing_behind() -> None:
+    async with pools_of(decode=1) as (cluster, pools, actors):
         await pools.start(quiet)
         actors.broken["decode-1"] = "worker decode-1: no memory"
         request = admin.RestartWorkersRequest(worker_ids=["decode-0"])
         refused = await failure(cluster.admin.RestartWorkers(request))
         assert "no memory" in (refused.details() or "")
-        assert [worker.worker_id for worker in pools._roster.workers(DECODE)] == ["decode-0"]
+        assert [worker.worker_id for worker in pools.status()[1].workers] == ["decode-0"]
         assert (sizes(pools), actors.stops) == ([(1, 1), (1, 1)], ["decode-1"])
         assert text_of(await cluster.generate())
 
 
-async def test_a_pool_that_follows_its_load_is_not_scaled_beyond_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_that_follows_its_load_is_not_scaled_beyond_its_bounds() -> None:
     flags: dict[str, Any] = {
         "pools__decode__autoscale__enabled": True,
         "pools__decode__autoscale__max_workers": 3,
     }
-    async with pools_of(monkeypatch, **flags) as (cluster, pools, _):
+    async with pools_of(**flags) as (cluster, pools, _):
         await pools.start(quiet)
         refused = await failure(cluster.admin.ScalePools(admin.ScalePoolsRequest(decode_workers=4)))
         assert "follows its load with 1 to 3 workers" in (refused.details() or "")
@@ -483,14 +467,14 @@ async def test_a_router_without_its_controller_says_so(cluster: Cluster) -> None
     assert not (await cluster.admin.GetPools(admin.GetPoolsRequest())).pools
 
 
-async def test_a_pool_that_follows_its_load_grows_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control_plane.pools.load_following._EVERY_S", 0.01)
+async def test_a_pool_that_follows_its_load_grows_under_it() -> None:
     flags: dict[str, Any] = {
         "pools__decode__autoscale__enabled": True,
         "pools__decode__autoscale__waiting_per_worker": 1,
         "pools__decode__autoscale__grow_after_s": 0.05,
     }
-    async with pools_of(monkeypatch, decode=1, **flags) as (cluster, pools, _):
+    timing = RouterTiming(pools=PoolTiming(sample_every_s=0.01))
+    async with pools_of(decode=1, timing=timing, **flags) as (cluster, pools, _):
         await pools.start(quiet)
         record = wire.WorkerRegistration.FromString(named(cluster, "decode-0").record.SerializeToString())
         following = asyncio.create_task(cluster.router.follow_load())
@@ -503,23 +487,17 @@ async def test_a_pool_that_follows_its_load_grows_under_it(monkeypatch: pytest.M
 
 
 @pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    async with running_cluster(monkeypatch) as cluster:
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster() as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         yield cluster
 
 
-async def test_what_has_ended_counts_for_nothing_and_does_not_register_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pools_of(monkeypatch) as (cluster, pools, actors):
+async def test_what_has_ended_counts_for_nothing_and_does_not_register_again() -> None:
+    async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
-        fenced: list[tuple[str, int]] = []
-
-        async def close_out(worker_id: str, generation: int) -> bool:
-            fenced.append((worker_id, generation))
-            return True
-
-        monkeypatch.setattr(pools._fence, "close_out", close_out)
+        fenced = cluster.registry.fenced
         old = wire.WorkerRegistration.FromString(named(cluster, "decode-0").record.SerializeToString())
         last = named(cluster, "decode-1").record.generation
         actors.asking.clear()

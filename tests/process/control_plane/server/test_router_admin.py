@@ -144,8 +144,8 @@ async def test_the_routers_status_counts_outcomes_and_times_itself(cluster: Clus
     assert status.registry_connected
 
 
-async def test_the_configuration_in_force_is_shown_with_sources_and_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, redis__url="redis://:hush@host/0") as cluster:
+async def test_the_configuration_in_force_is_shown_with_sources_and_masked() -> None:
+    async with running_cluster(redis__url="redis://:hush@host/0") as cluster:
         response = await cluster.admin.GetEffectiveConfig(admin.GetEffectiveConfigRequest())
 
     entries = {entry.key: (entry.value, entry.source) for entry in response.entries}

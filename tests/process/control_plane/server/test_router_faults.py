@@ -54,10 +54,8 @@ async def test_a_cancel_while_decoding_frees_both_workers(cluster: Cluster) -> N
     assert cluster.outcomes == {State.CANCELLED: 1}
 
 
-async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_pull(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, handoff__deadline_s=0.3) as cluster:
+async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_pull() -> None:
+    async with running_cluster(handoff__deadline_s=0.3) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         await cluster.add(DECODE)
@@ -71,10 +69,8 @@ async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_
         await until(cluster.idle)
 
 
-async def test_a_lease_that_a_decode_worker_was_told_of_is_released_only_when_it_cannot_pull_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, handoff__deadline_s=0.3) as cluster:
+async def test_a_lease_that_a_decode_worker_was_told_of_is_released_only_when_it_cannot_pull_any_more() -> None:
+    async with running_cluster(handoff__deadline_s=0.3) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         call = cluster.call()
@@ -112,8 +108,8 @@ async def test_a_request_whose_deadline_passed_counts_as_expired(cluster: Cluste
 
 
 @pytest.mark.parametrize("held", ["prefill-0", "decode-0"])
-async def test_the_routers_own_deadline_ends_a_request_without_one(monkeypatch: pytest.MonkeyPatch, held: str) -> None:
-    async with running_cluster(monkeypatch, router__request_timeout_s=0.1) as cluster:
+async def test_the_routers_own_deadline_ends_a_request_without_one(held: str) -> None:
+    async with running_cluster(router__request_timeout_s=0.1) as cluster:
         for pool in (PREFILL, DECODE):
             await cluster.add(pool)
         named(cluster, held).engine.hold_before(0)
@@ -125,10 +121,8 @@ async def test_the_routers_own_deadline_ends_a_request_without_one(monkeypatch: 
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_a_deadline_that_passes_while_waiting_for_a_decode_worker_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, router__request_timeout_s=0.05) as cluster:
+async def test_a_deadline_that_passes_while_waiting_for_a_decode_worker_is_told_as_such() -> None:
+    async with running_cluster(router__request_timeout_s=0.05) as cluster:
         await cluster.add(PREFILL)
 
         error = await failure(cluster.call())
@@ -230,10 +224,8 @@ async def test_a_decode_worker_whose_process_ends_under_a_request_ends_it_with_a
     assert cluster.router.membership.usable(DECODE) == []
 
 
-async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, router__queue_timeout_s=0.5, handoff__deadline_s=1.0) as cluster:
+async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted() -> None:
+    async with running_cluster(router__queue_timeout_s=0.5, handoff__deadline_s=1.0) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         call = cluster.call()

@@ -174,10 +174,8 @@ async def test_a_decode_worker_that_computes_the_prompt_is_busy_with_it_until_it
         await running
 
 
-async def test_a_short_prompt_is_prefilled_where_it_is_decoded_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, placement__disaggregation="conditional") as cluster:
+async def test_a_short_prompt_is_prefilled_where_it_is_decoded_unless_told_otherwise() -> None:
+    async with running_cluster(placement__disaggregation="conditional") as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         answer = await cluster.generate()
@@ -189,7 +187,7 @@ async def test_a_short_prompt_is_prefilled_where_it_is_decoded_unless_told_other
 async def test_every_prompt_is_counted_as_asked_for_once(cluster: Cluster) -> None:
     """Without Redis, by this router alone."""
     prompt = "a prompt that fills a chunk. " * 6
-    prefixes, placer = cluster.router._prefixes, cluster.router._placer
+    prefixes, placer = cluster.parts.prefixes, cluster.parts.placer
     for _ in range(3):
         await cluster.generate(prompt)
     keys = placer.packed(list(prompt.encode()), "").keys

@@ -28,15 +28,15 @@ from tests.fakes.cluster import (
 # Waiting.
 
 
-async def test_a_cancel_while_queued_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_in_flight_requests=1) as cluster:
+async def test_a_cancel_while_queued_leaves_the_queue() -> None:
+    async with running_cluster(router__max_in_flight_requests=1) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await cluster.add(DECODE)
         prefiller.hold_before(0)
         running = cluster.call()
         await prefiller.held.wait()
         queued = cluster.call()
-        await until(lambda: cluster.router._admin._admission.queued == 1)
+        await until(lambda: cluster.parts.admission.queued == 1)
 
         queued.cancel()
 
@@ -46,8 +46,8 @@ async def test_a_cancel_while_queued_leaves_the_queue(monkeypatch: pytest.Monkey
         assert len(prefiller.jobs) == 1
 
 
-async def test_without_a_decode_worker_a_request_ends_after_the_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__queue_timeout_s=0.05) as cluster:
+async def test_without_a_decode_worker_a_request_ends_after_the_bounded_wait() -> None:
+    async with running_cluster(router__queue_timeout_s=0.05) as cluster:
         prefiller = await cluster.add(PREFILL)
 
         error = await failure(cluster.call())
@@ -62,7 +62,7 @@ async def test_without_a_decode_worker_a_request_ends_after_the_bounded_wait(mon
 async def test_a_request_that_waits_takes_the_decode_worker_that_joins(empty: Cluster) -> None:
     await empty.add(PREFILL)
     call = empty.call()
-    await until(lambda: empty.router._admin._admission.in_flight == 1)
+    await until(lambda: empty.parts.admission.in_flight == 1)
 
     await empty.add(DECODE)
 
@@ -75,14 +75,14 @@ async def test_before_any_worker_registered_a_request_is_told_to_come_back(empty
     assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
 
 
-async def test_a_full_queue_is_refused_with_a_hint_and_the_rest_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_in_flight_requests=1, router__max_queued_requests=1) as cluster:
+async def test_a_full_queue_is_refused_with_a_hint_and_the_rest_finish() -> None:
+    async with running_cluster(router__max_in_flight_requests=1, router__max_queued_requests=1) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await cluster.add(DECODE)
         prefiller.hold_before(0)
         taken = [cluster.call(), cluster.call()]
         await prefiller.held.wait()
-        await until(lambda: cluster.router._admin._admission.queued == 1)
+        await until(lambda: cluster.parts.admission.queued == 1)
 
         error = await failure(cluster.call())
 
@@ -116,8 +116,8 @@ async def test_bytes_that_are_no_message_are_refused(cluster: Cluster) -> None:
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "request")
 
 
-async def test_a_message_over_the_limit_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_message_mib=1) as cluster:
+async def test_a_message_over_the_limit_is_out_of_range() -> None:
+    async with running_cluster(router__max_message_mib=1) as cluster:
         for pool in (PREFILL, DECODE):
             await cluster.add(pool)
 

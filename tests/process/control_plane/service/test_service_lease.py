@@ -6,12 +6,12 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import RedisClient, connect
 
 from cluster_core.errors import StartError
 from control_plane.service.lease import ServiceLease
@@ -35,6 +35,26 @@ async def client(url: str) -> AsyncIterator[Any]:
     await client.aclose()
 
 
+class Away:
+    """A client of a Redis that does not answer while `failures` last."""
+
+    def __init__(self, client: Any) -> None:
+        self.failures: list[Exception] = []
+        self._client = client
+
+    async def eval(self, *arguments: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop()
+        return await self._client.eval(*arguments)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def lease_of(name: str, url: str) -> ServiceLease:
+    return ServiceLease(connect(url, 2.0), url, name, lease_s=LEASE_S)
+
+
 async def keeping(lease: ServiceLease) -> "asyncio.Task[None]":
     await lease.take()
     return asyncio.create_task(lease.keep())
@@ -46,9 +66,9 @@ async def ended(task: "asyncio.Task[None]") -> None:
 
 
 async def test_a_second_service_of_the_same_name_is_refused_and_another_name_is_not(url: str, client: Any) -> None:
-    first = ServiceLease(url, "chat", lease_s=LEASE_S)
+    first = lease_of("chat", url)
     keeper = await keeping(first)
-    second, other = ServiceLease(url, "chat", lease_s=LEASE_S), ServiceLease(url, "code", lease_s=LEASE_S)
+    second, other = lease_of("chat", url), lease_of("code", url)
     with pytest.raises(StartError) as refusal:
         await second.take()
     await other.take()
@@ -64,9 +84,9 @@ async def test_a_second_service_of_the_same_name_is_refused_and_another_name_is_
 
 
 async def test_one_that_died_without_a_word_is_waited_for(url: str, client: Any) -> None:
-    dead = ServiceLease(url, "chat", lease_s=LEASE_S)
+    dead = lease_of("chat", url)
     await dead.take()
-    successor = ServiceLease(url, "chat", lease_s=LEASE_S)
+    successor = lease_of("chat", url)
     started_s = asyncio.get_running_loop().time()
     await successor.take()
 
@@ -77,7 +97,7 @@ async def test_one_that_died_without_a_word_is_waited_for(url: str, client: Any)
 
 
 async def test_the_name_stays_while_it_is_renewed_and_comes_back_to_a_redis_that_lost_it(url: str, client: Any) -> None:
-    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    lease = lease_of("chat", url)
     keeper = await keeping(lease)
     await asyncio.sleep(1.5 * LEASE_S)
     assert await client.exists(KEY)
@@ -88,23 +108,21 @@ async def test_the_name_stays_while_it_is_renewed_and_comes_back_to_a_redis_that
     await lease.give_back()
 
 
-async def test_a_redis_that_is_away_ends_nothing(
-    url: str, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_redis_that_is_away_ends_nothing_and_is_said_once(
+    url: str, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    away = Away(connect(url, 2.0))
+    lease = ServiceLease(cast(RedisClient, away), url, "chat", lease_s=LEASE_S)
     keeper = await keeping(lease)
-    hold, failures = lease._hold, [redis.ConnectionError("away"), redis.TimeoutError("away")]
-
-    async def failing() -> Any:
-        if failures:
-            raise failures.pop()
-        return await hold()
-
-    monkeypatch.setattr(lease, "_hold", failing)
+    away.failures += [redis.ConnectionError("away"), redis.TimeoutError("away")]
     await asyncio.sleep(1.5 * LEASE_S)
-    assert not failures and not keeper.done()
+    assert not away.failures and not keeper.done()
     assert await client.exists(KEY)
-    assert sum("could not be renewed" in record.getMessage() for record in caplog.records) == 2
+    said = [record.getMessage() for record in caplog.records if "renewed" in record.getMessage()]
+    assert said == [
+        "the name of the service could not be renewed, it is tried again: away",
+        "the name of the service is renewed again",
+    ]
     await ended(keeper)
     await lease.give_back()
 
@@ -112,7 +130,7 @@ async def test_a_redis_that_is_away_ends_nothing(
 async def test_a_name_that_somebody_else_has_taken_meanwhile_is_told_once(
     url: str, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lease = ServiceLease(url, "chat", lease_s=LEASE_S)
+    lease = lease_of("chat", url)
     keeper = await keeping(lease)
     value = json.dumps({"host": "node-b", "pid": 7, "since_ms": 0})
     await client.set(KEY, value)
@@ -129,7 +147,7 @@ async def test_a_name_that_somebody_else_has_taken_meanwhile_is_told_once(
 
 
 async def test_a_redis_that_does_not_answer_is_told_without_its_password() -> None:
-    lease = ServiceLease("redis://:secret@127.0.0.1:1/0", "chat")
+    lease = lease_of("chat", "redis://:secret@127.0.0.1:1/0")
     with pytest.raises(StartError, match=r"^redis\.url: the Redis at redis://:\*\*\*@127\.0\.0\.1:1/0 does not answer"):
         await lease.take()
     await lease.give_back()

@@ -101,8 +101,8 @@ async def test_a_client_that_is_gone_during_the_prefill_of_its_answer_frees_the_
     assert cluster.outcomes == {State.CANCELLED: 1}
 
 
-async def test_a_silent_client_is_ended_after_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, streaming__idle_timeout_s=0.1) as cluster:
+async def test_a_silent_client_is_ended_after_the_idle_time() -> None:
+    async with running_cluster(streaming__idle_timeout_s=0.1) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         session = cluster.session()
@@ -116,8 +116,8 @@ async def test_a_silent_client_is_ended_after_the_idle_time(monkeypatch: pytest.
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_a_client_that_never_opens_is_ended_after_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, streaming__idle_timeout_s=0.1) as cluster:
+async def test_a_client_that_never_opens_is_ended_after_the_idle_time() -> None:
+    async with running_cluster(streaming__idle_timeout_s=0.1) as cluster:
         await cluster.add(DECODE)
 
         error = await cluster.session().failure()
@@ -127,8 +127,8 @@ async def test_a_client_that_never_opens_is_ended_after_the_idle_time(monkeypatc
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_waiting_for_the_answer_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, streaming__idle_timeout_s=0.1) as cluster:
+async def test_waiting_for_the_answer_is_not_idle() -> None:
+    async with running_cluster(streaming__idle_timeout_s=0.1) as cluster:
         await cluster.add(PREFILL)
         engine = (await cluster.add(DECODE)).engine
         engine.hold_before(3)
@@ -154,8 +154,8 @@ async def test_the_clients_deadline_ends_an_open_session(cluster: Cluster) -> No
     assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_the_routers_deadline_ends_an_open_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__request_timeout_s=0.2) as cluster:
+async def test_the_routers_deadline_ends_an_open_session() -> None:
+    async with running_cluster(router__request_timeout_s=0.2) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         session = cluster.session()
@@ -257,8 +257,8 @@ async def test_when_no_prefill_worker_is_left_input_is_still_taken_and_the_decod
     assert not completion.HasField("session")
 
 
-async def test_only_so_many_prefill_workers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__prefill_attempts=2) as cluster:
+async def test_only_so_many_prefill_workers_are_tried() -> None:
+    async with running_cluster(router__prefill_attempts=2) as cluster:
         for _ in range(3):
             await (await cluster.add(PREFILL)).crash()
         await cluster.add(DECODE)
@@ -416,10 +416,8 @@ async def test_a_session_is_prefilled_even_while_no_decode_worker_is_there(empty
     assert len(engine.sessions) == 1
 
 
-async def test_without_a_decode_worker_a_finished_session_ends_after_the_bounded_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, router__queue_timeout_s=0.05) as cluster:
+async def test_without_a_decode_worker_a_finished_session_ends_after_the_bounded_wait() -> None:
+    async with running_cluster(router__queue_timeout_s=0.05) as cluster:
         await cluster.add(PREFILL)
         session = cluster.session()
         await session.open("hello")
@@ -481,15 +479,15 @@ async def test_a_defect_ends_the_session_as_internal_and_frees_the_worker(cluste
     assert cluster.outcomes == {State.FAILED: 1}
 
 
-async def test_a_cancel_while_the_session_waits_for_its_slot_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_in_flight_requests=1) as cluster:
+async def test_a_cancel_while_the_session_waits_for_its_slot_leaves_the_queue() -> None:
+    async with running_cluster(router__max_in_flight_requests=1) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         first = cluster.session()
         await first.open("hello")
         queued = cluster.session()
         await queued.send(open=session_open("hello", "APPEND"))
-        await until(lambda: cluster.router._admin._admission.queued == 1)
+        await until(lambda: cluster.parts.admission.queued == 1)
 
         queued.call.cancel()
 

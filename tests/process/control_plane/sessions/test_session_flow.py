@@ -266,8 +266,8 @@ async def test_prefill_of_what_is_known_begins_before_finish(cluster: Cluster) -
     assert text_of(await session.answer()) == session_text("hello world")
 
 
-async def test_progress_is_coalesced_to_one_event_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, streaming__progress_interval_ms=60_000) as cluster:
+async def test_progress_is_coalesced_to_one_event_per_interval() -> None:
+    async with running_cluster(streaming__progress_interval_ms=60_000) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         session = cluster.session()
@@ -333,8 +333,8 @@ async def test_the_decode_worker_hears_of_the_sessions_priority(cluster: Cluster
     assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [9]
 
 
-async def test_a_session_holds_its_admission_slot_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_cluster(monkeypatch, router__max_in_flight_requests=1, router__max_queued_requests=0) as cluster:
+async def test_a_session_holds_its_admission_slot_until_it_ends() -> None:
+    async with running_cluster(router__max_in_flight_requests=1, router__max_queued_requests=0) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         session = cluster.session()

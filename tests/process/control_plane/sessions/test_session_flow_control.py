@@ -29,18 +29,18 @@ MAX_UNAPPLIED_INPUTS = 8
 
 
 @pytest.fixture
-async def small(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+async def small() -> AsyncIterator[Cluster]:
     """A cluster with small limits."""
-    async with small_cluster(monkeypatch) as cluster:
+    async with small_cluster() as cluster:
         yield cluster
 
 
-def small_cluster(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Any:
+def small_cluster(**flags: Any) -> Any:
     limits = {
         "streaming__max_backlog_tokens": MAX_BACKLOG_TOKENS,
         "streaming__max_unapplied_inputs": MAX_UNAPPLIED_INPUTS,
     }
-    return running_cluster(monkeypatch, **{**limits, **flags})
+    return running_cluster(**{**limits, **flags})
 
 
 async def two_workers(cluster: Cluster) -> FakeEngine:
@@ -165,8 +165,8 @@ async def test_the_deadline_ends_a_session_whose_client_is_stopped(small: Cluste
     assert small.outcomes == {State.EXPIRED: 1}
 
 
-async def test_the_routers_deadline_ends_a_session_whose_client_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with small_cluster(monkeypatch, router__request_timeout_s=0.3) as cluster:
+async def test_the_routers_deadline_ends_a_session_whose_client_is_stopped() -> None:
+    async with small_cluster(router__request_timeout_s=0.3) as cluster:
         session = await stopped(cluster, await two_workers(cluster))
 
         error = await session.failure()
@@ -176,8 +176,8 @@ async def test_the_routers_deadline_ends_a_session_whose_client_is_stopped(monke
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_a_client_that_is_stopped_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with small_cluster(monkeypatch, streaming__idle_timeout_s=0.1) as cluster:
+async def test_a_client_that_is_stopped_is_not_idle() -> None:
+    async with small_cluster(streaming__idle_timeout_s=0.1) as cluster:
         engine = await two_workers(cluster)
         session = await stopped(cluster, engine)
 

@@ -283,10 +283,8 @@ async def test_bytes_that_are_no_message_are_refused_under_their_field_and_the_s
     assert text_of(await session.answer()) == session_text("hello")
 
 
-async def test_a_message_over_the_size_limit_is_refused_and_the_session_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running_cluster(monkeypatch, router__max_message_mib=1) as cluster:
+async def test_a_message_over_the_size_limit_is_refused_and_the_session_goes_on() -> None:
+    async with running_cluster(router__max_message_mib=1) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         session = cluster.session()

@@ -5,6 +5,7 @@ Every test ends with a check that nothing is left: no blocks, no leases, no in-f
 
 import asyncio
 import random
+from typing import Any
 
 import grpc
 import pytest
@@ -67,12 +68,10 @@ async def told_refusals(session: SessionCall, count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_random_sessions_get_their_own_answers_and_leave_nothing(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_random_sessions_get_their_own_answers_and_leave_nothing(seed: int) -> None:
     rng = random.Random(seed)
-    limits = {"streaming__max_backlog_tokens": 30, "streaming__max_unapplied_inputs": 3}
-    async with running_cluster(monkeypatch, handoff__deadline_s=1.0, **limits) as cluster:
+    limits: dict[str, Any] = {"streaming__max_backlog_tokens": 30, "streaming__max_unapplied_inputs": 3}
+    async with running_cluster(handoff__deadline_s=1.0, **limits) as cluster:
         for pool in (PREFILL, PREFILL, PREFILL, DECODE, DECODE):
             await cluster.add(pool)
         playing = [asyncio.create_task(play(cluster, random.Random(rng.random()))) for _ in range(SESSIONS)]

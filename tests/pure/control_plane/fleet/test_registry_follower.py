@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Set
 from random import Random
+from typing import cast
 
 import pytest
 from rachis import registry
+from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.versions import Versions
-from control_plane.fleet import registry_follower as redis_membership
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from fault_sim.local_redis.client import LocalRedis
@@ -38,11 +39,15 @@ class Followed:
         self.now_s = 100.0
         self.store = Store()
         self.membership = Membership()
-        self.follower = RegistryFollower(
-            "redis://127.0.0.1:1", SERVICE, self.membership, refresh_s=0.0, worker_lease_s=5.0
-        )
         self.client = Client(self.store, Network(Random(0), latency_s=0.0), "router", timeout_s=1.0)
-        self.follower._redis = self.client  # type: ignore[assignment]
+        self.follower = RegistryFollower(
+            cast(RedisClient, self.client),
+            SERVICE,
+            self.membership,
+            refresh_s=0.0,
+            worker_lease_s=5.0,
+            now_s=lambda: self.now_s,
+        )
 
     def workers(self) -> list[str]:
         return [worker.worker_id for worker in self.membership.usable(wire.POOL_DECODE)]
@@ -67,9 +72,8 @@ def record(name: str) -> wire.WorkerRegistration:
 
 
 @pytest.fixture
-async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Followed]:
+async def followed() -> AsyncIterator[Followed]:
     followed = Followed()
-    monkeypatch.setattr(redis_membership, "monotonic_s", lambda: followed.now_s)
     followed.write(record("decode-0"))
     task = asyncio.create_task(followed.follower.follow())
     await until(lambda: followed.workers() == ["decode-0"])

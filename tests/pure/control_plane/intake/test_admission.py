@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake import admission as admission_module
 from control_plane.intake.admission import Admission
 
 
@@ -146,11 +145,10 @@ async def test_a_wait_beyond_the_timeout_is_refused_with_a_hint() -> None:
     assert caught.value.retry_after_ms is not None
 
 
-async def hint_after(monkeypatch: pytest.MonkeyPatch, service_s: float) -> int:
+async def hint_after(service_s: float) -> int:
     """The hint of a router whose requests take so long."""
-    admission = Admission(1, 0, 30.0)
     now_s = 0.0
-    monkeypatch.setattr(admission_module, "monotonic_s", lambda: now_s)
+    admission = Admission(1, 0, 30.0, lambda: now_s)
     for _ in range(200):
         async with admission.slot():
             now_s += service_s
@@ -158,7 +156,5 @@ async def hint_after(monkeypatch: pytest.MonkeyPatch, service_s: float) -> int:
 
 
 @pytest.mark.parametrize(("service_s", "expected_ms"), [(0.0, 100), (5.0, 5000), (3600.0, 30_000)])
-async def test_the_retry_hint_follows_the_recent_pace_within_its_bounds(
-    monkeypatch: pytest.MonkeyPatch, service_s: float, expected_ms: int
-) -> None:
-    assert await hint_after(monkeypatch, service_s) == pytest.approx(expected_ms, rel=0.01)
+async def test_the_retry_hint_follows_the_recent_pace_within_its_bounds(service_s: float, expected_ms: int) -> None:
+    assert await hint_after(service_s) == pytest.approx(expected_ms, rel=0.01)

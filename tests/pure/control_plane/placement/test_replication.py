@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
 from control_plane.placement.recent_prompts import RecentPrompt, RecentPrompts
 from control_plane.placement.replication import Copy, Demand, Replication
-from control_plane.placement.replicator import Replicator
+from control_plane.placement.replicator import CopyTiming, Replicator
 from control_plane.prefix_index.index import HotPrefix
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from tests.fakes.redis_server import running_redis
@@ -147,7 +148,10 @@ def hot() -> World:
 
 def replicator(world: World, load: float) -> tuple[Replicator, Workers]:
     workers = Workers(world)
-    return Replicator("redis://127.0.0.1:1", "s", "router", world.placer, workers, Replication(load, 4)), workers  # type: ignore[arg-type]
+    redis = connect("redis://127.0.0.1:1", 2.0)
+    plan = Replication(load, 4)
+    made = Replicator(redis, "s", "router", world.placer, workers, plan, now_s=lambda: world.now_s)  # type: ignore[arg-type]
+    return made, workers
 
 
 async def test_a_hot_prefix_is_prefilled_on_another_worker(hot: World) -> None:
@@ -167,8 +171,7 @@ async def test_a_hot_prefix_is_prefilled_on_another_worker(hot: World) -> None:
     assert await busy.step() is None, "p1 has it now"
 
 
-async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control_plane.placement.replicator.monotonic_s", lambda: hot.now_s)
+async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World) -> None:
     busy, workers = replicator(hot, 0.5)
     workers.fault = UnavailableError("no", retry_after_ms=1)
     assert await busy.step() is None and (busy.copies, busy.failed) == (0, 1)
@@ -180,16 +183,20 @@ async def test_a_copy_that_fails_is_counted_and_tried_again(hot: World, monkeypa
 
 
 @pytest.mark.integration
-async def test_one_router_makes_copies_and_another_one_takes_over(
-    tmp_path: Path, hot: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("control_plane.placement.replicator._INTERVAL_S", 0.02)
-    monkeypatch.setattr("control_plane.placement.replicator._LEASE_MS", 500)
+async def test_one_router_makes_copies_and_another_one_takes_over(tmp_path: Path, hot: World) -> None:
     steps: list[str] = []
     with running_redis(tmp_path) as url:
         routers = {}
         for name in ("first", "second"):
-            made: Any = Replicator(url, "s", name, hot.placer, Workers(hot), Replication(1.0, 1))  # type: ignore[arg-type]
+            made: Any = Replicator(
+                connect(url, 2.0),
+                "s",
+                name,
+                hot.placer,
+                Workers(hot),  # type: ignore[arg-type]
+                Replication(1.0, 1),
+                timing=CopyTiming(every_s=0.02, lease_ms=500),
+            )
 
             async def step(name: str = name) -> None:
                 steps.append(name)

@@ -2,19 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import redis
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import RedisClient, connect
 
+from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from control_plane.prefix_index import access_log
-from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, AccessLog
-from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot, summed_up
+from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, SNAPSHOTS, AccessLog, SnapshotTiming
+from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
 from tests.fakes.cluster import until
@@ -41,9 +42,16 @@ class Weak:
     def __init__(self, client: Any) -> None:
         self._client = client
         self.fails_before = self.fails_after = False
+        # What somebody else does once, just before a script runs.
+        self.first: list[Callable[[], Awaitable[None]]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
+
+    async def eval(self, *arguments: Any) -> Any:
+        while self.first:
+            await self.first.pop()()
+        return await self._client.eval(*arguments)
 
     def pipeline(self, *, transaction: bool) -> Any:
         pipeline = self._client.pipeline(transaction=transaction)
@@ -69,11 +77,26 @@ class Weak:
 class Router:
     """The access log of one router, and the index that it counts in."""
 
-    def __init__(self, url: str, router_id: str, entries: int = 1 << 14) -> None:
+    def __init__(
+        self,
+        url: str,
+        router_id: str,
+        *,
+        entries: int = 1 << 14,
+        snapshots: SnapshotTiming = SNAPSHOTS,
+        ahead_ms: int = 0,
+    ) -> None:
         self.index = PrefixIndex(entries, HALF_LIFE_S)
-        self.log = AccessLog(url, SERVICE, self.index, router_id=router_id, refresh_s=0.001, half_life_s=HALF_LIFE_S)
-        self.client = Weak(self.log._redis)
-        self.log._redis = self.client  # type: ignore[assignment]
+        self.client = Weak(connect(url, 2.0))
+        self.log = AccessLog(
+            cast(RedisClient, self.client),
+            SERVICE,
+            self.index,
+            IndexSection(refresh_s=0.001, half_life_s=HALF_LIFE_S),
+            router_id=router_id,
+            snapshots=snapshots,
+            clock=ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms)),
+        )
 
     def requests(self, keys: Keys) -> float:
         """How many requests have asked for this prompt, of late."""
@@ -131,12 +154,9 @@ async def test_every_router_counts_every_request_once(make_router: MakeRouter) -
         assert router.requests(prompt(3)) == 0.0
 
 
-async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter) -> None:
     """A router an hour ahead and one an hour behind: an access is as old as its entry, by Redis's clock."""
-    monkeypatch.setattr(access_log, "ClusterClock", lambda: ClusterClock(lambda: UnixMs(unix_ms() + 3_600_000)))
-    ahead = make_router()
-    monkeypatch.setattr(access_log, "ClusterClock", lambda: ClusterClock(lambda: UnixMs(unix_ms() - 3_600_000)))
-    behind = make_router()
+    ahead, behind = make_router(ahead_ms=3_600_000), make_router(ahead_ms=-3_600_000)
     for router in (ahead, behind):
         router.log.record(prompt(1))
         await router.polls()
@@ -201,11 +221,9 @@ async def test_what_waits_to_be_written_is_bounded(make_router: MakeRouter) -> N
 
 
 async def test_a_router_that_starts_takes_in_the_snapshot_and_what_came_after(
-    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
+    make_router: MakeRouter, client: Any
 ) -> None:
-    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 20)
-    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
-    one = make_router()
+    one = make_router(snapshots=SnapshotTiming(after_keys=20, keep_s=0.0))
     hot = prompt(1)
     for _ in range(8):
         one.log.record(hot)
@@ -222,11 +240,11 @@ async def test_a_router_that_starts_takes_in_the_snapshot_and_what_came_after(
 
 
 async def test_of_two_snapshots_made_from_the_same_one_only_the_first_is_written(
-    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
+    make_router: MakeRouter, client: Any
 ) -> None:
     """Entries that only the first one sums up are gone."""
-    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
-    one, other = make_router(), make_router()
+    forgetful = SnapshotTiming(keep_s=0.0)
+    one, other = make_router(snapshots=forgetful), make_router(snapshots=forgetful)
     hot = prompt(1)
     family = int(hot[0]) % registry.FAMILIES
     one.log.record(hot)
@@ -236,32 +254,17 @@ async def test_of_two_snapshots_made_from_the_same_one_only_the_first_is_written
         one.log.record(hot)
         await one.polls()
         await asyncio.sleep(0.002)
-    raced = False
-
-    def loses_the_race(*arguments: Any) -> Any:
-        nonlocal raced
-        if not raced:
-            raced = True
-            future = asyncio.run_coroutine_threadsafe(one.log._sum_up(family), loop)
-            future.result(timeout=5.0)
-        return summed_up(*arguments)
-
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(access_log, "summed_up", loses_the_race)
-    await other.log._sum_up(family)
+    other.client.first.append(lambda: one.log.sum_up(family))
+    await other.log.sum_up(family)
     late = make_router()
     await late.polls()
 
-    assert raced
+    assert not other.client.first
     assert late.requests(hot) == pytest.approx(4.0, abs=NEARLY)
 
 
-async def test_a_snapshot_counts_nothing_that_the_one_before_has_counted(
-    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 0)
-    monkeypatch.setattr(access_log, "_SNAPSHOT_EVERY_S", 0.0)
-    one = make_router()
+async def test_a_snapshot_counts_nothing_that_the_one_before_has_counted(make_router: MakeRouter) -> None:
+    one = make_router(snapshots=SnapshotTiming(after_keys=0, every_s=0.0))
     for _ in range(5):
         one.log.record(prompt(1))
         await one.polls()
@@ -275,15 +278,15 @@ async def test_a_snapshot_counts_nothing_that_the_one_before_has_counted(
 async def test_snapshots_are_made_beside_the_event_loop(
     make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 0)
     threads = []
 
     def noted(snapshot: HotnessSnapshot) -> bytes:
         threads.append(threading.current_thread())
         return encode_snapshot(snapshot)
 
+    # Nothing but the thread tells it apart from one that is made on the loop.
     monkeypatch.setattr(access_log, "encode_snapshot", noted)
-    router = make_router()
+    router = make_router(snapshots=SnapshotTiming(after_keys=0))
     router.log.record(prompt(1))
     await router.polls()
 
@@ -291,11 +294,8 @@ async def test_snapshots_are_made_beside_the_event_loop(
     assert threading.main_thread() not in threads
 
 
-async def test_a_late_snapshot_is_not_made_again(
-    make_router: MakeRouter, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 0)
-    router = make_router()
+async def test_a_late_snapshot_is_not_made_again(make_router: MakeRouter, client: Any) -> None:
+    router = make_router(snapshots=SnapshotTiming(after_keys=0))
     key = registry.hotness_key(SERVICE, int(prompt(1)[0]) % registry.FAMILIES)
     router.log.record(prompt(1))
     await router.polls()
@@ -336,15 +336,10 @@ async def test_a_redis_that_lost_its_data_and_goes_on_with_an_earlier_clock_is_f
     assert router.requests(prompt(1)) == pytest.approx(3.0, abs=NEARLY)
 
 
-async def test_a_hot_prefix_outlives_a_flood_of_prompts_that_nobody_repeats(
-    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hot_prefix_outlives_a_flood_of_prompts_that_nobody_repeats(make_router: MakeRouter) -> None:
     """A tenant tries to fill small indexes, and the snapshots that a late router begins with."""
-    monkeypatch.setattr(access_log, "SNAPSHOT_AFTER_KEYS", 500)
-    monkeypatch.setattr(access_log, "_MOST_SNAPSHOT_KEYS", 64)
-    monkeypatch.setattr(access_log, "_SNAPSHOT_EVERY_S", 0.0)
-    monkeypatch.setattr(access_log, "KEEP_S", 0.0)
-    router = make_router(entries=1024)
+    snapshots = SnapshotTiming(after_keys=500, every_s=0.0, most_keys=64, keep_s=0.0)
+    router = make_router(entries=1024, snapshots=snapshots)
     hot = prompt(1, chunks=8)
     for _ in range(20):
         router.log.record(hot)

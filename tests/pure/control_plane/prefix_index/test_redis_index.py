@@ -5,8 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from rachis.redis_client import connect
+from rachis.redis_client import RedisClient, connect
 from rachis.v1 import worker_pb2 as wire
 from redis.cluster import RedisCluster
 
@@ -22,7 +21,6 @@ from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import PrefixClaimChange
 from control_plane.fleet.membership import Membership
-from control_plane.prefix_index import redis_index
 from control_plane.prefix_index.claim_following import (
     GRACE_S,
     OVERRULED_S,
@@ -33,7 +31,7 @@ from control_plane.prefix_index.claim_following import (
     WorkerFeed,
 )
 from control_plane.prefix_index.index import PrefixIndex
-from control_plane.prefix_index.redis_index import IndexFollower
+from control_plane.prefix_index.redis_index import MOST_ENTRIES_A_POLL, IndexFollower
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from tests.fakes.claim_streams import (
     SERVICE,
@@ -72,12 +70,6 @@ class World(RuleBasedStateMachine):
         self.membership = Membership()
         self.registered: dict[str, wire.WorkerRegistration] = {}
         self.generation = 1_000
-        self._patches: list[Any] = [
-            mock.patch.object(redis_index, "monotonic_s", lambda: self.now_s),
-            mock.patch.object(redis_index, "WorkerFeed", self.feed),
-        ]
-        for patch in self._patches:
-            patch.start()
         self.start_router()
 
     def new_store(self) -> ClaimStreams:
@@ -89,17 +81,16 @@ class World(RuleBasedStateMachine):
 
     def start_router(self) -> None:
         self.index = PrefixIndex(4096, half_life_s=600.0)
+        self.client = Unreliable(self.new_client())
         self.follower = IndexFollower(
-            "redis://127.0.0.1:1",
+            cast(RedisClient, self.client),
             SERVICE,
             self.membership,
             self.index,
-            refresh_s=0.05,
-            max_staleness_s=10.0,
-            silent_after_s=60.0,
+            IndexSection(),
+            now_s=lambda: self.now_s,
+            make_feed=self.feed,
         )
-        self.client = Unreliable(self.new_client())
-        self.follower._redis = self.client  # type: ignore[assignment]
 
     @initialize()
     def workers_start(self) -> None:
@@ -275,8 +266,6 @@ class World(RuleBasedStateMachine):
             self.settle()
         finally:
             _loop.run_until_complete(self.follower.close())
-            for patch in self._patches:
-                patch.stop()
 
 
 test_any_interleaving_ends_in_the_truth = World.TestCase
@@ -351,22 +340,21 @@ def test_any_interleaving_ends_in_the_truth_in_a_real_redis(tmp_path: Path, is_c
 class Followed:
     """A follower of workers in memory, on a clock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: PrefixIndex | None = None) -> None:
         self.now_s = 100.0
         self.store = MemoryStreams()
         self.client = Unreliable(self.store.client())
         self.membership = Membership()
-        self.index = PrefixIndex(1 << 20, half_life_s=600.0)
+        self.index = index or PrefixIndex(1 << 20, half_life_s=600.0)
         self.follower = IndexFollower(
-            "redis://127.0.0.1:1",
+            cast(RedisClient, self.client),
             SERVICE,
             self.membership,
             self.index,
-            refresh_s=0.0,
-            max_staleness_s=10.0,
-            silent_after_s=60.0,
+            IndexSection(refresh_s=0.001),
+            is_fit=lambda block_tokens: block_tokens == 16,
+            now_s=lambda: self.now_s,
         )
-        self.follower._redis = self.client  # type: ignore[assignment]
         self.records: dict[str, wire.WorkerRegistration] = {}
 
     def worker(self, worker_id: str, generation: int = 7) -> WritingWorker:
@@ -395,11 +383,8 @@ class Followed:
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
-    followed = Followed()
-    monkeypatch.setattr(redis_index, "monotonic_s", lambda: followed.now_s)
-    followed.follower._complete_s = followed.now_s
-    return followed
+def followed() -> Followed:
+    return Followed()
 
 
 async def test_a_worker_whose_lease_has_ended_leaves_without_a_poll(followed: Followed) -> None:
@@ -453,8 +438,8 @@ async def test_an_outage_leaves_the_index_as_it_is_and_is_measured(
         followed.client.is_down = False
 
         await until(lambda: followed.device("decode-0") == set(KEYS))
+        await until(lambda: followed.follower.connected)
         assert not followed.follower.is_stale()
-        assert followed.follower.connected
 
 
 async def test_a_redis_that_comes_back_empty_is_followed_again(followed: Followed) -> None:
@@ -537,12 +522,11 @@ async def test_the_index_ages_while_a_stream_cannot_be_read(followed: Followed) 
 
 
 async def test_the_index_ages_while_more_is_written_than_read(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+    followed: Followed,
 ) -> None:
-    monkeypatch.setattr(redis_index, "_ROUNDS_A_POLL", 1)
     worker = followed.worker("decode-0")
-    for key in KEYS[:20]:
-        worker.change(0, [key])
+    for number in range(2 * MOST_ENTRIES_A_POLL + 10):
+        worker.change(0, [KEYS[number % 20]])
         worker.write()
     followed.now_s += 11.0
     await followed.follower.poll()
@@ -552,7 +536,7 @@ async def test_the_index_ages_while_more_is_written_than_read(
         await followed.follower.poll()
 
     assert not followed.follower.is_stale()
-    assert followed.device("decode-0") == set(KEYS[:20])
+    assert followed.device("decode-0") == worker.claims[0] != set()
 
 
 async def test_a_worker_that_starts_again_with_a_lower_generation_is_followed(followed: Followed) -> None:
@@ -578,18 +562,13 @@ async def test_a_worker_that_starts_again_with_a_lower_generation_is_followed(fo
     followed.follower.check_invariants()
 
 
-async def test_an_error_of_the_client_leaves_the_index_as_it_is(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_of_the_client_leaves_the_index_as_it_is(followed: Followed) -> None:
     worker = followed.worker("decode-0")
     worker.change(0, KEYS)
     worker.write()
     await followed.follower.poll()
 
-    def fails(*, transaction: bool) -> None:
-        raise redis.exceptions.RedisClusterException("no node can be reached")
-
-    monkeypatch.setattr(followed.client, "pipeline", fails)
+    followed.client.failure = redis.exceptions.RedisClusterException("no node can be reached")
     async with followed.following():
         await until(lambda: not followed.follower.connected)
 
@@ -599,7 +578,6 @@ async def test_an_error_of_the_client_leaves_the_index_as_it_is(
 async def test_a_worker_whose_chunks_are_others_is_complained_of_once(
     followed: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    followed.follower._is_fit = lambda block_tokens: block_tokens == 16
     followed.register("decode-0", block_size_tokens=16)
     followed.register("decode-1", block_size_tokens=48)
     followed.register("decode-2")
@@ -635,25 +613,23 @@ async def test_an_entry_that_is_not_what_its_name_says_is_damaged(followed: Foll
 
 
 async def test_whatever_goes_wrong_inside_is_repaired_from_snapshots(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    failures = iter([RuntimeError("half done")])
+
+    class FailsOnce(PrefixIndex):
+        def apply(self, worker_id: str, change: ClaimChange) -> None:
+            super().apply(worker_id, change)
+            for failure in failures:
+                raise failure
+
+    followed = Followed(FailsOnce(1 << 20, half_life_s=600.0))
     worker = followed.worker("decode-0")
     worker.write_snapshot()
     worker.change(0, KEYS)
     worker.write()
-    apply, failures = followed.index.apply, iter([RuntimeError("half done")])
-
-    def fails_once(worker_id: str, change: ClaimChange) -> None:
-        apply(worker_id, change)
-        for failure in failures:
-            raise failure
-
-    monkeypatch.setattr(followed.index, "apply", fails_once)
     async with followed.following():
-        await until(lambda: followed.follower.health().counts.batches == 2)
-
-    assert "half done" in caplog.text
-    assert followed.device("decode-0") == set(KEYS)
+        await until(lambda: "half done" in caplog.text and followed.device("decode-0") == set(KEYS))
 
 
 async def test_a_large_snapshot_leaves_the_event_loop_to_others(
@@ -662,7 +638,7 @@ async def test_a_large_snapshot_leaves_the_event_loop_to_others(
     async def at_once(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
-    monkeypatch.setattr(redis_index, "monotonic_s", monotonic_s)
+    # Reading the snapshot on a thread would give the others their turns, whatever is done after it.
     monkeypatch.setattr(asyncio, "to_thread", at_once)
     followed.worker("decode-0")
     many = np.random.default_rng(1).integers(1, 2**64, 200_000, dtype=np.uint64)
@@ -687,25 +663,22 @@ async def test_a_large_snapshot_leaves_the_event_loop_to_others(
     assert turns - before >= 30
 
 
-async def test_a_worker_that_leaves_while_its_claims_are_taken_in_has_none(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = followed.worker("decode-0")
+async def test_a_worker_that_leaves_while_its_claims_are_taken_in_has_none() -> None:
+    class ThenRestarts(PrefixIndex):
+        def apply(self, worker_id: str, change: ClaimChange) -> None:
+            super().apply(worker_id, change)
+            world.register("decode-0", generation=8)
+            world.follower.membership_changed()
+
+    world = Followed(ThenRestarts(1 << 20, half_life_s=600.0))
+    worker = world.worker("decode-0")
     worker.change(0, np.random.default_rng(1).integers(1, 2**63, 5000).tolist())
     worker.write_snapshot()
-    followed.register("decode-0", claims_sequence=worker.sequence)
-    apply = followed.index.apply
+    world.register("decode-0", claims_sequence=worker.sequence)
+    await world.follower.poll()
 
-    def then_restarts(worker_id: str, change: ClaimChange) -> None:
-        apply(worker_id, change)
-        followed.register("decode-0", generation=8)
-        followed.follower.membership_changed()
-
-    monkeypatch.setattr(followed.index, "apply", then_restarts)
-    await followed.follower.poll()
-
-    assert followed.index.generation("decode-0") == 8
-    assert followed.device("decode-0") == set()
+    assert world.index.generation("decode-0") == 8
+    assert world.device("decode-0") == set()
 
 
 @pytest.mark.integration
@@ -715,9 +688,8 @@ async def test_what_a_worker_writes_is_what_the_router_believes(tmp_path: Path, 
     with running_redis(tmp_path, is_cluster=is_cluster) as url:
         membership = Membership()
         index = PrefixIndex(1 << 16, half_life_s=600.0)
-        follower = IndexFollower(
-            url, SERVICE, membership, index, refresh_s=0.01, max_staleness_s=10.0, silent_after_s=60.0
-        )
+        section = IndexSection(refresh_s=0.01)
+        follower = IndexFollower(connect(url, timeout_s=2.0), SERVICE, membership, index, section)
         following = asyncio.create_task(follower.follow())
         try:
             for generation in (7, 8):
@@ -732,7 +704,7 @@ async def _worker_lives(url: str, generation: int, membership: Membership, index
     """A worker changes its claims sixty times, while Redis loses everything twice, and in the end all are known."""
     chosen = random.Random(generation)
     section = IndexSection(write_interval_s=0.001, snapshot_keys=40)
-    feed = ClaimFeed(url, SERVICE, "decode-0", generation, section, timeout_s=2.0)
+    feed = ClaimFeed(connect(url, timeout_s=2.0), SERVICE, "decode-0", generation, section)
     client = connect(url, timeout_s=2.0)
     await feed.open()
     writing = asyncio.create_task(feed.keep())

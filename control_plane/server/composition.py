@@ -1,0 +1,262 @@
+"""The composition root of a router: every part is made here, once, from the configuration and the ports it is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import grpc
+from rachis import wire as conventions
+from rachis.redis_client import RedisClient
+
+from cluster_configs.loading import LoadedConfig
+from cluster_configs.schema import RachisConfig
+from cluster_core import versions
+from cluster_core.clock import monotonic_s
+from cluster_core.ids import RequestId
+from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.dispatch.journey import JourneyLimits
+from control_plane.fleet.fencing import Fence
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_views import WorkerViews
+from control_plane.intake.admission import Admission
+from control_plane.intake.arrivals import Arrivals
+from control_plane.intake.malformed_input import MalformedInputInterceptor
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.probe_server import ProbeServer
+from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
+from control_plane.model.job import Job
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.index_queries import IndexQueries
+from control_plane.placement.placer import Placer
+from control_plane.placement.replication import Replication
+from control_plane.placement.replicator import Replicator
+from control_plane.pools.life import Actors, Pools
+from control_plane.pools.load_following import PoolFollowing
+from control_plane.pools.timing import POOL_TIMING, PoolTiming
+from control_plane.prefix_index.followed_index import FollowedIndex
+from control_plane.prefix_index.index_check import BETWEEN_LOOKS_S, SETTLE_S, IndexCheck
+from control_plane.server.admin_service import AdminService
+from control_plane.server.router_server import RouterParts, RouterServer
+from control_plane.server.router_service import RouterService
+from control_plane.server.router_status import RouterStatus
+from control_plane.sessions.serving import StreamingSessions
+
+# How long any part waits for an answer of Redis.
+_REDIS_TIMEOUT_S = 2.0
+# gRPC itself cuts messages off at this multiple of our limit; below it we answer with a sentence.
+_HARD_LIMIT_FACTOR = 4
+# What a client may have on its way to a session that is not read. gRPC would widen it by measurement, to megabytes.
+_STREAM_WINDOW_BYTES = 256 << 10
+_FIXED_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """By what a router reaches the world. All but Redis have what production uses as their default."""
+
+    # Makes a client of the service's Redis that waits so many seconds for an answer. Each part closes its own.
+    redis: Callable[[float], RedisClient]
+    # The processes of the workers, where their controller runs beside this router.
+    actors: Actors | None = None
+    # Seconds on a clock that never goes back.
+    now_s: Callable[[], float] = monotonic_s
+    # Of the model in a folder.
+    tokenizer: Callable[[str], Tokenizer] = Tokenizer
+    # gRPC: makes the router's server, and a channel to a worker.
+    server: Callable[..., grpc.aio.Server] = grpc.aio.server
+    channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+    # Serves metrics and probes.
+    endpoint: MakeEndpoint = ProbeServer
+    # The seeded choice of placement among equals.
+    rng: Callable[[int], Random] = Random
+    # What a request is on its way.
+    lifecycle: Callable[[RequestId], RequestLifecycle] = RequestLifecycle
+    job: Callable[..., Job] = Job
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTiming:
+    """Intervals that are not configured; tests have shorter ones."""
+
+    pools: PoolTiming = POOL_TIMING
+    # Of a check of the index: how long differences may be on their way, and from one look to the next.
+    check_settle_s: float = SETTLE_S
+    check_between_s: float = BETWEEN_LOOKS_S
+
+
+ROUTER_TIMING = RouterTiming()
+
+
+def build_router(
+    loaded: LoadedConfig, service_id: str, ports: RouterPorts, timing: RouterTiming = ROUTER_TIMING
+) -> RouterServer:
+    """A router that has not started. Nothing is set on any of its parts after this."""
+    config = loaded.config
+    membership = Membership(trust_after_s=config.redis.worker_lease_s, versions=versions.installed())
+    client = WorkerClient(_hard_limit_bytes(config), ports.channel)
+    views = WorkerViews(membership, client)
+    prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
+    follower = _follower(config, service_id, membership, prefixes, ports)
+    index = _index_ports(prefixes)
+    placer = _placer(config, service_id, membership, index, ports)
+    dispatcher = _dispatcher(config, membership, follower, client, placer)
+    metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
+    tokenizer = ports.tokenizer(config.model.resolved_path)
+    limits = config.router
+    admission = Admission(
+        limits.max_in_flight_requests, limits.max_queued_requests, limits.queue_timeout_s, ports.now_s
+    )
+    arrivals = Arrivals(limits.request_timeout_s, ports.now_s, ports.lifecycle, ports.job)
+    sessions = StreamingSessions(
+        membership, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
+    )
+    router = RouterService(membership, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
+    check = IndexCheck(
+        membership,
+        prefixes.index,
+        client.prefix_claims,
+        settle_s=timing.check_settle_s,
+        between_s=timing.check_between_s,
+    )
+    queries = IndexQueries(
+        membership,
+        index,
+        placer,
+        tokenizer,
+        check,
+        health=prefixes.claims.health,
+        policy=config.placement.policy,
+    )
+    pools = _pools(config, service_id, membership, client, ports, timing.pools)
+    status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, ports.now_s)
+    parts = RouterParts(
+        membership=membership,
+        follower=follower,
+        client=client,
+        views=views,
+        prefixes=prefixes,
+        placer=placer,
+        replicator=_replicator(config, service_id, prefixes, placer, client, ports),
+        dispatcher=dispatcher,
+        admission=admission,
+        tokenizer=tokenizer,
+        metrics=metrics,
+        check=check,
+        queries=queries,
+        router=router,
+        admin=AdminService(loaded, membership, client, views, status, queries, pools),
+        pools=pools,
+        load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
+        server=_server(config, ports),
+    )
+    return RouterServer(config, parts)
+
+
+def _hard_limit_bytes(config: RachisConfig) -> int:
+    return (config.router.max_message_mib << 20) * _HARD_LIMIT_FACTOR
+
+
+def _server(config: RachisConfig, ports: RouterPorts) -> grpc.aio.Server:
+    return ports.server(
+        interceptors=[MalformedInputInterceptor(config.router.max_message_mib << 20)],
+        options=[*conventions.channel_options(_hard_limit_bytes(config)), *_FIXED_WINDOW],
+    )
+
+
+def _follower(
+    config: RachisConfig, service_id: str, membership: Membership, prefixes: FollowedIndex, ports: RouterPorts
+) -> RegistryFollower:
+    return RegistryFollower(
+        ports.redis(_REDIS_TIMEOUT_S),
+        service_id,
+        membership,
+        refresh_s=config.redis.refresh_s,
+        worker_lease_s=config.redis.worker_lease_s,
+        # A worker whose lease has ended holds nothing from then on.
+        on_read=prefixes.claims.membership_changed,
+        now_s=ports.now_s,
+    )
+
+
+def _index_ports(prefixes: FollowedIndex) -> IndexPorts:
+    return IndexPorts(
+        prefixes.index,
+        is_stale=prefixes.claims.is_stale,
+        now_s=prefixes.accesses.now_s,
+        record_access=prefixes.accesses.record,
+    )
+
+
+def _placer(
+    config: RachisConfig, service_id: str, membership: Membership, index: IndexPorts, ports: RouterPorts
+) -> Placer:
+    return Placer(
+        membership,
+        index,
+        config.placement,
+        service_id=service_id,
+        chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
+        rng=ports.rng(config.placement.seed),
+        now_s=ports.now_s,
+    )
+
+
+def _dispatcher(
+    config: RachisConfig, membership: Membership, follower: RegistryFollower, client: WorkerClient, placer: Placer
+) -> Dispatcher:
+    return Dispatcher(
+        membership,
+        follower.changed,
+        client,
+        placer,
+        JourneyLimits(
+            prefill_attempts=config.router.prefill_attempts,
+            worker_wait_s=config.router.queue_timeout_s,
+            handoff_deadline_s=config.handoff.deadline_s,
+        ),
+    )
+
+
+def _replicator(
+    config: RachisConfig,
+    service_id: str,
+    prefixes: FollowedIndex,
+    placer: Placer,
+    client: WorkerClient,
+    ports: RouterPorts,
+) -> Replicator:
+    plan = Replication(config.placement.replication_load, config.placement.replicas)
+    redis = ports.redis(_REDIS_TIMEOUT_S)
+    return Replicator(redis, service_id, prefixes.router_id, placer, client, plan, now_s=ports.now_s)
+
+
+def _pools(
+    config: RachisConfig,
+    service_id: str,
+    membership: Membership,
+    client: WorkerClient,
+    ports: RouterPorts,
+    timing: PoolTiming,
+) -> Pools | None:
+    if ports.actors is None:
+        return None
+    fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
+    return Pools(config, ports.actors, membership, client, fence, timing)
+
+
+def _load_following(
+    config: RachisConfig,
+    pools: Pools | None,
+    membership: Membership,
+    metrics: RouterMetrics,
+    admission: Admission,
+    ports: RouterPorts,
+    timing: PoolTiming,
+) -> PoolFollowing | None:
+    if pools is None:
+        return None
+    queued = lambda: admission.queued  # noqa: E731
+    return PoolFollowing(config, pools, membership, metrics.recent_ttft, queued, timing, ports.now_s)

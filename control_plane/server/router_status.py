@@ -1,0 +1,56 @@
+"""What one router says of itself: how long it runs, what it works on, how requests ended, what it took itself."""
+
+import importlib.metadata
+from collections.abc import Callable
+
+from rachis.v1 import admin_pb2 as admin
+
+from cluster_core.clock import cpu_s, monotonic_s
+from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.intake.admission import Admission
+from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.server.router_service import RouterService
+
+
+class RouterStatus:
+    """Read off the router's parts whenever somebody asks; its uptime counts from here."""
+
+    def __init__(
+        self,
+        service_id: str,
+        follower: RegistryFollower,
+        admission: Admission,
+        router: RouterService,
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
+        self._service_id = service_id
+        self._follower = follower
+        self._admission = admission
+        self._router = router
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._now_s = now_s
+        self._started_s = now_s()
+
+    def to_wire(self) -> admin.GetRouterStatusResponse:
+        overhead = sorted(self._dispatcher.overhead_ms)
+        return admin.GetRouterStatusResponse(
+            version=importlib.metadata.version("rachis"),
+            service_id=self._service_id,
+            uptime_s=self._now_s() - self._started_s,
+            in_flight_requests=self._admission.in_flight,
+            queued_requests=self._admission.queued,
+            outcomes={state.value: count for state, count in self._router.outcomes.items()},
+            registry_connected=self._follower.connected,
+            overhead_p50_ms=_quantile(overhead, 0.5),
+            overhead_p99_ms=_quantile(overhead, 0.99),
+            cpu_s=cpu_s(),
+            metrics_address=self._metrics.address,
+        )
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,87 @@
+"""What one message of a session's client puts into its prompt: checked, tokenized, and handed to the session."""
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import InvalidInputError, OutOfOrderError, WithdrawnError
+from control_plane.intake import validation
+from control_plane.intake.malformed_input import Malformed
+from control_plane.intake.tokenization import Tokenizer
+from control_plane.sessions.session import Command, Input, Session
+
+Message = api.StreamGenerateRequest | Malformed
+
+
+class SessionIntake:
+    """Of one session that is open. prefix: that of its `open`, which chat messages of its `finish` have to fit."""
+
+    def __init__(
+        self, session: Session, prefix: generation.PromptInput, tokenizer: Tokenizer, model: wire.ModelInfo
+    ) -> None:
+        self.session = session
+        self._prefix = prefix
+        self._tokenizer = tokenizer
+        self._model = model
+
+    async def take(self, message: Message) -> Command | None:
+        """What the worker has to be told of it; None where nothing has changed.
+
+        Raises ClientFault for a message that is refused, which changes nothing, and WithdrawnError for `cancel`.
+        """
+        if isinstance(message, Malformed):
+            raise message.error
+        kind = message.WhichOneof("event")
+        if kind is None:
+            raise InvalidInputError("one of append, update, finish or cancel must be set", field="event")
+        if kind == "append":
+            return await self._append(message.append)
+        if kind == "update":
+            return await self._update(message.update)
+        if kind == "finish":
+            return await self._finish(message.finish)
+        if kind == "cancel":
+            self.session.cancel()
+            raise WithdrawnError("the client cancelled the session")
+        raise OutOfOrderError("the session is open already", field="open")
+
+    async def _append(self, append: api.SessionAppend) -> Command | None:
+        self.session.check(Input.APPEND)
+        tokens = await self._tokens(append.piece, "append.piece")
+        return self.session.append(tokens)
+
+    async def _update(self, update: api.SessionUpdate) -> Command | None:
+        self.session.check(Input.UPDATE)
+        self.session.check_revision(update.revision)
+        tokens: list[int] = []
+        for index, piece in enumerate(update.context):
+            tokens += await self._tokens(piece, f"update.context[{index}]")
+        return self.session.update(update.revision, tokens)
+
+    async def _finish(self, finish: api.SessionFinish) -> Command:
+        self.session.check(Input.FINISH)
+        closing = finish.closing
+        validation.check_closing(closing, self._prefix, self._model)
+        tokens: list[int] = []
+        tail = None
+        if closing.HasField("text"):
+            tokens = await self._tokens(api.SessionPiece(text=closing.text), "finish.closing")
+        elif closing.HasField("token_ids"):
+            tokens = list(closing.token_ids.ids)
+        elif closing.HasField("chat"):
+            tail = await self._turns(closing.chat)
+        return self.session.finish(tokens, tail)
+
+    async def _turns(self, turns: generation.ChatMessages) -> list[int]:
+        """What stands after the context with these turns in it."""
+        frame = await self._tokenizer.frame(self._prefix, turns)
+        if frame.head != self.session.head:
+            raise InvalidInputError(
+                "the chat template puts something else before the context when these messages follow it",
+                field="finish.closing.chat",
+            )
+        return frame.tail
+
+    async def _tokens(self, piece: api.SessionPiece, field: str) -> list[int]:
+        validation.check_piece(piece, self._model, field)
+        return await self._tokenizer.piece(piece)
