@@ -1,7 +1,8 @@
-"""One start of one worker: what `worker_runtime.host` does in a process, with a block engine, in the simulation."""
+"""One start of one worker in the simulation: what `worker_runtime.host` is in a process, with a block engine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from rachis.redis_client import REDIS_DOWN, RedisClient
 from rachis.v1 import worker_pb2 as wire
@@ -10,6 +11,7 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
+from cluster_core.engine_reports import EngineInfo
 from decode_worker.service import DecodeService
 from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
@@ -19,16 +21,13 @@ from prefill_worker.service import PrefillService
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
-from worker_runtime.wire_conversion import to_wire
+from worker_runtime.worker_start import RegistryPlace, WorkerStart
 
 _RETRY_S = 0.25
 
 
 class LocalWorker:
-    """`run` until it is killed or stopped. engine: once it has a generation; is_ready: it serves.
-
-    redis: makes its clients. clock: of its host, which may be wrong.
-    """
+    """Starts at once, and runs until it is killed or stopped. redis: makes its clients. clock: of its host."""
 
     def __init__(
         self,
@@ -42,12 +41,12 @@ class LocalWorker:
         clock: ClusterClock,
     ) -> None:
         self.name = name
+        # Once it has a generation.
         self.engine: BlockEngine | None = None
+        # It serves.
         self.is_ready = False
         self._config = config
-        self._service_id = service_id
         self._transport = transport
-        self._redis = redis
         self._fabric = fabric
         self._settings = settings
         self._clock = clock
@@ -58,13 +57,14 @@ class LocalWorker:
             state=wire.WORKER_STATE_STARTING,
             phase="starting",
         )
-        self._make_service = self._prefill_service if is_prefill else DecodeService
         self._server: LocalServer | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        lease_s = config.redis.worker_lease_s
+        place = RegistryPlace(lambda: redis(lease_s), service_id, lease_s, config.index)
+        self._worker = WorkerStart(place, self.record, clock, self)
         self._main = asyncio.create_task(self._start())
 
     async def kill(self) -> None:
-        """Without a word: what it still does reaches nobody. Returns once all of it has ended."""
+        """Without a word: what it still does has no effect. Returns once all of it has ended."""
         if self._server is not None:
             self._server.kill()
         if self.engine is not None:
@@ -81,77 +81,69 @@ class LocalWorker:
             await self.engine.stop()
 
     def set_draining(self, *, draining: bool) -> None:
-        """As its service does when it is told so."""
+        """As its service does for a call that says so."""
         if self.is_ready:
             self.record.state = wire.WORKER_STATE_DRAINING if draining else wire.WORKER_STATE_READY
-            self._registration.changed()
+            self._worker.registration.changed()
 
     async def _end(self) -> None:
         self.is_ready = False
-        tasks = [self._main, *self._tasks]
+        tasks = [self._main, *self._worker.background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self) -> None:
-        """In the order of `worker_runtime.host`. Redis that is away is waited for."""
-        lease_s = self._config.redis.worker_lease_s
-        registration = Registration(
-            self._redis(lease_s), self._service_id, self.record, lease_s, self._bring_up_to_date, self._clock
-        )
-        self._registration = registration
-        await _retried(registration.open)
-        engine_id = f"{self.name}@{self.record.generation}"
-        engine = BlockEngine(self.name, engine_id, self._fabric, self._settings, self._clock)
-        self.engine = engine
-        self._feed = ClaimFeed(
-            self._redis(lease_s),
-            self._service_id,
-            self.name,
-            self.record.generation,
-            self._config.index,
-            on_superseded=registration.superseded,
-            count_stored_blocks=lambda: engine.status().counters.stored_blocks,
-        )
-        self._tasks.append(asyncio.create_task(registration.keep()))
-        engine.follow_claims(self._feed.changed)
-        info = await engine.start(lambda phase: None, lambda why: None)
-        self.record.model.CopyFrom(to_wire(info, wire.ModelInfo))
-        self.record.block_size_tokens = info.block_size_tokens
-        self.record.max_running_requests = info.max_running_requests
-        server = self._server = self._transport.server(self.name)
-        servicer = self._make_service(engine, self.record, registration.changed, self._feed)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[arg-type]
-        self.record.address = f"{self.name}:{server.add_insecure_port(f'{self.name}:0')}"
-        await server.start()
-        await _retried(self._feed.open)
-        self._tasks.append(asyncio.create_task(self._feed.keep()))
-        self.record.phase = "serving"
-        self.record.state = wire.WORKER_STATE_READY
-        await _retried(registration.publish)
+        # It is never closed: what a worker leaves behind when it ends is left behind here.
+        await self._worker.bring_up(AsyncExitStack())
         self.is_ready = True
 
-    def _bring_up_to_date(self) -> None:
-        if self.engine is None:
-            return
-        status = self.engine.status()
-        self.record.load.CopyFrom(to_wire(status.load, wire.WorkerLoad))
-        self.record.costs.CopyFrom(to_wire(status.costs, wire.WorkerCosts))
-        self.record.cacheable_requests = status.counters.cacheable_requests
-        self.record.stored_blocks = self._feed.stored_blocks
-        self.record.claims_sequence = self._feed.claims_sequence
+    # Its ports; see `worker_start.WorkerPorts`. Redis that is away is waited for.
 
-    def _prefill_service(
+    async def take_generation(self, registration: Registration) -> int:
+        await self.with_retries(registration.open)
+        return self.record.generation
+
+    def make_engine(self, generation: int) -> BlockEngine:
+        self.engine = BlockEngine(self.name, f"{self.name}@{generation}", self._fabric, self._settings, self._clock)
+        return self.engine
+
+    async def start_engine(self, engine: Engine, registration: Registration) -> EngineInfo:
+        return await engine.start(lambda phase: None, lambda why: None)
+
+    def make_server(self) -> "_Server":
+        self._server = self._transport.server(self.name)
+        return _Server(self.name, self._server)
+
+    def make_service(
         self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None], feed: ClaimFeed
     ) -> WorkerServiceBase:
+        if record.pool == wire.POOL_DECODE:
+            return DecodeService(engine, record, on_state, feed)
         interval_ms = self._config.streaming.progress_interval_ms
         return PrefillService(engine, record, on_state, feed, progress_interval_ms=interval_ms)
 
+    async def with_retries(self, write: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            try:
+                await write()
+                return
+            except REDIS_DOWN:
+                await asyncio.sleep(_RETRY_S)
 
-async def _retried(write: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        try:
-            await write()
-            return
-        except REDIS_DOWN:
-            await asyncio.sleep(_RETRY_S)
+
+class _Server:
+    """A local server as a worker starts it; it has no health to follow."""
+
+    def __init__(self, host: str, server: LocalServer) -> None:
+        self._host = host
+        self._server = server
+
+    async def start(self, servicer: WorkerServiceBase) -> str:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)  # type: ignore[arg-type]
+        port = self._server.add_insecure_port(f"{self._host}:0")
+        await self._server.start()
+        return f"{self._host}:{port}"
+
+    def state_changed(self) -> None:
+        """Nothing looks at it."""

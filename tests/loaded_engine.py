@@ -15,7 +15,6 @@ os.environ.update(
 import vllm.v1.engine.llm_engine  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
-import kv_transfer.engine_connector  # noqa: E402
 import worker_runtime.vllm_arguments  # noqa: E402, F401
 
 if current_platform.is_cpu():

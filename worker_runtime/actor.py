@@ -10,8 +10,9 @@ import os
 import ray
 from rachis.v1 import worker_pb2 as wire
 
-from worker_runtime.host import ServiceFactory, WorkerHost, WorkerSettings
+from worker_runtime.host import WorkerHost, WorkerSettings
 from worker_runtime.own_node import NodePlace
+from worker_runtime.worker_start import ServiceFactory
 
 
 class WorkerActor:

@@ -21,19 +21,19 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from cluster_configs.loading import masked
 from cluster_core import versions
-from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
+from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from cluster_core.versions import Versions
 from worker_runtime import own_node
-from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
 from worker_runtime.wire_conversion import to_wire
 from worker_runtime.worker_server import WorkerServer
+from worker_runtime.worker_start import RegistryPlace, ServiceFactory, WorkerStart
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +65,6 @@ class WorkerSettings:
     session_grace_s: float = 5.0
 
 
-ServiceFactory = Callable[[Engine, wire.WorkerRegistration, Callable[[], None], ClaimFeed], WorkerServiceBase]
-
-
 class WorkerHost:
     """See the module. `service` makes the pool's servicer, `place` is asked where the settings name no host."""
 
@@ -90,7 +87,6 @@ class WorkerHost:
             phase="starting",
             versions=to_wire(self._versions, wire.Versions),
         )
-        self._feed: ClaimFeed | None = None
         self._clock = ClusterClock()
         self._ready = threading.Event()
         self._failure: str | None = None
@@ -163,50 +159,17 @@ class WorkerHost:
 
         engine = VllmEngine(engine_settings, self._clock)
         ends.push_async_callback(engine.stop)
-        registration = Registration(
-            connect(settings.redis_url, settings.redis_lease_s),
-            settings.service_id,
-            self._record,
-            settings.redis_lease_s,
-            lambda: self._bring_up_to_date(engine),
-            self._clock,
+        lease_s = settings.redis_lease_s
+        place = RegistryPlace(
+            lambda: connect(settings.redis_url, lease_s), settings.service_id, lease_s, settings.engine.index
         )
-        self._feed = feed = ClaimFeed(
-            connect(settings.redis_url, settings.redis_lease_s),
-            settings.service_id,
-            settings.worker_id,
-            await self._generation(registration),
-            settings.engine.index,
-            on_superseded=registration.superseded,
-            count_stored_blocks=lambda: engine.status().counters.stored_blocks,
-        )
-        ends.push_async_callback(feed.close)
-        ends.push_async_callback(registration.close)
-        background = BackgroundTasks()
-        background.start(registration.keep())
-        ends.push_async_callback(background.cancel)
-        engine.follow_claims(feed.changed)
-        await self._start_engine_in_time(engine, registration)
-        server = WorkerServer(self._record, settings.max_message_bytes)
-
-        def on_state() -> None:
-            registration.changed()
-            server.state_changed()
-
-        servicer = self._service(engine, self._record, on_state, feed)
-        self._record.address = await server.start(servicer, engine_settings.host, engine_settings.ports)
-        # A reader that sees this generation ready finds that what the one before has claimed is void.
-        await self._with_retries(feed.open)
-        background.start(feed.keep())
-        self._record.phase = "serving"
-        self._record.state = wire.WORKER_STATE_READY
-        await self._with_retries(registration.publish)
-        server.state_changed()
+        ports = _ProcessPorts(replace(settings, engine=engine_settings), self._service, self._record, engine)
+        servicer = await WorkerStart(place, self._record, self._clock, ports).bring_up(ends)
         self._ready.set()
         await self._end_asked.wait()
         if not self._stopped.is_set():
             await self._drained(servicer)
-        await server.stop(grace_s=0.5)
+        await ports.server.stop(grace_s=0.5)
 
     async def _drained(self, servicer: WorkerServiceBase) -> None:
         """Until nothing runs any more, `stop` is called, or it has taken as long as it may."""
@@ -224,15 +187,55 @@ class WorkerHost:
         except TimeoutError:
             logger.warning("%s leaves with work unfinished after %g s", settings.worker_id, settings.drain_timeout_s)
 
-    async def _generation(self, registration: Registration) -> int:
+
+class _ProcessPorts:
+    """See `worker_start.WorkerPorts`: a worker that has a process of its own."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        service: ServiceFactory,
+        record: wire.WorkerRegistration,
+        engine: Engine,
+    ) -> None:
+        self.make_service = service
+        # Once it is made.
+        self.server: WorkerServer
+        self._settings = settings
+        self._record = record
+        self._engine = engine
+
+    async def take_generation(self, registration: Registration) -> int:
         try:
             return await registration.open()
         except REDIS_DOWN as error:
             place = masked(self._settings.redis_url)
             raise StartError(f"the Redis at {place} {complaint(error)} when node {NODE} asks") from None
 
-    async def _with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
-        """A model that took minutes to load is not given up because Redis is away for a moment."""
+    def make_engine(self, generation: int) -> Engine:
+        return self._engine
+
+    async def start_engine(self, engine: Engine, registration: Registration) -> EngineInfo:
+        loop, timeout_s = asyncio.get_running_loop(), self._settings.start_timeout_s
+
+        def on_phase(phase: str) -> None:
+            self._record.phase = phase
+            loop.call_soon_threadsafe(registration.changed)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await engine.start(on_phase, self._end_process)
+        except TimeoutError:
+            # Into the worker's log: where each thread stands is all there is to know of a start that hangs.
+            faulthandler.dump_traceback()
+            raise StartError(f"still {self._record.phase} after {timeout_s:g} s") from None
+
+    def make_server(self) -> WorkerServer:
+        engine = self._settings.engine
+        self.server = WorkerServer(self._record, self._settings.max_message_bytes, engine.host, engine.ports)
+        return self.server
+
+    async def with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(REDIS_DOWN),
             stop=stop_after_delay(self._settings.start_timeout_s),
@@ -241,36 +244,6 @@ class WorkerHost:
         ):
             with attempt:
                 await write()
-
-    def _bring_up_to_date(self, engine: Engine) -> None:
-        """What changes all the time and is as good as the last renewal."""
-        status = engine.status()
-        self._record.load.CopyFrom(to_wire(status.load, wire.WorkerLoad))
-        self._record.costs.CopyFrom(to_wire(status.costs, wire.WorkerCosts))
-        self._record.cacheable_requests = status.counters.cacheable_requests
-        if self._feed is not None:
-            self._record.stored_blocks = self._feed.stored_blocks
-            self._record.claims_sequence = self._feed.claims_sequence
-
-    async def _start_engine_in_time(self, engine: Engine, registration: Registration) -> None:
-        timeout_s = self._settings.start_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._start_engine(engine, registration)
-        except TimeoutError:
-            # Into the worker's log: where each thread stands is all there is to know of a start that hangs.
-            faulthandler.dump_traceback()
-            raise StartError(f"still {self._record.phase} after {timeout_s:g} s") from None
-
-    async def _start_engine(self, engine: Engine, registration: Registration) -> None:
-        def on_phase(phase: str) -> None:
-            self._record.phase = phase
-            self._loop.call_soon_threadsafe(registration.changed)
-
-        info = await engine.start(on_phase, self._end_process)
-        self._record.model.CopyFrom(to_wire(info, wire.ModelInfo))
-        self._record.block_size_tokens = info.block_size_tokens
-        self._record.max_running_requests = info.max_running_requests
 
     def _end_process(self, why: str) -> None:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""

@@ -21,26 +21,30 @@ _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Heal
 
 
 class WorkerServer:
-    """`start`, then `stop`. record: the worker's own; `state_changed` has its health follow it."""
+    """`start`, then `stop`. record: the worker's own; `state_changed` has its health follow it. ports: None for any."""
 
-    def __init__(self, record: wire.WorkerRegistration, max_message_bytes: int) -> None:
+    def __init__(
+        self, record: wire.WorkerRegistration, max_message_bytes: int, host: str, ports: PortRange | None
+    ) -> None:
         self._record = record
+        self._host = host
+        self._ports = ports
         self._server = grpc.aio.server(options=conventions.channel_options(max_message_bytes))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
-    async def start(self, servicer: worker_pb2_grpc.WorkerServiceServicer, host: str, ports: PortRange | None) -> str:
+    async def start(self, servicer: worker_pb2_grpc.WorkerServiceServicer) -> str:
         """Where it listens. Raises StartError when none of the ports is free."""
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        port = hold_port(host, ports, "pools.ports") if ports is not None else 0
-        port = self._server.add_insecure_port(address_of(host, port))
+        port = hold_port(self._host, self._ports, "pools.ports") if self._ports is not None else 0
+        port = self._server.add_insecure_port(address_of(self._host, port))
         await self._health.set(LIVENESS, _SERVING)
         await self._set_health()
         self._following = asyncio.create_task(self._follow())
         await self._server.start()
-        return address_of(host, port)
+        return address_of(self._host, port)
 
     def state_changed(self) -> None:
         self._changed.set()

@@ -175,22 +175,6 @@ def _noting(close: Any, running: set[str], at_close: list[set[str]]) -> Any:
     return noting
 
 
-async def test_the_registration_tells_of_blocks_that_are_in_the_stream(
-    server: str, client: Any, engine: Engine
-) -> None:
-    host = start(server)
-    await ready(host)
-    feed = host._feed
-    assert feed is not None
-    feed.stored_blocks = 7
-    feed._has_ended = True
-    host._bring_up_to_date(engine)
-
-    assert host._record.stored_blocks == 7
-    assert host._record.claims_sequence == feed.sequence + 1
-    assert await stopped(host)
-
-
 @pytest.mark.parametrize(
     ("changes", "place", "told"),
     [
