@@ -1,0 +1,107 @@
+"""`rachis serve` around a service that is made up: what it says, and how a signal ends it."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import StartError
+from command_line.serve import StartService, serve
+
+
+class MadeUpService:
+    """One prefill worker that serves, one decode worker that has not come up."""
+
+    address = "127.0.0.1:7000"
+    service_id = "made-up"
+
+    def __init__(self) -> None:
+        self.workers = [wire.WorkerRegistration(worker_id="prefill-0", address="127.0.0.1:1", pid=1, node="here")]
+
+    def missing(self) -> list[admin.PoolWorker]:
+        return [admin.PoolWorker(worker_id="decode-0", detail="no room on any node")]
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def starting(while_starting: Callable[[], Awaitable[None]] | None = None) -> tuple[StartService, list[bool]]:
+    """A service that is interrupted as soon as it is up, and a list that has an entry once it was taken down."""
+
+    @asynccontextmanager
+    async def start(on_phase: Callable[[str, str], None]) -> AsyncIterator[MadeUpService]:
+        on_phase("router", "starting")
+        on_phase("router", "starting")
+        try:
+            if while_starting is not None:
+                await while_starting()
+            asyncio.get_running_loop().call_soon(interrupt)
+            yield MadeUpService()
+        finally:
+            ended.append(True)
+
+    ended: list[bool] = []
+    return cast(StartService, start), ended
+
+
+def served(start: StartService, *, as_json: bool) -> None:
+    asyncio.run(serve("builtin", start, as_json=as_json))
+
+
+def test_machines_read_each_phase_once_then_where_it_listens_and_who_is_missing_then_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start, ended = starting()
+
+    served(start, as_json=True)
+
+    phase, ready, stopped = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert phase == {"event": "phase", "part": "router", "phase": "starting"}
+    assert (ready["event"], ready["address"], ready["service_id"]) == ("ready", "127.0.0.1:7000", "made-up")
+    assert ready["missing"] == {"decode-0": "no room on any node"}
+    assert (stopped["event"], stopped["served"], ended) == ("stopped", True, [True])
+
+
+def test_people_read_who_serves_and_who_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    start, ended = starting()
+
+    served(start, as_json=False)
+
+    first, worker, missing, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("serving builtin on 127.0.0.1:7000 after ")
+    assert worker.split() == ["prefill-0", "127.0.0.1:1", "process", "1", "on", "here"]
+    assert missing.split(maxsplit=1) == ["decode-0", "not ready: no room on any node"]
+    assert rest == ["Ctrl-C stops it", "stopping", "stopped"]
+    assert ended == [True]
+
+
+def test_a_signal_while_the_service_starts_takes_down_what_was_up(capsys: pytest.CaptureFixture[str]) -> None:
+    async def never_up() -> None:
+        interrupt()
+        await asyncio.Event().wait()
+
+    start, ended = starting(never_up)
+
+    served(start, as_json=True)
+
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"event": "stopped", "served": False}
+    assert ended == [True]
+
+
+def test_a_service_that_does_not_come_up_says_why() -> None:
+    async def fail() -> None:
+        raise StartError("no room")
+
+    start, ended = starting(fail)
+
+    with pytest.raises(StartError, match="no room"):
+        served(start, as_json=True)
+    assert ended == [True]
