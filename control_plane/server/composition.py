@@ -121,15 +121,8 @@ def build_router(
         settle_s=timing.check_settle_s,
         between_s=timing.check_between_s,
     )
-    queries = IndexQueries(
-        membership,
-        index,
-        placer,
-        tokenizer,
-        check,
-        health=prefixes.claims.health,
-        policy=config.placement.policy,
-    )
+    health, policy = prefixes.claims.health, config.placement.policy
+    queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, ports.now_s)
     parts = RouterParts(

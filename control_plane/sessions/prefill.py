@@ -7,7 +7,6 @@ commands that waited for it are dropped, what they said is in the prompt. Comman
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
@@ -18,29 +17,29 @@ from control_plane.fleet.worker_client import SessionCall, WorkerClient
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.changes import Changes
 from control_plane.sessions.session import Append, Command, Finish, Session, Update
 
 
 class PromptInPieces:
-    """See `control_plane.dispatch.prefilling.Prefilling`.
+    """See `control_plane.dispatch.prefilling.Prefilling`. changes: notified of all that this does to its session."""
 
-    on_change: called whenever the session or its backlog has changed.
-    placed: a worker has the session, or none will. worker_id: the one that had it first. record: the worker's, once it
-    has prefilled. finished_s: when the prompt was complete.
-    """
-
-    def __init__(self, client: WorkerClient, job: Job, session: Session, backlog: Backlog) -> None:
+    def __init__(self, client: WorkerClient, job: Job, session: Session, backlog: Backlog, changes: Changes) -> None:
         self._client = client
         self._job = job
         self._session = session
         self._backlog = backlog
-        self.on_change: Callable[[], None] = lambda: None
+        self._changes = changes
         self._commands: deque[Command] = deque()
         self._to_send = asyncio.Event()
         self._whole = asyncio.Event()
+        # A worker has the session, or none will.
         self.placed = asyncio.Event()
+        # The worker that had it first.
         self.worker_id = ""
+        # When the prompt was complete.
         self.finished_s = 0.0
+        # The worker's, once it has prefilled.
         self.record: generation.SessionRecord | None = None
 
     @property
@@ -57,7 +56,7 @@ class PromptInPieces:
             self._to_send.set()
             if not isinstance(command, Finish):
                 self._backlog.sent(len(self._session.tokens))
-        self.on_change()
+        self._changes.notify()
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         opening = wire.PrefillSessionOpen(
@@ -78,7 +77,7 @@ class PromptInPieces:
             return response
         finally:
             self._backlog.detach()
-            self.on_change()
+            self._changes.notify()
 
     async def without_worker(self) -> None:
         self.placed.set()
@@ -89,7 +88,7 @@ class PromptInPieces:
         if self._session.finished:
             self._commands.append(Finish(()))
         self._backlog.attach(len(self._session.tokens))
-        self.on_change()
+        self._changes.notify()
 
     async def _converse(
         self, call: SessionCall, opening: wire.PrefillSessionRequest, worker: WorkerSnapshot
@@ -119,7 +118,7 @@ class PromptInPieces:
                 self.worker_id = worker.worker_id
                 self.placed.set()
             self._backlog.progressed(response.progress)
-            self.on_change()
+            self._changes.notify()
         return response.prefilled
 
 

@@ -13,6 +13,7 @@ from rachis.wire import Context
 
 from cluster_core.errors import ClientFault, DeadlineError, WithdrawnError
 from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.changes import Changes
 from control_plane.sessions.intake import Message, SessionIntake
 from control_plane.sessions.session import Command
 
@@ -39,6 +40,7 @@ class SessionReader:
         backlog: Backlog,
         send: Callable[[Command | None], None],
         refuse: Callable[[ClientFault, int], Awaitable[None]],
+        changes: Changes,
         *,
         idle_timeout_s: float,
     ) -> None:
@@ -53,9 +55,9 @@ class SessionReader:
         self._room = asyncio.Event()
         # Of the client's messages so far; `open` is number 1.
         self.messages = 1
+        changes.follow(self._look_for_room)
 
-    def changed(self) -> None:
-        """To be called when the backlog or the session has changed."""
+    def _look_for_room(self) -> None:
         if self._session.finished or self._backlog.has_room:
             self._room.set()
         else:
@@ -66,7 +68,7 @@ class SessionReader:
 
         Raises WithdrawnError when it cancels or closes its side before, DeadlineError when it stays silent.
         """
-        self.changed()
+        self._look_for_room()
         while (message := await self._next()) is not None:
             self.messages += 1
             try:

@@ -13,6 +13,7 @@ from cluster_core.errors import ungrouped
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.model.job import Job
 from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.changes import Changes
 from control_plane.sessions.events import SessionEvents
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader
@@ -30,6 +31,7 @@ class SessionRun:
         pieces: PromptInPieces,
         events: SessionEvents,
         reader: SessionReader,
+        changes: Changes,
         *,
         progress_interval_s: float,
     ) -> None:
@@ -41,7 +43,7 @@ class SessionRun:
         self._reader = reader
         self._progress_interval_s = progress_interval_s
         self._news = asyncio.Event()
-        pieces.on_change = self._changed
+        changes.follow(self._news.set)
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """Returns when the answer has been written. Raises what ends the session before."""
@@ -54,10 +56,6 @@ class SessionRun:
                         await self._events.stop(telling)
                         await self._events.piece(piece)
                 await self._events.stop(listening)
-
-    def _changed(self) -> None:
-        self._news.set()
-        self._reader.changed()
 
     async def _listen(self) -> None:
         await self._pieces.placed.wait()

@@ -1,3 +1,5 @@
+"""The most telling journeys, line by line."""
+
 from tests.pure.control_plane.dispatch.journey_script import FILE, rendered
 
 
