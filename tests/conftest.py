@@ -1,7 +1,7 @@
 """Which tests run on one worker when they are spread over several, in which order, and what each tier took.
 
-A group stays on one worker: what its tests share is started once. Groups come in the order of `_LONGEST_FIRST`, so
-that the last ones that run are short. A test file without a group of its own is one.
+A group stays on one worker: what its tests share is started once. A test file without a group of its own is one. The
+groups and folders that take longest come first, so that at the end no worker is left alone with a long one.
 """
 
 from collections import defaultdict
@@ -11,16 +11,18 @@ import pytest
 
 from tests import ROOT
 
-# What an item of these folders or files needs takes longest to start or to do.
-_LONGEST_FIRST = ("tests/integration", "tests/contract", "tests/campaign", "tests/process", "tests/pure")
+_LONGEST_FIRST = (
+    "two by two", "service", "tests/integration/test_alerts.py", "engine processes",
+    "tests/integration", "tests/contract", "tests/campaign", "tests/process", "tests/pure",
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_file(item)))
-    items.sort(key=_rank)
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+    items.sort(key=_place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -38,9 +40,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{tier:<12} {len(names[tier]):>6} tests {spent_s:>8.1f} s")
 
 
-def _file(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT).as_posix()
-
-
-def _rank(item: pytest.Item) -> int:
-    return next((place for place, start in enumerate(_LONGEST_FIRST) if _file(item).startswith(start)), 0)
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    """Items of one place stay in the order of their files, and in a file in its own."""
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    place = next((place for place, start in enumerate(_LONGEST_FIRST) if mark.args[0].startswith(start)), 0)
+    return place, item.get_closest_marker("leaves_less") is not None

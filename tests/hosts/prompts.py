@@ -27,6 +27,8 @@ Answers = Mapping[Prompt, list[int]]
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 _AT_ONCE = 8
+# A stream has begun once so many were answered.
+_FIRST_ANSWERS = 4
 _TIMEOUT_S = 60.0
 
 
@@ -62,6 +64,11 @@ class Stream:
 
     answered: list[tuple[Prompt, Generated]] = field(default_factory=list)
     refused: list[grpc.aio.AioRpcError] = field(default_factory=list)
+    # Requests that were neither answered nor refused before their own deadline.
+    expired: list[Prompt] = field(default_factory=list)
+
+    async def has_begun(self) -> bool:
+        return len(self.answered) >= _FIRST_ANSWERS
 
     def by_decode_pool(self) -> int:
         """How many were prefilled by a decode worker."""
@@ -93,7 +100,10 @@ async def requests_meanwhile(
         try:
             stream.answered.append((prompt, await generate(client, prompt)))
         except grpc.aio.AioRpcError as error:
-            stream.refused.append(error)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                stream.expired.append(prompt)
+            else:
+                stream.refused.append(error)
 
     async def send_all() -> None:
         async with asyncio.TaskGroup() as sent:
@@ -109,4 +119,5 @@ async def requests_meanwhile(
             yield stream
         finally:
             over.set()
-    logger.info("requests meanwhile: %d answered, %d refused", len(stream.answered), len(stream.refused))
+    counts = len(stream.answered), len(stream.refused), len(stream.expired)
+    logger.info("requests meanwhile: %d answered, %d refused, %d expired", *counts)

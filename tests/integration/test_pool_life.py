@@ -1,25 +1,27 @@
-"""Workers that leave and start again under load: on real engines no request fails, and no token changes."""
+"""Workers that leave and start again under load: on real engines no request fails, and no token changes.
+
+The answers to compare with are those of the service before; that they are plain vLLM's: `test_service`.
+"""
 
 import asyncio
-import json
-import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
-from benchmarks.direct_call import DirectWorker
-from benchmarks.plain_engine import GENERATION, plain_engine
-from cluster_configs.loading import LoadedConfig
 from control_plane.client import RachisClient, token_prompt
-from tests.fakes.redis_server import running_redis
-from tests.integration.conftest import all_blocks_free, own_service, until
+from tests.integration.conftest import TwoByTwo, all_blocks_free, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("two by two"),
+    pytest.mark.leaves_less,
+]
 
 STREAMS = 8
 PROMPTS = [[(step * index) % 250 for index in range(40 + 70 * step)] for step in range(1, STREAMS + 1)]
@@ -27,13 +29,6 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": Tr
 PIECE_TOKENS = 100
 PIECE_PAUSE_S = 0.15
 PAUSE_S = 0.5
-TWO_EACH = {
-    "pools__prefill__workers": 2,
-    "pools__decode__workers": 2,
-    "pools__prefill__cpus_per_worker": 0.25,
-    "pools__decode__cpus_per_worker": 0.25,
-    "limits__session_grace_s": 0.2,
-}
 
 
 class Load:
@@ -87,21 +82,19 @@ class Load:
         return tokens, session.completion.route
 
 
-@pytest.mark.timeout(500)  # seven starts of an engine
-async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(tmp_path: Path, loaded: LoadedConfig) -> None:
-    async with plain_engine(loaded.config) as (address, _):
-        plain = DirectWorker(address, GENERATION)
-        expected = [list((await plain.decode(prompt, GREEDY)).token_ids) for prompt in PROMPTS]
-        await plain.close()
-    with running_redis(tmp_path) as redis_url:
-        of_this_name = {"service__name": "chat", "redis__url": redis_url}
-        async with own_service(tmp_path, **TWO_EACH, **of_this_name) as (_, client):
-            await _lose_nothing(client, expected)
-            await _have_a_second_router(redis_url, expected)
+async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(two_by_two: TwoByTwo) -> None:
+    answers = [await two_by_two.client.generate(token_prompt(prompt), **GREEDY) for prompt in PROMPTS]
+    expected = [list(answer.token_ids) for answer in answers]
+    await _lose_nothing(two_by_two.client, expected)
+    # A router that comes later finds the workers that are left, and its end touches nobody.
+    async with two_by_two.another_router() as client:
+        answered = await client.generate(token_prompt(PROMPTS[0]), **GREEDY)
+        assert list(answered.token_ids) == expected[0]
+    assert await _sizes(two_by_two.client) == [(1, 1), (2, 2)]
 
 
 async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> None:
-    load = Load(client, expected)
+    load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await _lost(client)
     async with load.running():
         await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
         assert await _sizes(client) == [(1, 1), (2, 2)]
@@ -110,33 +103,10 @@ async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> 
     after = await _generations(client)
     assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
     assert all(after[name] > before[name] for name in before)
-    pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
-    assert [pool.lost_workers for pool in pools] == [0, 0]
-    outcomes = (await client.router_status()).outcomes
-    assert sum(outcomes.values()) == outcomes["finished"] == len(load.routes)
+    assert await _lost(client) == lost_before
+    assert await _outcomes(client) - outcomes_before == {"finished": len(load.routes)}
     assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
     await until(lambda: all_blocks_free(client), "all blocks free")
-
-
-async def _have_a_second_router(redis_url: str, expected: Sequence[list[int]]) -> None:
-    """It finds the workers by itself, answers as the first one does, and its end touches nobody."""
-    settings = ["--set", "service.name=chat", "--set", f"redis.url={redis_url}", "--set", "router.port=0"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "command_line.main", "route", "--json", *settings, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    listening = json.loads(await process.stdout.readline())
-    async with RachisClient(listening["address"]) as client:
-        await until(lambda: _knows_workers(client), "the second router knows the workers", timeout_s=20)
-        answered = await client.generate(token_prompt(PROMPTS[0]), **GREEDY)
-    assert list(answered.token_ids) == expected[0]
-    process.terminate()
-    output, _ = await process.communicate()
-    assert (process.returncode, json.loads(output.splitlines()[-1])) == (0, {"event": "stopped"})
-
-
-async def _knows_workers(client: RachisClient) -> bool:
-    return len(await client.workers()) == 3
 
 
 async def _followed(events: Any) -> None:
@@ -147,6 +117,15 @@ async def _followed(events: Any) -> None:
 async def _sizes(client: RachisClient) -> list[tuple[int, int]]:
     pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
     return [(pool.desired_workers, pool.ready_workers) for pool in pools]
+
+
+async def _lost(client: RachisClient) -> list[int]:
+    """Workers whose process has ended by itself, by pool."""
+    return [pool.lost_workers for pool in (await client.admin.GetPools(admin.GetPoolsRequest())).pools]
+
+
+async def _outcomes(client: RachisClient) -> Counter[str]:
+    return Counter((await client.router_status()).outcomes)
 
 
 async def _generations(client: RachisClient) -> dict[str, int]:

@@ -24,7 +24,7 @@ from control_plane.client import RachisClient, chat_prompt, text_prompt, token_p
 from control_plane.intake.tokenization import Tokenizer
 from tests.integration.conftest import all_blocks_free, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
 
 PROMPTS = 40
 
@@ -188,7 +188,7 @@ async def test_a_cancelled_request_frees_its_blocks_on_both_pools(client: Rachis
         await until(lambda: _somewhere_running(client), "the request runs")
     call.cancel()
     # A lease that the decode worker was told of is kept until its deadline when no more was heard of it.
-    await until(lambda: all_blocks_free(client), "all blocks free", timeout_s=20)
+    await until(lambda: all_blocks_free(client), "all blocks free")
     outcomes = (await client.router_status()).outcomes
     assert outcomes["cancelled"] >= 1
 
@@ -198,7 +198,7 @@ async def test_a_deadline_ends_the_request_and_frees_its_blocks(client: RachisCl
     with pytest.raises(grpc.aio.AioRpcError) as expired:
         await client.generate(prompt, timeout_s=1.0, max_tokens=3500, temperature=0, ignore_eos=True)
     assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: all_blocks_free(client), "all blocks free", timeout_s=10)
+    await until(lambda: all_blocks_free(client), "all blocks free")
 
 
 async def test_many_at_once_all_finish_and_nothing_is_held(client: RachisClient) -> None:
@@ -210,7 +210,7 @@ async def test_many_at_once_all_finish_and_nothing_is_held(client: RachisClient)
     )
     assert all(len(generated.token_ids) == 12 for generated in together)
     assert together[0].token_ids == alone.token_ids
-    await until(lambda: all_blocks_free(client), "all blocks free", timeout_s=10)
+    await until(lambda: all_blocks_free(client), "all blocks free")
 
 
 async def test_health_and_reflection_answer_as_their_standards_say(target: Target) -> None:
@@ -246,7 +246,7 @@ async def test_a_drained_worker_gets_nothing_new_until_it_is_resumed(client: Rac
         assert again.token_ids == alone.token_ids
         return again.completion.route.prefill_worker_id == "prefill-0"
 
-    await until(handed_off, "prefill-0 is used again", timeout_s=10)
+    await until(handed_off, "prefill-0 is used again")
 
 
 async def test_effective_config_names_the_source_of_each_value(client: RachisClient) -> None:

@@ -26,6 +26,7 @@ from tests.campaign.fuzz.tally import Tally
 
 if TYPE_CHECKING:
     from tests.campaign.fuzz.planted import Plant
+    from tests.campaign.fuzz.real_engine import RealEngine
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 out = Console(highlight=False)
@@ -147,18 +148,25 @@ def _find_in_simulation(kind: Kind, most: int, seed: int) -> Iterator[tuple[str,
 
 
 def _find_in_real_engine(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:
-    from tests.campaign.fuzz.real_engine import RealEngine, play
+    from tests.campaign.fuzz.real_engine import RealEngine
 
     engine = RealEngine()
     try:
-        for name in kind.plants:
-            with _planted(kind, name):
-                after = _found_after(kind, most, play(engine, seed))
-            yield name, after
-            if not engine.recover():
-                return
+        yield from find_planted(engine, most, seed)
     finally:
         engine.close()
+
+
+def find_planted(engine: "RealEngine", most: int, seed: int) -> Iterator[tuple[str, int | None]]:
+    """Every bug that a real engine can show, and after how many sessions it was found. An engine of no use is the end."""
+    from tests.campaign.fuzz.real_engine import play
+
+    for name in Kind.REAL.plants:
+        with _planted(Kind.REAL, name):
+            after = _found_after(Kind.REAL, most, play(engine, seed))
+        yield name, after
+        if not engine.recover():
+            return
 
 
 def _found_after(kind: Kind, most: int, tallies: Iterator[Tally]) -> int | None:
