@@ -22,8 +22,6 @@ from cluster_sim.costs import CostModel, StepWork
 from cluster_sim.dispatch import DispatchSettings
 from cluster_sim.figures import Figures
 from cluster_sim.measured_costs import DecodeStep, MeasuredDecode
-from cluster_sim.vllm_engine import VllmSimEngine
-from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads import SimRequest
 from cluster_sim.world import World, WorldSettings
@@ -125,6 +123,9 @@ def simulate(
     model_file: Path, measured: Measured, config: RachisConfig, prompts: Sequence[Prompt], timed: Sequence[Timed]
 ) -> Figures:
     """The same prompts, at the times at which they were really sent."""
+    from cluster_sim.vllm_engine import VllmSimEngine
+    from cluster_sim.vllm_schedulers import SchedulerKind, VllmEngineSettings
+
     base, cores = costs.load(str(model_file)), SharedCores()
     slowdowns = {"prefill": measured.prefill_slowdown, "decode": measured.decode_slowdown}
     kinds = {"prefill": SchedulerKind.STREAMING, "decode": SchedulerKind.DECODE}

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -19,6 +18,7 @@ from kv_transfer.tiers.hotness_filter import HotnessFilter
 from kv_transfer.tiers.prefix_tiers import Admission, CopyOut, PrefixTiers, Promotion, Refusal, TierRules
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import POLICIES, TierSettings
+from tests.examples import examples
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -304,7 +304,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert all(len(each) <= bound for each in known)
 
 
-TiersMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TiersMachine.TestCase.settings = examples(300)
 test_tiers_never_serve_what_is_not_there = TiersMachine.TestCase
 
 
@@ -347,7 +347,7 @@ AGREE, WORTH_COPYING, RELEASE = radix_tree._agree, PrefixTiers.worth_copying, Bl
 )
 def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object) -> None:
     monkeypatch.setattr(owner, name, planted)
-    expect_noticed(TiersMachine, 3000)
+    expect_noticed(TiersMachine, first_seed=2)
 
 
 def make_tiers(host_slots: int, rules: TierRules) -> PrefixTiers:
