@@ -1,15 +1,19 @@
 """Which tests run on one worker when they are spread over several, in which order, and what each tier took.
 
 A group stays on one worker: what its tests share is started once. A test file without a group of its own is one. The
-groups and folders that take longest come first, so that at the end no worker is left alone with a long one.
+groups and folders that take longest come first, so that at the end no worker is left alone with a long one. Also: how
+many examples Hypothesis tries, and what the garbage collector leaves alone.
 """
 
+import gc
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, examples
+
+examples.load()
 
 _LONGEST_FIRST = (
     "two by two", "service", "tests/integration/test_alerts.py", "engine processes",
@@ -23,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
     items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """All modules and tests live to the end: a full collection need not walk them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -21,8 +21,6 @@ from cluster_sim.costs import catalog
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode
 from cluster_sim.costs.step_work import CostModel, StepWork
 from cluster_sim.dispatch import DispatchSettings
-from cluster_sim.engines.vllm_engine import VllmSimEngine
-from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 from cluster_sim.reports.figures import Figures
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads.requests import SimRequest
@@ -125,6 +123,9 @@ def simulate(
     model_file: Path, measured: Measured, config: RachisConfig, prompts: Sequence[Prompt], timed: Sequence[Timed]
 ) -> Figures:
     """The same prompts, at the times at which they were really sent."""
+    from cluster_sim.engines.vllm_engine import VllmSimEngine
+    from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
+
     base, cores = catalog.load(str(model_file)), SharedCores()
     slowdowns = {"prefill": measured.prefill_slowdown, "decode": measured.decode_slowdown}
     kinds = {"prefill": SchedulerKind.STREAMING, "decode": SchedulerKind.DECODE}

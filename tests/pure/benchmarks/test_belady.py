@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.prefix_cache.belady import belady
@@ -114,7 +114,6 @@ def test_optimum_is_at_least_lru_fifo_and_mru(requests: list[Prompt], capacity: 
     assert optimum >= simulated_hits(requests, capacity, lambda known: -known[0])
 
 
-@settings(deadline=None)
 @given(prompts(6, 3), st.integers(1, 5))
 def test_optimum_is_the_best_of_all_choices(requests: list[Prompt], capacity: int) -> None:
     assert belady(trace_of(requests), capacity).hit_blocks == best_hits(requests, capacity)

@@ -1,39 +1,30 @@
-"""What `rachis bench decode-locality` measures and makes of it, with steps that are reckoned instead of timed.
-Attention in Triton's interpreter, where Triton is installed, and the real engine, where marked."""
+"""What a decode step costs by what its batch shares: shapes, made-up measurements, the fit and the verdict."""
 
 import itertools
 import json
 import math
-import os
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
-from multiprocessing import get_context
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.decode_locality import measure as decode_locality
 from benchmarks.decode_locality.batches import QUICK, BatchShape, Grid, KvReads, Order, longest_paths, pool_blocks
 from benchmarks.decode_locality.fit import Measured, fit_cache, fit_linear, non_negative_least_squares
 from benchmarks.decode_locality.measure import result, visit_in_rounds
 from benchmarks.decode_locality.plot import save_plot, table_of
-from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import load
-from cluster_configs.schema import RachisConfig
-from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
+from cluster_core.errors import ConfigError
 from command_line.bench.decode_locality_run import Options, checked
-from tests.process.benchmarks.test_cost_profile import SilentReports
 
 BLOCK_TOKENS = 16
 GRID = Grid((1, 4, 16), (1, 2), (256, 1024), (32,))
 OPTIONS = Options(Path("figures.json"), None, True, None, None, None, None, 1, 60.0, 0)
-
 ORDERS: tuple[Order, ...] = ("interleaved", "grouped")
 levels = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 70)), min_size=1, max_size=3).map(tuple)
 
@@ -67,13 +58,11 @@ def replayed(shape: BatchShape) -> KvReads:
 
 
 @given(shapes())
-@settings(deadline=None)
 def test_reads_are_those_of_a_replay_block_by_block(shape: BatchShape) -> None:
     assert shape.reads(BLOCK_TOKENS) == replayed(shape)
 
 
 @given(shapes(), st.integers(0, 500))
-@settings(deadline=None)
 def test_missed_tokens_lie_between_none_and_all_that_are_read_again(shape: BatchShape, capacity: int) -> None:
     reads = shape.reads(BLOCK_TOKENS)
     assert reads.missed(math.inf) == 0 <= reads.missed(capacity) <= reads.missed(0)
@@ -135,7 +124,6 @@ def test_pool_holds_all_prefixes_at_once() -> None:
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=4, max_size=8))
-@settings(deadline=None)
 def test_least_squares_are_never_negative_and_no_step_makes_them_less(rows: list[list[int]]) -> None:
     matrix, target = np.array(rows, dtype=float)[:, :2], np.array(rows, dtype=float)[:, 2]
     factors = non_negative_least_squares(matrix, target)
@@ -337,168 +325,3 @@ def test_options_replace_parts_of_the_grid() -> None:
 def test_wrong_option_is_told_before_an_engine_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(replace(OPTIONS, **options), load())
-
-
-async def test_gpu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_locality, "find_spec", lambda name: None)
-    arguments = {"config": RachisConfig().model_dump(mode="json"), "grid": asdict(QUICK), "seed": 0}
-    with pytest.raises(UnavailableError, match="vLLM is not installed here"):
-        await decode_locality.measure(arguments, SilentReports())
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    gpu = load(profile="gpu-1node").config.model_dump(mode="json")
-    with pytest.raises(UnavailableError, match="there is no CUDA device here"):
-        await decode_locality.measure(arguments | {"config": gpu}, SilentReports())
-
-
-# Attention in Triton's interpreter, which has to be chosen before Triton is imported: in a process of its own.
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[ProcessPoolExecutor]:
-    pytest.importorskip("triton")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=interpret) as executor:
-        yield executor
-
-
-def interpret() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-
-
-def largest_error(dtype: str, query_heads: int, kv_heads: int, splits: int, device: str = "cpu") -> float:
-    """Of a batch with a partial block, a whole one, shared ones, and one of a single token, against torch."""
-    import torch
-
-    from benchmarks.decode_locality.paged_decode_triton import PagedDecode, reference
-
-    torch.manual_seed(0)
-    kind = getattr(torch, dtype)
-    keys, values = (torch.randn(20, kv_heads, 16, 32).to(device, kind) for _ in range(2))
-    query = torch.randn(4, query_heads, 32).to(device, kind)
-    tables = [[3], [3], [3, 4, 5, 6, 7], [3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19]]
-    table = torch.tensor([each + [-1] * (13 - len(each)) for each in tables], dtype=torch.int32, device=device)
-    lengths = torch.tensor([1, 16, 77, 200], dtype=torch.int32, device=device)
-    found = torch.empty_like(query)
-    # Triton's interpreter cannot multiply bf16.
-    in_fp32 = device == "cpu" and dtype == "bfloat16"
-    PagedDecode(4, query_heads, kv_heads, 32, splits, device, fp32_products=in_fp32)(
-        query, keys, values, table, lengths, found
-    )
-    return float((found.float() - reference(query, keys, values, table, lengths)).abs().max())
-
-
-TOLERANCES = (("float32", 1e-5), ("float16", 2e-3), ("bfloat16", 2e-2))
-
-
-@pytest.mark.parametrize(("query_heads", "kv_heads"), [(4, 4), (8, 2), (20, 1)])
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-@pytest.mark.parametrize("splits", [1, 8])
-def test_attention_equals_torch(
-    interpreter: ProcessPoolExecutor, dtype: str, tolerance: float, query_heads: int, kv_heads: int, splits: int
-) -> None:
-    assert interpreter.submit(largest_error, dtype, query_heads, kv_heads, splits).result() < tolerance
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_attention_on_a_gpu_equals_torch(dtype: str, tolerance: float) -> None:
-    pytest.importorskip("triton")
-    if not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("there is no GPU here")
-    assert largest_error(dtype, 8, 2, 8, "cuda") < tolerance
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_gpus_that_are_not_here(
-    dtype: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = pytest.importorskip("triton.compiler")
-    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", capability, 32)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from benchmarks.decode_locality import paged_decode_triton as kernels
-
-    sizes = {"head_size": 128, "splits": 4}
-    attend_sizes = sizes | {"queries_per_kv": 4, "rows": 16, "block_tokens": 32, "fp32_products": False}
-    given = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"block_table": "*i32", "lengths": "*i32"}
-    parts = {"part": "*fp32", "part_log": "*fp32"}
-    for kernel, types, constants in (
-        (kernels._attend_kernel, given | parts | {"scale": "fp32", "table_width": "i32"}, attend_sizes),
-        (kernels._combine_kernel, parts | {"result": f"*{dtype}"}, sizes),
-    ):
-        source = compiler.ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-        assert compiler.compile(source, target=target).asm["cubin"]
-
-
-def layer_errors(shape: BatchShape) -> list[float]:
-    """Of a batch of the measurement, layer by layer: its block tables, splits and layers are those that are timed."""
-    import torch
-
-    from benchmarks.decode_locality.paged_decode_triton import reference
-    from benchmarks.decode_locality.synthetic_attention import AttentionShape, SyntheticAttention, blocks_of
-
-    torch.manual_seed(0)
-    attention = SyntheticAttention(AttentionShape("tiny", 2, 4, 2, 16, "float32"), 8, 0, "cpu", lambda step, steps: [])
-    attention.allocate(blocks_of(shape))
-    query, table, lengths = attention.batch(shape)
-    results = [torch.empty_like(query) for _ in attention.layers]
-    attention.step(query, table, lengths, results)()
-    return [
-        float((found - reference(query, keys, values, table, lengths)).abs().max())
-        for found, (keys, values) in zip(results, attention.layers, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        BatchShape(1, ((1, 40),), 17),
-        BatchShape(5, ((1, 70), (2, 64)), 33, "grouped"),
-        BatchShape(5, ((2, 100),), 20, divergent=1, strangers=1),
-    ],
-)
-def test_every_layer_of_a_timed_step_equals_torch(interpreter: ProcessPoolExecutor, shape: BatchShape) -> None:
-    errors = interpreter.submit(layer_errors, shape).result()
-    assert len(errors) == 2
-    assert max(errors) < 1e-5
-
-
-def test_few_programs_are_split_until_the_device_is_full() -> None:
-    pytest.importorskip("torch")
-    from benchmarks.decode_locality.synthetic_attention import LLAMA_3_1_8B, splits_of
-
-    assert [splits_of(132, programs) for programs in (8, 64, 128, 256, 512)] == [64, 8, 4, 2, 1]
-    assert LLAMA_3_1_8B.kv_bytes_per_token == 131_072
-
-
-@pytest.mark.integration
-async def test_real_engine_shares_what_the_shapes_say() -> None:
-    grid = Grid((1, 4), (1, 2), (100, 256), (32,))
-    arguments = {
-        "config": RachisConfig().model_dump(mode="json"),
-        "grid": asdict(grid),
-        "rounds": 2,
-        "limit_s": 60.0,
-        "seed": 0,
-    }
-    figures = await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())
-    assert figures["engine"] == "vllm"
-    assert figures["kv_bytes_per_token"] == 4096
-    assert figures["left_out"] == 0
-    assert len(figures["points"]) == len({*grid.plain(), *grid.trees()})
-    assert all(0 < point["step_ms"] < 1000 and point["samples"] == 32 for point in figures["points"])
-    assert figures["fit"]["base_ms"] > 0
-    assert figures["verdict"]["all_or_nothing"] in (True, False)
-
-
-@pytest.mark.integration
-async def test_batch_that_no_model_takes_is_refused() -> None:
-    arguments = {
-        "config": RachisConfig().model_dump(mode="json"),
-        "grid": asdict(Grid((1,), (1,), (5000,), (32,))),
-        "rounds": 1,
-        "limit_s": 60.0,
-        "seed": 0,
-    }
-    with pytest.raises(InvalidInputError, match="no batch of the grid fits"):
-        await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())

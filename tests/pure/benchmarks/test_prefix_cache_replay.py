@@ -1,7 +1,7 @@
 """Replays against a plain cache of leaves, the infinite cache and the optimum."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.prefix_cache.belady import belady
@@ -14,6 +14,7 @@ from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission
+from tests.examples import examples
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4
@@ -63,7 +64,6 @@ def infinite_hits(prompts: list[Prefix]) -> int:
 
 
 @given(PROMPTS, st.integers(1, 12))
-@settings(deadline=None)
 def test_lru_replay_is_a_plain_cache_of_leaves(prompts: list[Prefix], capacity: int) -> None:
     trace = trace_of(prompts)
     assert hit_blocks(trace, replay(trace, "lru", capacity, 0).hit_ratio) == lru_hits(prompts, capacity)
@@ -71,7 +71,7 @@ def test_lru_replay_is_a_plain_cache_of_leaves(prompts: list[Prefix], capacity: 
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(PROMPTS, st.integers(1, 12))
-@settings(deadline=None, max_examples=50)
+@examples(50, few=5)
 def test_no_policy_hits_more_than_the_optimum_in_one_tier(name: str, prompts: list[Prefix], capacity: int) -> None:
     trace = trace_of(prompts)
     hits = hit_blocks(trace, replay(trace, name, capacity, 0).hit_ratio)
@@ -80,7 +80,7 @@ def test_no_policy_hits_more_than_the_optimum_in_one_tier(name: str, prompts: li
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(PROMPTS, st.integers(1, 8), st.integers(0, 8))
-@settings(deadline=None, max_examples=100)
+@examples(100, few=10)
 def test_hits_of_the_tiers_add_up_and_nothing_is_lost(
     name: str, prompts: list[Prefix], device_blocks: int, host_blocks: int
 ) -> None:

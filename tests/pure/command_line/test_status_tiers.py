@@ -1,7 +1,5 @@
 """`rachis status --tiers`, read by people in eighty columns and by machines."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +7,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from command_line.output import out
-from command_line.status.overview import status
 from command_line.status.tiers import print_tiers, tiers_of
-from control_plane.service.state import StateFile
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 LARGE = wire.TierReport(
     prompt_tokens=10**12,
@@ -75,30 +70,3 @@ def test_who_has_no_tiers_no_host_memory_no_time_or_no_answer_is_told_so(capsys:
     assert "prefill-1 has no prefix cached\n" in text
     assert ["prefill-0", "0.0%", "-", "0"] in [line.split()[:4] for line in text.splitlines()]
     assert "\nhottest prefixes" not in text
-
-
-async def test_a_running_service_is_asked_by_the_command(
-    empty: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await empty.add(PREFILL)
-    await empty.add(DECODE, has_tiers=False)
-    for _ in range(3):
-        await empty.generate()
-    state_file = StateFile(tmp_path)
-
-    assert await status(empty.router.address, state_file, tiers=True, as_json=True) == 0
-    told = {each["worker_id"]: each["tiers"] for each in json.loads(capsys.readouterr().out)["workers"]}
-    assert told["decode-0"] is None
-    prefill = told["prefill-0"]
-    assert prefill["hit_ratio"] == {"device": round(8 / 15, 6), "host": 0.0}
-    assert (prefill["saved_tokens"], prefill["blocks"]) == (8, {"device": 1, "host": 0})
-    [prefix] = prefill["hottest_prefixes"]
-    assert (prefix["tokens"], prefix["device_blocks"], prefix["frequency"]) == (4, 1, 3)
-
-    assert await status(empty.router.address, state_file, tiers=True, as_json=False) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["prefill-0", "53.3%", "-", "8", "0.00", "0.00", "0", "0", "0"] in lines
-    assert ["decode-0", "has", "no", "tiers"] in lines
-
-    assert await status(empty.router.address, state_file, tiers=False, as_json=True) == 0
-    assert "tiers" not in json.loads(capsys.readouterr().out)["workers"][0]

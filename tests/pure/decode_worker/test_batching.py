@@ -9,11 +9,9 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster_core.clock import cpu_s
 from cluster_core.engine_reports import PolicyRow
 from decode_worker import chunk_hashes, turns
 from decode_worker.batch_members import Cause, Joining, Member, Plan, Reason
@@ -21,6 +19,8 @@ from decode_worker.batching import Batching
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES, Action, BatchState, Decision, PolicySettings, StopPolicy
 from decode_worker.turns import Turns
+from tests.counting import lines_run
+from tests.examples import examples
 from tests.state_machines import expect_noticed
 
 BOUND_S = 4.0
@@ -277,7 +277,7 @@ class BatchingMachine(RuleBasedStateMachine):
 
 
 TestBatching = BatchingMachine.TestCase
-TestBatching.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestBatching.settings = examples(200, few=15, steps=40)
 
 
 # Bugs that the machine has to notice.
@@ -591,18 +591,23 @@ def test_due_times_of_those_that_are_gone_are_forgotten() -> None:
     assert not batch.batching.turns.before_turn
 
 
-def test_the_order_of_arrival_costs_little_where_priorities_are_mixed() -> None:
-    """Ten thousand wait, hundreds join, some of each priority: within a few milliseconds."""
-    rng, batching, tries = random.Random(0), Batching(Threshold(), BOUND_S), []
-    for number in range(10_000):
-        batching.insert(str(number), [], 0.0, priority=rng.randrange(3))
-    for _ in range(5):
-        began_s = cpu_s()
-        plan = batching.plan(0.0, 256, by_arrival=True)
-        tries.append(cpu_s() - began_s)
-        assert [each.member.priority for each in plan.joining] == [0] * 256
-        batching.settle(plan, plan.request_ids, [], 0.0)
-    assert min(tries) < 0.05, tries
+def test_the_order_of_arrival_is_a_few_lines_for_each_that_waits_where_priorities_are_mixed() -> None:
+    """Two hundred join, some of each priority wait."""
+
+    def work(waiting: int) -> int:
+        rng, batching = random.Random(0), Batching(Threshold(), BOUND_S)
+        for number in range(waiting):
+            batching.insert(str(number), [], 0.0, priority=rng.randrange(3))
+
+        def join() -> None:
+            plan = batching.plan(0.0, 200, by_arrival=True)
+            assert {each.member.priority for each in plan.joining} == {0}
+            assert len(plan.joining) == 200
+            batching.settle(plan, plan.request_ids, [], 0.0)
+
+        return lines_run(join)
+
+    assert work(6000) - work(1000) <= 5 * 5000
 
 
 # Starvation.

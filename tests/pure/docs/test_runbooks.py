@@ -1,9 +1,7 @@
 """Alerts and runbooks belong together one by one. What a runbook names exists: commands, options, figures, settings."""
 
-import asyncio
 import re
 import shlex
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from typer.main import get_command
 from cluster_configs.loading import load
 from command_line.main import app
 from tests import ROOT
-from tests.fakes.cluster import Cluster
 from tests.prometheus import alert_rules
 
 FOLDER = ROOT / "docs" / "runbooks"
@@ -115,19 +112,3 @@ def test_commands_that_do_not_exist_are_found(line: str) -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
         assert (path.parent / target).exists(), target
-
-
-async def test_every_figure_that_a_runbook_names_is_on_the_page_of_a_router(cluster: Cluster) -> None:
-    def page() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
-            text: str = response.read().decode()
-            return text
-
-    told = re.findall(r"^# TYPE (\S+)", await asyncio.to_thread(page), re.MULTILINE)
-    for path in RUNBOOKS:
-        text = path.read_text()
-        # A command may look for the beginning of a name.
-        sought = re.findall(r"\^(rachis_\w+)", text)
-        assert all(any(name.startswith(beginning.removesuffix("_bucket")) for name in told) for beginning in sought)
-        named = set(re.findall(r"(?<!\^)\brachis_\w+", text))
-        assert {name.removesuffix("_bucket") for name in named} <= set(told), path.stem

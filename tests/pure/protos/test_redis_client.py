@@ -3,11 +3,10 @@
 import pytest
 import redis.asyncio as redis
 from pydantic import ValidationError
-from rachis.redis_client import REDIS_DOWN, connect
+from rachis.redis_client import connect
 from redis.asyncio.cluster import RedisCluster
 
 from cluster_configs.schema import RedisSection
-from cluster_core.ports import hold_port
 
 
 @pytest.mark.parametrize("url", ["redis://host:6379/0", "rediss://:secret@host:6379/0", "unix:///run/redis.sock"])
@@ -30,15 +29,6 @@ async def test_a_clusters_url(url: str, is_encrypted: bool) -> None:
     assert (node.host, node.port) == ("host", 7000)
     assert client.connection_kwargs["socket_timeout"] == 1.5
     assert ("ssl_keyfile" in client.connection_kwargs) is is_encrypted
-
-
-@pytest.mark.parametrize("kind", ["redis", "redis+cluster"])
-async def test_a_redis_that_is_not_there_is_down(kind: str) -> None:
-    client = connect(f"{kind}://127.0.0.1:{hold_port('127.0.0.1')}/0", timeout_s=0.5)
-
-    with pytest.raises(REDIS_DOWN):
-        await client.get("key")
-    await client.aclose()
 
 
 @pytest.mark.parametrize("url", ["http://host", "unix+cluster:///run/redis.sock", "host:6379"])

@@ -130,18 +130,6 @@ def test_registry_keys_of_a_service_do_not_meet_those_of_another() -> None:
     assert keys[0] == ("rachis:{svc-1}:generation", "rachis:{svc-1}:workers", "rachis:{svc-1}:worker:decode-0")
 
 
-async def test_two_servers_never_share_a_port() -> None:
-    first, second = (grpc.aio.server(options=wire.channel_options(1 << 20)) for _ in range(2))
-    port = first.add_insecure_port("127.0.0.1:0")
-    await first.start()
-
-    with pytest.raises(RuntimeError):
-        second.add_insecure_port(f"127.0.0.1:{port}")
-
-    await first.stop(0)
-    await second.stop(0)
-
-
 async def test_a_write_to_a_client_that_is_gone_is_nobodys_fault() -> None:
     class Gone:
         async def write(self, _message: object) -> None:

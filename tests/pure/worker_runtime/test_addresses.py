@@ -1,34 +1,17 @@
 """Which address a worker is reached under, and what vLLM, NIXL and UCX are told of it."""
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster_configs.schema import EngineSection, RachisConfig
+from cluster_configs.schema import EngineSection
 from cluster_core.errors import StartError
-from cluster_core.ports import PortRange, free_ports
 from worker_runtime import addresses
 from worker_runtime.addresses import interface_of, own_address, ucx_devices
-from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment, ports_needed
+from worker_runtime.engine_settings import ports_needed
 
 HOST = "127.0.0.1"
 INTERFACES = {"lo": [HOST, "::1"], "eth0": ["192.168.7.4"], "bond0": ["10.1.0.4", "fd00::4"]}
-
-
-def settings(host: str = HOST, ports: PortRange | None = None, engine: EngineSection | None = None) -> EngineSettings:
-    config = RachisConfig()
-    return EngineSettings(
-        config.model, engine or config.engine, config.handoff, EngineRole.PREFILL, host=host, ports=ports
-    )
-
-
-@pytest.fixture
-def ports() -> Iterator[PortRange]:
-    """Seven free ports of loopback: what one worker needs."""
-    first = next(port for port in range(21_001, 30_000, 7) if free_ports(HOST, PortRange(port, port + 6), 7) == 7)
-    yield PortRange(first, first + 6)
 
 
 def test_the_address_is_the_one_in_the_network() -> None:
@@ -75,22 +58,6 @@ def test_ucx_keeps_to_the_interface_of_the_address_unless_there_is_rdma(
     (tmp_path / "mlx5_0").mkdir()
     assert ucx_devices("10.1.0.4") is None
     assert ucx_devices(HOST) == "lo"
-
-
-def test_all_ports_of_a_worker_lie_in_its_range(ports: PortRange) -> None:
-    assert ports_needed(EngineSection()) == len(ports)
-    variables = engine_environment(settings(ports=ports))
-
-    assert int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]) in ports
-    assert variables["UCX_TCP_PORT_RANGE"] == str(ports)
-    assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
-    assert "UCX_TCP_PORT_RANGE" not in engine_environment(settings())
-
-
-def test_a_range_without_room_for_ucx_is_refused_because_ucx_would_look_for_ever(ports: PortRange) -> None:
-    refusal = pytest.raises(StartError, match=r"^pools\.ports: only 4 ports of .* are free .*, UCX needs 5: give each")
-    with socket.create_server((HOST, ports.first)), socket.create_server((HOST, ports.last)), refusal:
-        engine_environment(settings(ports=ports))
 
 
 def test_each_rank_needs_ports_of_its_own() -> None:

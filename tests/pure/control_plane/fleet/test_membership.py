@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from rachis.v1 import worker_pb2 as wire
@@ -13,6 +12,7 @@ from cluster_core.versions import Versions
 from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Member, Membership
 from control_plane.model.worker_snapshot import WorkerSnapshot
+from tests.examples import examples
 
 READY, DRAINING, STARTING = wire.WORKER_STATE_READY, wire.WORKER_STATE_DRAINING, wire.WORKER_STATE_STARTING
 
@@ -254,7 +254,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
 
 TestMembershipMachine = MembershipMachine.TestCase
-TestMembershipMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMembershipMachine.settings = examples(60, few=15, steps=30)
 
 
 def test_candidates_are_frozen(membership: Membership) -> None:

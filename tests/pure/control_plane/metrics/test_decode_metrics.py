@@ -1,13 +1,9 @@
 """How decode workers form their batches, in Prometheus."""
 
-import asyncio
-import urllib.request
-
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.metrics.decode_metrics import decode_metrics
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 REPORT = wire.DecodeReport(
     policy="bandit",
@@ -75,22 +71,3 @@ def test_every_worker_with_a_report_has_samples_of_its_own() -> None:
         ("probes_total",): 3,
         ("fallbacks_total",): 1,
     }
-
-
-async def test_a_scrape_tells_of_batches_and_tiers_in_one_asking(empty: Cluster) -> None:
-    await empty.add(PREFILL)
-    await empty.add(DECODE, forms_batches=True)
-    await empty.generate()
-
-    def read() -> str:
-        with urllib.request.urlopen(f"http://{empty.router.metrics.address}/metrics", timeout=5) as response:
-            text: str = response.read().decode()
-            return text
-
-    text = await asyncio.to_thread(read)
-
-    assert 'rachis_decode_admissions_total{reason="idle",worker="decode-0"} 1.0' in text
-    assert 'rachis_decode_steps_total{worker="decode-0"} 8.0' in text
-    assert 'rachis_decode_mode{mode="policy",worker="decode-0"} 1.0' in text
-    assert 'rachis_decode_steps_total{worker="prefill-0"}' not in text
-    assert 'rachis_tier_prompt_tokens_total{worker="prefill-0"} 5.0' in text

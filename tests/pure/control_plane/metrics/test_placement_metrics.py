@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import urllib.request
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from control_plane.placement.decision import Choice
 from control_plane.placement.policy import Decision, PlacementPolicy, Question
 from control_plane.placement.view import unknown_prompt
 from tests import ROOT
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
+from tests.fakes.cluster import DECODE, PREFILL
 
 ALERTS = ROOT / "cluster_configs" / "alerts" / "rachis-index.yaml"
 STATUS = admin.GetIndexStatusResponse(
@@ -122,23 +121,6 @@ def test_placements_count_with_what_the_chosen_worker_had_and_only_where_there_w
         ("disaggregation_decisions_total", "short_remainder"): 11,
         ("disaggregation_decisions_total", "remote_sooner"): 22,
     }
-
-
-async def test_a_scrape_tells_of_index_and_placement(cluster: Cluster) -> None:
-    await cluster.generate("hello " * 50)
-
-    def read() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
-            text: str = response.read().decode()
-            return text
-
-    text = await asyncio.to_thread(read)
-
-    assert re.search(r"^rachis_index_capacity_entries [1-9]", text, re.MULTILINE)
-    assert re.search(r"^rachis_index_stale 0\.0$", text, re.MULTILINE)
-    assert 'rachis_disaggregation_decisions_total{reason="always"} 1.0' in text
-    assert 'rachis_placement_decisions_total{policy="hotness",pool="prefill"} 1.0' in text
-    assert "rachis_replication_copies_total 0.0" in text
 
 
 async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs(

@@ -1,7 +1,6 @@
 """The tiers of workers in Prometheus, asked for at each scrape."""
 
 import asyncio
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.metrics import loop_collector
 from control_plane.metrics.tier_metrics import tier_metrics
 from control_plane.metrics.worker_metrics import WorkerCollector
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 REPORT = wire.TierReport(
     prompt_tokens=1000,
@@ -74,39 +72,6 @@ def test_every_worker_with_tiers_has_samples_of_its_own() -> None:
     }
 
 
-async def scrape(cluster: Cluster) -> str:
-    def read() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
-            text: str = response.read().decode()
-            return text
-
-    return await asyncio.to_thread(read)
-
-
-async def test_a_scrape_shows_what_the_workers_say_at_that_moment(empty: Cluster) -> None:
-    await empty.add(PREFILL)
-    await empty.add(DECODE, has_tiers=False)
-    await empty.generate()
-    once = await scrape(empty)
-    await empty.generate()
-
-    twice = await scrape(empty)
-
-    assert 'rachis_tier_prompt_tokens_total{worker="prefill-0"} 5.0' in once
-    assert 'rachis_tier_prompt_tokens_total{worker="prefill-0"} 10.0' in twice
-    assert 'rachis_tier_hit_tokens_total{tier="device",worker="prefill-0"} 4.0' in twice
-    assert 'worker="decode-0"' not in _of_tiers(twice)
-
-
-async def test_a_worker_that_is_gone_does_not_keep_the_others_from_being_read(cluster_2x2: Cluster) -> None:
-    await cluster_2x2.workers[0].crash()
-
-    text = await scrape(cluster_2x2)
-
-    assert 'worker="prefill-0"' not in _of_tiers(text)
-    assert 'rachis_tier_prompt_tokens_total{worker="prefill-1"} 0.0' in text
-
-
 def test_a_router_that_hangs_costs_a_scrape_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoWorkers:
         async def gather(self, timeout_s: float) -> Sequence[admin.WorkerView]:
@@ -120,7 +85,3 @@ def test_a_router_that_hangs_costs_a_scrape_a_bounded_time(monkeypatch: pytest.M
 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-
-
-def _of_tiers(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if line.startswith("rachis_tier"))

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.prefix_index.claim_following import (
@@ -23,6 +23,7 @@ from control_plane.prefix_index.claim_following import (
 )
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot
 from kv_transfer.claims.prefix_chunks import Keys
+from tests.examples import examples
 
 
 def keys(*values: int) -> Keys:
@@ -292,7 +293,7 @@ def heard_in_disorder(feed: type[WorkerFeed], chosen: random.Random) -> None:
     assert followed.claims == claims
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300, few=30)
 @given(st.randoms(use_true_random=False))
 def test_whatever_arrives_of_several_generations_ends_in_the_claims_of_the_last(chosen: random.Random) -> None:
     heard_in_disorder(WorkerFeed, chosen)

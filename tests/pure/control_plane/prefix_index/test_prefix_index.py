@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +14,7 @@ from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.table import NOWHERE, PrefixTable
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, next_key, root_key
+from tests.examples import examples
 
 HALF_LIFE_S = 100.0
 WORKERS = ("a", "b", "c")
@@ -340,7 +341,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = examples(60, few=10, steps=40)
 
 
 def _reach(prompt: list[int], among: set[int]) -> int:

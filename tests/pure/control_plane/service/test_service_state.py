@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -52,18 +50,6 @@ def test_another_running_service_keeps_the_file(state_file: StateFile) -> None:
         state_file.claim(MINE)
 
     assert state_file.read() == running
-
-
-def test_the_file_of_a_dead_process_counts_as_none_and_may_be_claimed(state_file: StateFile) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        dead = state_of(psutil.Process(child.pid))
-        state_file.claim(dead)
-        assert state_file.read() == dead
-        child.communicate(b"\n")
-
-    assert state_file.read() is None
-    state_file.claim(MINE)
-    assert state_file.read() == MINE
 
 
 def test_a_process_that_took_over_the_number_of_a_dead_one_counts_as_none(state_file: StateFile) -> None:

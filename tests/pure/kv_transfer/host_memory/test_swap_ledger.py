@@ -1,12 +1,12 @@
 """The swap ledger against memory that is really copied: what comes back is what was taken, and no slot is lost."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
+from tests.examples import examples
 
 SLOTS = 12
 BLOCK = 4
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.free_slots == SLOTS - self.ledger.used_slots
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = examples(150, few=15, steps=40)
 test_ledger_gives_back_what_it_took = LedgerMachine.TestCase
 
 

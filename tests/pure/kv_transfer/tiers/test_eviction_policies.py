@@ -212,7 +212,7 @@ def test_decayed_frequency_halves_in_the_typical_time_between_two_accesses(
 ) -> None:
     policy, tracker = make("rachis")
     hot = 10_000
-    for turn in range(5000):
+    for turn in range(15 * gap_requests):
         ask(policy, tracker, [turn % gap_requests])
     ask(policy, tracker, [hot], times=frequency)
     newcomers = 0

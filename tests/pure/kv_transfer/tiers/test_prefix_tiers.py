@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -21,6 +20,7 @@ from kv_transfer.tiers.promotions import Promotions
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import POLICIES, TierSettings
 from kv_transfer.tiers.tier_terms import Admission, CopyOut, Promotion, Refusal, TierRules
+from tests.examples import examples
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -306,7 +306,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert all(len(each) <= bound for each in known)
 
 
-TiersMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TiersMachine.TestCase.settings = examples(300)
 test_tiers_never_serve_what_is_not_there = TiersMachine.TestCase
 
 
@@ -349,7 +349,7 @@ COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_co
 )
 def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object) -> None:
     monkeypatch.setattr(owner, name, planted)
-    expect_noticed(TiersMachine, 3000)
+    expect_noticed(TiersMachine, first_seed=2)
 
 
 def make_tiers(host_slots: int, rules: TierRules) -> PrefixTiers:

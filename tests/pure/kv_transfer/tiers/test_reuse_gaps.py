@@ -4,17 +4,18 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.tiers.reuse_gaps import ReuseGaps
+from tests.examples import examples
 
 # A quarter of an octave, on both sides.
 CLOSE = 2**0.25
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=20))
-@settings(deadline=None, max_examples=20)
+@examples(20, few=5)
 def test_it_is_the_median_to_a_quarter_octave(gaps: list[float]) -> None:
     measured = ReuseGaps(500)
     for _ in range(8000):

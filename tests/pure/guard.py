@@ -1,0 +1,114 @@
+"""What a pure test must not do: the functions that would do it are replaced while the test runs, and name themselves.
+
+Only real waiting counts: a loop whose clock is simulated (`fault_sim.virtual_time`) may sleep as long as it likes. What
+is done while a module is imported does not count: libraries for numbers start threads then.
+"""
+
+import asyncio
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+_MOVE = "which a pure test must not: move it to the module of the same name under tests/process/"
+
+
+@dataclass(frozen=True, slots=True)
+class Impure:
+    """One function, and what a test does with it. is_meant: which calls of it count, by their arguments; None: all."""
+
+    owner: Any
+    name: str
+    what: str
+    is_meant: Callable[..., bool] | None = None
+
+
+def _is_real_sleep(delay_s: float, *_: Any, **__: Any) -> bool:
+    return delay_s > 0 and type(asyncio.get_running_loop()).time is asyncio.BaseEventLoop.time
+
+
+def _is_wait(_: Any, timeout_s: float | None = None) -> bool:
+    """The loop has nothing to do until a timer or, with None, something from outside wakes it."""
+    return timeout_s is None or timeout_s > 0
+
+
+IMPURE = (
+    Impure(socket.socket, "bind", "binds a socket"),
+    Impure(socket.socket, "connect", "connects a socket"),
+    Impure(socket.socket, "connect_ex", "connects a socket"),
+    Impure(threading.Thread, "start", "starts a thread"),
+    Impure(subprocess.Popen, "__init__", "starts a process"),
+    Impure(os, "fork", "starts a process"),
+    Impure(os, "system", "starts a process"),
+    Impure(time, "sleep", "sleeps"),
+    Impure(asyncio, "sleep", "sleeps", _is_real_sleep),
+    Impure(selectors.DefaultSelector, "select", "waits for a timer, or for what never comes", _is_wait),
+    Impure(grpc, "server", "opens a gRPC server"),
+    Impure(grpc, "insecure_channel", "opens a gRPC channel"),
+    Impure(grpc, "secure_channel", "opens a gRPC channel"),
+    Impure(grpc.aio, "server", "opens a gRPC server"),
+    Impure(grpc.aio, "insecure_channel", "opens a gRPC channel"),
+    Impure(grpc.aio, "secure_channel", "opens a gRPC channel"),
+)
+# What was done since the guard was set up, the innermost last.
+_done: list[list[str]] = []
+
+
+@contextmanager
+def only_pure() -> Iterator[None]:
+    """Fails the test at the first impure thing that it does, or at its end where it swallowed that failure."""
+    done: list[str] = []
+    _done.append(done)
+    before = [vars(each.owner).get(each.name) for each in IMPURE]
+    for each, refusing in zip(IMPURE, _REFUSING, strict=True):
+        setattr(each.owner, each.name, refusing)
+    try:
+        yield
+    finally:
+        _done.pop()
+        for each, own in zip(IMPURE, before, strict=True):
+            if own is None:
+                # It is inherited.
+                delattr(each.owner, each.name)
+            else:
+                setattr(each.owner, each.name, own)
+    if done:
+        pytest.fail(done[0])
+
+
+def _refusing(impure: Impure) -> Callable[..., Any]:
+    original = getattr(impure.owner, impure.name)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if (impure.is_meant is not None and not impure.is_meant(*args, **kwargs)) or _is_importing():
+            return original(*args, **kwargs)
+        said = f"the test {impure.what} ({impure.owner.__name__}.{impure.name}), {_MOVE}"
+        _done[-1].append(said)
+        pytest.fail(said)
+
+    return refuse
+
+
+def _is_importing() -> bool:
+    """Whether the call comes of a module that is being imported."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_REFUSING = [_refusing(each) for each in IMPURE]
