@@ -1,9 +1,9 @@
 """One session from its acceptance to its completion: a prompt that arrives in pieces, then the way of every request.
 
 Its tasks, under one TaskGroup:
-    listening   client -> session -> commands for the worker    (`session_reader`)
+    listening   client -> session -> commands for the worker    (`reader`)
     telling     progress -> client
-    the rest    dispatches the job, whose prefill talks to the worker (`session_prefill`), and writes its answer
+    the rest    dispatches the job, whose prefill talks to the worker (`prefill`), and writes its answer
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from control_plane.sessions.session import Session
 
 
 class SessionRun:
-    """Put together by `streaming`; `serve` once."""
+    """Put together by `serving`; `serve` once."""
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class SessionRun:
         pieces: PromptInPieces,
         events: SessionEvents,
         reader: SessionReader,
+        news: asyncio.Event,
         *,
         progress_interval_s: float,
     ) -> None:
@@ -40,8 +41,7 @@ class SessionRun:
         self._events = events
         self._reader = reader
         self._progress_interval_s = progress_interval_s
-        self._news = asyncio.Event()
-        pieces.on_change = self._changed
+        self._news = news
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """Returns when the answer has been written. Raises what ends the session before."""
@@ -54,10 +54,6 @@ class SessionRun:
                         await self._events.stop(telling)
                         await self._events.piece(piece)
                 await self._events.stop(listening)
-
-    def _changed(self) -> None:
-        self._news.set()
-        self._reader.changed()
 
     async def _listen(self) -> None:
         await self._pieces.placed.wait()
