@@ -12,7 +12,7 @@ what comes of them into messages.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import cast
 
@@ -48,12 +48,14 @@ class Dispatcher:
         client: WorkerClient,
         placer: Placer,
         limits: JourneyLimits,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._membership = membership
         self._workers_changed = workers_changed
         self._client = client
         self._placer = placer
         self._limits = limits
+        self._now_s = now_s
         self._releases = BackgroundTasks()
         self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
 
@@ -69,27 +71,27 @@ class Dispatcher:
         Raises DeadlineError, UnavailableError, and what a worker refuses the request with.
         """
         journey = Journey(job, self._limits)
-        way = prefilling or WholePrompt(self._client, job)
-        calls = WorkerCalls(job, way, self._client, self._placer, self._membership, self._workers_changed)
-        waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), monotonic_s()))
+        way = prefilling or WholePrompt(self._client, job, self._now_s)
+        calls = WorkerCalls(job, way, self._client, self._placer, self._membership, self._workers_changed, self._now_s)
+        waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), self._now_s()))
         try:
             while waiting:
                 async with aclosing(calls.carry_out(waiting.popleft())) as events:  # type: ignore[type-var]
                     event: steps.Event
                     async for event in events:
-                        for instruction in journey.handle(event, monotonic_s()):
+                        for instruction in journey.handle(event, self._now_s()):
                             match instruction:
                                 case steps.Emit(piece):
                                     yield piece
                                 case steps.Complete(reason, tokens):
-                                    yield _completion(job, reason, tokens)
+                                    yield _completion(job, reason, tokens, self._now_s())
                                 case steps.Fail():
                                     raise _error_of(instruction)
                                 case _ if not self._done(job, instruction):
                                     waiting.append(instruction)
         finally:
             self.overhead_ms.append(job.own_s * 1000)
-            for instruction in journey.handle(steps.Closed(), monotonic_s()):
+            for instruction in journey.handle(steps.Closed(), self._now_s()):
                 self._done(job, instruction)
 
     async def close(self) -> None:
@@ -102,7 +104,7 @@ class Dispatcher:
                 self._placer.keep(job)
             case steps.Suspect(worker, sentence):
                 logger.warning("%s: %s", job.request_id, sentence)
-                self._membership.suspect(worker, monotonic_s())
+                self._membership.suspect(worker, self._now_s())
             case steps.MarkDraining(worker):
                 self._membership.drains(worker)
             case steps.Release(lease):
@@ -112,7 +114,7 @@ class Dispatcher:
         return True
 
     async def _release(self, lease: Lease) -> None:
-        await asyncio.sleep(max(0.0, lease.safe_at_s - monotonic_s()))
+        await asyncio.sleep(max(0.0, lease.safe_at_s - self._now_s()))
         try:
             await self._client.release(lease.worker, lease.lease_id, RELEASE_TIMEOUT_S)
         except RachisError as error:
@@ -125,8 +127,7 @@ def _error_of(failure: steps.Fail) -> RachisError:
     return UnavailableError(failure.sentence, retry_after_ms=failure.retry_after_ms)
 
 
-def _completion(job: Job, reason: int, tokens: int) -> generation.Completion:
-    now = monotonic_s()
+def _completion(job: Job, reason: int, tokens: int, now_s: float) -> generation.Completion:
     router_queue_ms = (job.dispatched_s - job.arrived_s) * 1000
     return generation.Completion(
         finish_reason=cast(generation.FinishReason.ValueType, reason),
@@ -137,7 +138,7 @@ def _completion(job: Job, reason: int, tokens: int) -> generation.Completion:
             queue_ms=router_queue_ms + job.engine_queue_ms,
             prefill_ms=(job.first_token_s - job.dispatched_s) * 1000 - job.engine_queue_ms,
             transfer_ms=job.transfer_ms,
-            decode_ms=(now - job.first_token_s) * 1000,
+            decode_ms=(now_s - job.first_token_s) * 1000,
             ttft_ms=(job.first_token_s - job.arrived_s) * 1000,
         ),
         route=job.route,

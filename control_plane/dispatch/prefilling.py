@@ -3,11 +3,11 @@
 The dispatcher chooses workers and tries the next one when one is lost; this is one try.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import monotonic_s
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import WorkerSnapshot
@@ -33,9 +33,10 @@ class WholePrompt:
 
     is_whole = True
 
-    def __init__(self, client: WorkerClient, job: Job) -> None:
+    def __init__(self, client: WorkerClient, job: Job, now_s: Callable[[], float]) -> None:
         self._client = client
         self._job = job
+        self._now_s = now_s
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         request = wire.PrefillRequest(
@@ -46,7 +47,7 @@ class WholePrompt:
             hand_off=hand_off,
             cache_salt=self._job.cache_salt,
         )
-        return await self._client.prefill(worker, request, self._job.remaining_s(monotonic_s()))
+        return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))
 
     async def without_worker(self) -> None:
         pass

@@ -4,13 +4,12 @@ One call at a time. A worker counts the request as in flight from the call to it
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import monotonic_s
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.prefilling import Prefilling
 from control_plane.fleet.membership import Membership
@@ -30,6 +29,7 @@ class WorkerCalls:
         placer: Placer,
         membership: Membership,
         workers_changed: asyncio.Condition,
+        now_s: Callable[[], float],
     ) -> None:
         self._job = job
         self._prefilling = prefilling
@@ -37,6 +37,7 @@ class WorkerCalls:
         self._placer = placer
         self._membership = membership
         self._workers_changed = workers_changed
+        self._now_s = now_s
         # Of the call that comes next.
         self._placement: Placement | None = None
         self._prefilled: wire.PrefillResponse | None = None
@@ -60,20 +61,20 @@ class WorkerCalls:
                 raise AssertionError(f"{call} is no call")
 
     async def _route(self) -> AsyncIterator[steps.Event]:
-        started_s = monotonic_s()
+        started_s = self._now_s()
         is_whole = self._prefilling.is_whole
         self._placement = self._placer.route(self._job, is_whole=is_whole)
         yield self._placed_for_prefill(is_whole=is_whole, since_s=started_s)
 
     async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
-        started_s = monotonic_s()
+        started_s = self._now_s()
         self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded)
         yield self._placed_for_prefill(is_whole=self._prefilling.is_whole, since_s=started_s)
 
     def _placed_for_prefill(self, *, is_whole: bool, since_s: float) -> steps.Placed:
         worker = self._placement.worker if self._placement is not None else None
         placed = steps.Placed(worker, is_whole, bool(self._membership.usable(wire.POOL_DECODE)))
-        self._job.own_s += monotonic_s() - since_s
+        self._job.own_s += self._now_s() - since_s
         return placed
 
     async def _await_prompt(self) -> AsyncIterator[steps.Event]:
@@ -97,7 +98,7 @@ class WorkerCalls:
         """The lock is held from one look to the wait, so that no change in between goes unnoticed."""
         self._placement = None
         try:
-            async with asyncio.timeout(call.until_s - monotonic_s()), self._workers_changed:
+            async with asyncio.timeout(call.until_s - self._now_s()), self._workers_changed:
                 while (placement := self._place_for_decode(call)) is None:
                     await self._workers_changed.wait()
                 self._placement = placement
@@ -114,7 +115,7 @@ class WorkerCalls:
         flight = self._placer.begin(self._taken_placement())
         has_ended = False
         try:
-            messages = self._client.decode(call.worker, request, call.until_s - monotonic_s())
+            messages = self._client.decode(call.worker, request, call.until_s - self._now_s())
             async with aclosing(messages) as stream:  # type: ignore[type-var]
                 message: wire.DecodeResponse
                 async for message in stream:

@@ -5,12 +5,12 @@ It is told again whenever it says that it is not draining, because somebody has 
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import LimitsSection
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
 from control_plane.fleet.membership import Member, Membership
 from control_plane.fleet.worker_client import WorkerClient
@@ -25,12 +25,18 @@ class Draining:
     """membership, client: the router's own."""
 
     def __init__(
-        self, limits: LimitsSection, membership: Membership, client: WorkerClient, look_every_s: float
+        self,
+        limits: LimitsSection,
+        membership: Membership,
+        client: WorkerClient,
+        look_every_s: float,
+        now_s: Callable[[], float],
     ) -> None:
         self._limits = limits
         self._membership = membership
         self._client = client
         self._look_every_s = look_every_s
+        self._now_s = now_s
 
     async def until_idle(self, worker: PoolWorker) -> None:
         """Until it is idle, gone, or out of time. One that does not answer is asked again: it may only be busy."""
@@ -39,8 +45,8 @@ class Draining:
             return
         generation = first.registration.generation
         worker.is_at(admin.POOL_PHASE_DRAINING)
-        until_s = monotonic_s() + self._limits.drain_timeout_s
-        while monotonic_s() < until_s:
+        until_s = self._now_s() + self._limits.drain_timeout_s
+        while self._now_s() < until_s:
             member = self._membership.get(worker.worker_id)
             try:
                 held = await self._held(member or first)

@@ -71,13 +71,15 @@ class Pools:
         client: WorkerClient,
         fence: Fence,
         timing: PoolTiming = POOL_TIMING,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._limits = config.limits
         self._actors = actors
         self._membership = membership
-        self._draining = Draining(config.limits, membership, client, timing.look_every_s)
+        self._draining = Draining(config.limits, membership, client, timing.look_every_s, now_s)
         self._fence = fence
         self._timing = timing
+        self._now_s = now_s
         sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
         self._sizes = {pool: section.workers for pool, section in sections.items()}
         self._autoscale = {pool: each.autoscale for pool, each in sections.items() if each.autoscale.enabled}
@@ -103,7 +105,7 @@ class Pools:
         self._watching.start(self._watch())
         self._watching.start(self._listen_to_ray())
         starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
-        until_s = monotonic_s() + self._limits.start_timeout_s
+        until_s = self._now_s() + self._limits.start_timeout_s
         while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
             for worker, task in list(starts):
                 on_phase(worker.worker_id, worker.detail or worker.in_words())
@@ -112,7 +114,7 @@ class Pools:
                     self._check_possible(worker.pool, task.exception(), [other for other, _ in starts])
             if is_up:
                 break
-            if not starts and monotonic_s() > until_s:
+            if not starts and self._now_s() > until_s:
                 raise StartError(f"workers were ready and are lost before the others came: {self._roster.missing()}")
             await asyncio.sleep(self._timing.look_every_s)
         self._is_started = True
@@ -311,10 +313,10 @@ class Pools:
         stand_in = self._roster.add(worker.pool)
         stand_in.stands_in = True
         coming = self._comes(stand_in)
-        room_until_s = monotonic_s() + self._timing.stand_in_room_s
+        room_until_s = self._now_s() + self._timing.stand_in_room_s
         while not coming.done():
             worker.is_at(worker.phase, f"waits for {stand_in.worker_id}, which stands in for it")
-            if stand_in.phase == admin.POOL_PHASE_PENDING and monotonic_s() > room_until_s:
+            if stand_in.phase == admin.POOL_PHASE_PENDING and self._now_s() > room_until_s:
                 break
             await asyncio.wait({coming}, timeout=self._timing.look_every_s)
         if coming.done() and coming.exception() is None:
@@ -336,7 +338,7 @@ class Pools:
             await asyncio.sleep(self._timing.look_every_s)
 
     async def _look(self) -> None:
-        fresh = monotonic_s() - self._rays_word_s < self._timing.believe_ray_s
+        fresh = self._now_s() - self._rays_word_s < self._timing.believe_ray_s
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
         for worker in self._roster.workers():
@@ -351,7 +353,7 @@ class Pools:
     async def _listen_to_ray(self) -> None:
         """In a task of its own: a Ray that hangs holds up nobody."""
         while True:
-            asked_s = monotonic_s()
+            asked_s = self._now_s()
             try:
                 self._without_node = await self._actors.without_node()
                 self._rays_word_s = asked_s

@@ -79,18 +79,20 @@ class IndexCheck:
         *,
         settle_s: float = SETTLE_S,
         between_s: float = BETWEEN_LOOKS_S,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._membership = membership
         self._index = index
         self._read_claims = read_claims
         self._settle_s = settle_s
         self._between_s = between_s
+        self._now_s = now_s
         # By worker, claims of both tiers that the last check found untrue; None before there was one.
         self.untrue: dict[str, int] | None = None
 
     async def run(self) -> admin.CheckIndexResponse:
         """Reads all workers, until they agree or the time is over; the last answer takes two seconds at most."""
-        started_s = monotonic_s()
+        started_s = self._now_s()
         comparisons = [
             _Comparison(member, admin.WorkerCheck(worker_id=member.worker_id, pool=member.registration.pool))
             for member in self._membership.members()
@@ -99,14 +101,14 @@ class IndexCheck:
         while differing:
             await asyncio.gather(*(self._look(each, started_s) for each in differing))
             differing = [each for each in differing if not each.check.error and not each.agrees]
-            if not differing or monotonic_s() - started_s + self._between_s > self._settle_s:
+            if not differing or self._now_s() - started_s + self._between_s > self._settle_s:
                 break
             await asyncio.sleep(self._between_s)
         for each in comparisons:
             _report(each)
         checks = [each.check for each in comparisons]
         self.untrue = {check.worker_id: check.device.untrue + check.host.untrue for check in checks if not check.error}
-        return admin.CheckIndexResponse(workers=checks, took_s=monotonic_s() - started_s)
+        return admin.CheckIndexResponse(workers=checks, took_s=self._now_s() - started_s)
 
     async def _look(self, comparison: _Comparison, started_s: float) -> None:
         check, worker_id = comparison.check, comparison.member.worker_id
@@ -126,7 +128,7 @@ class IndexCheck:
         host = await asyncio.to_thread(compared, believed[1], _keys(answer.host))
         comparison.device = device if comparison.device is None else comparison.device.and_still(device)
         comparison.host = host if comparison.host is None else comparison.host.and_still(host)
-        check.after_s = monotonic_s() - started_s
+        check.after_s = self._now_s() - started_s
 
 
 def _report(comparison: _Comparison) -> None:

@@ -102,7 +102,7 @@ def build_router(
     follower = _follower(config, service_id, membership, prefixes, ports)
     index = _index_ports(prefixes)
     placer = _placer(config, service_id, membership, index, ports)
-    dispatcher = _dispatcher(config, membership, follower, client, placer)
+    dispatcher = _dispatcher(config, membership, follower, client, placer, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
     limits = config.router
@@ -114,13 +114,7 @@ def build_router(
         membership, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
     router = RouterService(membership, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
-    check = IndexCheck(
-        membership,
-        prefixes.index,
-        client.prefix_claims,
-        settle_s=timing.check_settle_s,
-        between_s=timing.check_between_s,
-    )
+    check = _check(membership, prefixes, client, ports, timing)
     health, policy = prefixes.claims.health, config.placement.policy
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
@@ -198,7 +192,12 @@ def _placer(
 
 
 def _dispatcher(
-    config: RachisConfig, membership: Membership, follower: RegistryFollower, client: WorkerClient, placer: Placer
+    config: RachisConfig,
+    membership: Membership,
+    follower: RegistryFollower,
+    client: WorkerClient,
+    placer: Placer,
+    ports: RouterPorts,
 ) -> Dispatcher:
     return Dispatcher(
         membership,
@@ -210,6 +209,7 @@ def _dispatcher(
             worker_wait_s=config.router.queue_timeout_s,
             handoff_deadline_s=config.handoff.deadline_s,
         ),
+        ports.now_s,
     )
 
 
@@ -226,6 +226,19 @@ def _replicator(
     return Replicator(redis, service_id, prefixes.router_id, placer, client, plan, now_s=ports.now_s)
 
 
+def _check(
+    membership: Membership, prefixes: FollowedIndex, client: WorkerClient, ports: RouterPorts, timing: RouterTiming
+) -> IndexCheck:
+    return IndexCheck(
+        membership,
+        prefixes.index,
+        client.prefix_claims,
+        settle_s=timing.check_settle_s,
+        between_s=timing.check_between_s,
+        now_s=ports.now_s,
+    )
+
+
 def _pools(
     config: RachisConfig,
     service_id: str,
@@ -237,7 +250,7 @@ def _pools(
     if ports.actors is None:
         return None
     fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
-    return Pools(config, ports.actors, membership, client, fence, timing)
+    return Pools(config, ports.actors, membership, client, fence, timing, ports.now_s)
 
 
 def _load_following(

@@ -1,17 +1,29 @@
-"""Who follows a session and its backlog: each follower is called after every change of either."""
+"""What wakes the tasks of one session: its input or its backlog has changed."""
 
-from collections.abc import Callable
+import asyncio
+
+from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.session import Session
 
 
-class Changes:
-    """Made before the parts of a session, so that none of them has to be given to another one later."""
+class SessionChanges:
+    """`note` after each change."""
 
-    def __init__(self) -> None:
-        self._followers: list[Callable[[], None]] = []
+    def __init__(self, session: Session, backlog: Backlog) -> None:
+        self._session = session
+        self._backlog = backlog
+        # Set by each change; cleared by the task that tells the client of progress.
+        self.news = asyncio.Event()
+        # Set while the client's next message may be read.
+        self.room = asyncio.Event()
+        self._look_for_room()
 
-    def follow(self, on_change: Callable[[], None]) -> None:
-        self._followers.append(on_change)
+    def note(self) -> None:
+        self.news.set()
+        self._look_for_room()
 
-    def notify(self) -> None:
-        for on_change in self._followers:
-            on_change()
+    def _look_for_room(self) -> None:
+        if self._session.finished or self._backlog.has_room:
+            self.room.set()
+        else:
+            self.room.clear()

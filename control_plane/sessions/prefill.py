@@ -7,29 +7,38 @@ commands that waited for it are dropped, what they said is in the prompt. Comman
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
 from control_plane.fleet.worker_client import SessionCall, WorkerClient
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.sessions.backlog import Backlog
-from control_plane.sessions.changes import Changes
 from control_plane.sessions.session import Append, Command, Finish, Session, Update
 
 
 class PromptInPieces:
-    """See `control_plane.dispatch.prefilling.Prefilling`. changes: notified of all that this does to its session."""
+    """See `control_plane.dispatch.prefilling.Prefilling`."""
 
-    def __init__(self, client: WorkerClient, job: Job, session: Session, backlog: Backlog, changes: Changes) -> None:
+    def __init__(
+        self,
+        client: WorkerClient,
+        job: Job,
+        session: Session,
+        backlog: Backlog,
+        on_change: Callable[[], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        """on_change: called whenever the session or its backlog has changed."""
         self._client = client
         self._job = job
         self._session = session
         self._backlog = backlog
-        self._changes = changes
+        self._on_change = on_change
+        self._now_s = now_s
         self._commands: deque[Command] = deque()
         self._to_send = asyncio.Event()
         self._whole = asyncio.Event()
@@ -49,14 +58,14 @@ class PromptInPieces:
     def send(self, command: Command | None) -> None:
         """The session took in what this command says. Never waits."""
         if isinstance(command, Finish):
-            self.finished_s = monotonic_s()
+            self.finished_s = self._now_s()
             self._whole.set()
         if command is not None and self._backlog.attached:
             self._commands.append(command)
             self._to_send.set()
             if not isinstance(command, Finish):
                 self._backlog.sent(len(self._session.tokens))
-        self._changes.notify()
+        self._on_change()
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         opening = wire.PrefillSessionOpen(
@@ -70,14 +79,14 @@ class PromptInPieces:
         )
         self._attach()
         try:
-            async with self._client.prefill_session(worker, self._job.remaining_s(monotonic_s())) as call:
+            async with self._client.prefill_session(worker, self._job.remaining_s(self._now_s())) as call:
                 response = await self._converse(call, wire.PrefillSessionRequest(open=opening), worker)
             self._backlog.completed(response.session, self._session)
             self.record = response.session
             return response
         finally:
             self._backlog.detach()
-            self._changes.notify()
+            self._on_change()
 
     async def without_worker(self) -> None:
         self.placed.set()
@@ -88,7 +97,7 @@ class PromptInPieces:
         if self._session.finished:
             self._commands.append(Finish(()))
         self._backlog.attach(len(self._session.tokens))
-        self._changes.notify()
+        self._on_change()
 
     async def _converse(
         self, call: SessionCall, opening: wire.PrefillSessionRequest, worker: WorkerSnapshot
@@ -118,7 +127,7 @@ class PromptInPieces:
                 self.worker_id = worker.worker_id
                 self.placed.set()
             self._backlog.progressed(response.progress)
-            self._changes.notify()
+            self._on_change()
         return response.prefilled
 
 

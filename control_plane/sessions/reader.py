@@ -12,8 +12,6 @@ from rachis import wire as conventions
 from rachis.wire import Context
 
 from cluster_core.errors import ClientFault, DeadlineError, WithdrawnError
-from control_plane.sessions.backlog import Backlog
-from control_plane.sessions.changes import Changes
 from control_plane.sessions.intake import Message, SessionIntake
 from control_plane.sessions.session import Command
 
@@ -37,38 +35,29 @@ class SessionReader:
         self,
         context: Context,
         intake: SessionIntake,
-        backlog: Backlog,
+        room: asyncio.Event,
         send: Callable[[Command | None], None],
         refuse: Callable[[ClientFault, int], Awaitable[None]],
-        changes: Changes,
         *,
         idle_timeout_s: float,
     ) -> None:
-        """send: gets what each message says to the worker. refuse: gets the error and the number of the message."""
+        """room: set while a message may be read. send: gets what each one says to the worker. refuse: gets the error
+        and the number of the message."""
         self._context = context
         self._intake = intake
         self._session = intake.session
-        self._backlog = backlog
         self._send = send
         self._refuse = refuse
         self._idle_timeout_s = idle_timeout_s
-        self._room = asyncio.Event()
+        self._room = room
         # Of the client's messages so far; `open` is number 1.
         self.messages = 1
-        changes.follow(self._look_for_room)
-
-    def _look_for_room(self) -> None:
-        if self._session.finished or self._backlog.has_room:
-            self._room.set()
-        else:
-            self._room.clear()
 
     async def run(self) -> None:
         """Returns when the client has closed its side after `finish`.
 
         Raises WithdrawnError when it cancels or closes its side before, DeadlineError when it stays silent.
         """
-        self._look_for_room()
         while (message := await self._next()) is not None:
             self.messages += 1
             try:

@@ -1,9 +1,9 @@
 """One session from its acceptance to its completion: a prompt that arrives in pieces, then the way of every request.
 
 Its tasks, under one TaskGroup:
-    listening   client -> session -> commands for the worker    (`session_reader`)
+    listening   client -> session -> commands for the worker    (`reader`)
     telling     progress -> client
-    the rest    dispatches the job, whose prefill talks to the worker (`session_prefill`), and writes its answer
+    the rest    dispatches the job, whose prefill talks to the worker (`prefill`), and writes its answer
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from cluster_core.errors import ungrouped
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.model.job import Job
 from control_plane.sessions.backlog import Backlog
-from control_plane.sessions.changes import Changes
 from control_plane.sessions.events import SessionEvents
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader
@@ -21,7 +20,7 @@ from control_plane.sessions.session import Session
 
 
 class SessionRun:
-    """Put together by `streaming`; `serve` once."""
+    """Put together by `serving`; `serve` once."""
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class SessionRun:
         pieces: PromptInPieces,
         events: SessionEvents,
         reader: SessionReader,
-        changes: Changes,
+        news: asyncio.Event,
         *,
         progress_interval_s: float,
     ) -> None:
@@ -42,8 +41,7 @@ class SessionRun:
         self._events = events
         self._reader = reader
         self._progress_interval_s = progress_interval_s
-        self._news = asyncio.Event()
-        changes.follow(self._news.set)
+        self._news = news
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """Returns when the answer has been written. Raises what ends the session before."""

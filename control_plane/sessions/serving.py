@@ -26,7 +26,7 @@ from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.limits import max_tokens_of
 from control_plane.sessions.backlog import Backlog
-from control_plane.sessions.changes import Changes
+from control_plane.sessions.changes import SessionChanges
 from control_plane.sessions.events import SessionEvents
 from control_plane.sessions.intake import SessionIntake
 from control_plane.sessions.prefill import PromptInPieces
@@ -111,12 +111,12 @@ class StreamingSessions:
         settings = self._settings
         appends_only = opened.mode == generation.SESSION_MODE_APPEND
         backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens if appends_only else None)
-        changes = Changes()
-        pieces = PromptInPieces(self._client, job, session, backlog, changes)
+        changes = SessionChanges(session, backlog)
+        pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
         events = SessionEvents(context, job, pieces, self._metrics)
         intake = SessionIntake(session, opened.prefix, self._tokenizer, model)
         reader = SessionReader(
-            context, intake, backlog, pieces.send, events.refused, changes, idle_timeout_s=settings.idle_timeout_s
+            context, intake, changes.room, pieces.send, events.refused, idle_timeout_s=settings.idle_timeout_s
         )
         interval_s = settings.progress_interval_ms / 1000
-        return SessionRun(job, session, backlog, pieces, events, reader, changes, progress_interval_s=interval_s)
+        return SessionRun(job, session, backlog, pieces, events, reader, changes.news, progress_interval_s=interval_s)

@@ -1,0 +1,78 @@
+"""A router is made of its configuration and its ports: nothing runs, and each part has what it was given."""
+
+from random import Random
+from typing import Any, cast
+
+from rachis.redis_client import RedisClient
+
+from cluster_configs.loading import load
+from control_plane.server.composition import RouterPorts, build_router
+from control_plane.server.router_server import RouterServer
+from tests.fakes.registry import RegistryRedis
+
+
+class Made:
+    """A router, and what was asked of its ports while it was made."""
+
+    def __init__(self, actors: Any = None, **flags: Any) -> None:
+        self.clients: list[RegistryRedis] = []
+        self.seeds: list[int] = []
+        self.servers: list[dict[str, Any]] = []
+        self.ports = RouterPorts(
+            redis=self._client,
+            actors=actors,
+            now_s=lambda: 7.0,
+            server=self._server,
+            channel=self._channel,
+            endpoint=self._channel,
+            rng=self._rng,
+        )
+        self.router: RouterServer = build_router(load(flags=flags), "svc-test", self.ports)
+
+    def _client(self, timeout_s: float) -> RedisClient:
+        assert timeout_s > 0
+        self.clients.append(RegistryRedis("svc-test"))
+        return cast(RedisClient, self.clients[-1])
+
+    def _rng(self, seed: int) -> Random:
+        self.seeds.append(seed)
+        return Random(seed)
+
+    def _server(self, **options: Any) -> Any:
+        self.servers.append(options)
+
+    def _channel(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("nothing is called, listened to or served before the router starts")
+
+
+async def test_every_part_that_speaks_to_redis_has_a_client_of_its_own() -> None:
+    assert len(Made().clients) == 4, "registrations, claims, accesses, copies"
+    assert len(Made(actors=object()).clients) == 5, "and the fence of the pools"
+
+
+async def test_pools_are_made_where_their_controller_runs() -> None:
+    assert Made(actors=object()).router.parts.pools is not None
+    alone = Made().router.parts
+    assert alone.pools is alone.load_following is None  # type: ignore[comparison-overlap]
+
+
+async def test_placement_chooses_with_the_configured_seed() -> None:
+    assert Made(**{"placement.seed": 42}).seeds == [42]
+
+
+async def test_a_message_may_be_four_times_as_long_as_the_limit_that_clients_are_told() -> None:
+    ((server,),) = [Made(**{"router.max_message_mib": 3}).servers]
+    assert dict(server["options"])["grpc.max_receive_message_length"] == 12 << 20
+
+
+async def test_parts_measure_with_the_clock_of_the_ports() -> None:
+    parts = Made().router.parts
+    assert parts.prefixes.claims.health().staleness_s == 0.0
+
+
+async def test_a_router_without_pools_follows_no_load() -> None:
+    await Made().router.follow_load()
+
+
+async def test_a_model_without_a_tokenizer_is_heard_of_when_the_router_starts_not_when_it_is_made() -> None:
+    assert Made(**{"model.path": "/nowhere"}).router.address == ""

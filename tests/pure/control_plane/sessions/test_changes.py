@@ -1,0 +1,50 @@
+"""A session wakes the task that tells of its progress, and lets its client go on while there is room."""
+
+import pytest
+from rachis.v1 import generation_pb2 as generation
+
+from control_plane.sessions.backlog import Backlog
+from control_plane.sessions.changes import SessionChanges
+from control_plane.sessions.session import Session
+
+
+class World:
+    """A session whose client may be ten tokens ahead."""
+
+    def __init__(self) -> None:
+        self.session = Session(generation.SESSION_MODE_APPEND, [1], [], max_prompt_tokens=100)
+        self.backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10)
+        self.changes = SessionChanges(self.session, self.backlog)
+
+    def append(self, tokens: int) -> None:
+        self.session.append([7] * tokens)
+        self.backlog.sent(len(self.session.tokens))
+        self.changes.note()
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.backlog.attach(1)
+    return world
+
+
+def test_before_anything_has_happened_there_is_room_and_no_news() -> None:
+    changes = World().changes
+    assert (changes.room.is_set(), changes.news.is_set()) == (True, False)
+
+
+def test_a_client_that_is_too_far_ahead_waits_for_the_engine(world: World) -> None:
+    world.append(11)
+    assert (world.changes.room.is_set(), world.changes.news.is_set()) == (False, True)
+
+    world.backlog.progressed(generation.SessionProgress(ready_tokens=12))
+    world.changes.note()
+    assert world.changes.room.is_set()
+
+
+def test_after_its_finish_nothing_of_a_session_is_held_back(world: World) -> None:
+    world.append(11)
+    world.session.finish([])
+    world.changes.note()
+    assert world.changes.room.is_set()
