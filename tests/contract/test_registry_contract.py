@@ -263,12 +263,11 @@ async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(connected: Co
         await raw.set("set", "again")
         await raw.delete("deleted", "nothing")
         await raw.xadd("deleted", {"b": b"x"})
-        assert await raw.exists("set", "deleted", "expires", "nothing") == 3
 
         await asyncio.sleep(0.1)
 
         assert await raw.mget(["set", "expires"]) == [b"again", None]
-        assert await raw.exists("deleted") == 1
+        assert await raw.exists("set", "deleted", "expires", "nothing") == 2
 
 
 async def test_a_flushed_server_has_nothing(connected: Connect) -> None:
