@@ -18,6 +18,7 @@ from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine_reports import PrefixClaimChange
 from cluster_core.errors import StartError
+from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.placement import replicator
@@ -133,6 +134,22 @@ async def test_an_older_generation_does_not_write_over_a_newer_one(connected: Co
         await old.publish()
 
         assert await read(connected) == {"decode-0": generation}
+
+
+async def test_a_worker_that_is_kept_out_does_not_register_until_its_next_start(connected: Connect) -> None:
+    fence = Fence(connected(2), SERVICE)
+    async with registered(connected) as old, registered(connected) as new:
+        fenced = await old.open()
+        await old.publish()
+        assert await fence.close_out("decode-0", fenced)
+        assert await read(connected) == {}
+        await old.publish()
+        assert await read(connected) == {}
+
+        generation = await new.open()
+        await new.publish()
+        assert await read(connected) == {"decode-0": generation}
+    await fence.close()
 
 
 async def test_a_registry_that_lost_its_data_repeats_no_generation(connected: Connect) -> None:
