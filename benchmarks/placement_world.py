@@ -150,7 +150,7 @@ class PlacementWorld:
                 begun_s = max(prompt.arrival_s, self._free_from_s[number])
                 self._free_from_s[number] = outcome.at_s
                 self._prefilled.append(Prefilled(prompt, number, begun_s, outcome.at_s))
-        change = engine.told()
+        change = engine.claim_changes()
         if len(change):
             self._events.after(self._cluster.event_delay_s, partial(self.router.claimed, number, change))
         self._alarms[number].set(engine.next_s())

@@ -90,7 +90,7 @@ class Plan:
 
 
 def plan(simulate: Simulate, settings: PlanSettings, done: Callable[[Trial], None] = lambda trial: None) -> Plan:
-    """simulate: (prefill workers, decode workers), 0 prefill workers for an aggregated pool. done: told of each trial.
+    """simulate: (prefill workers, decode workers), 0 prefill workers for an aggregated pool. done: gets each trial.
     Raises InvalidInputError where nothing keeps the objective, with the best that was found."""
     return _Search(simulate, settings, done).plan()
 
@@ -293,7 +293,7 @@ def _arrivals_s(figures: Figures) -> float:
 def as_json(plan: Plan) -> dict[str, Any]:
     """For machines: rounded; the same trials give the same text."""
 
-    def told(trial: Trial | None) -> dict[str, Any] | None:
+    def row(trial: Trial | None) -> dict[str, Any] | None:
         return {name: round(value, 4) for name, value in asdict(trial).items()} if trial is not None else None
 
     best = plan.best
@@ -302,15 +302,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "decode_workers": best.decode,
         "gpus": best.gpus,
         "prefill_per_decode": round(best.prefill / best.decode, 4),
-        "best": told(best),
-        "one_prefill_less": told(plan.one_prefill_less),
-        "one_decode_less": told(plan.one_decode_less),
-        "aggregated": told(plan.aggregated),
+        "best": row(best),
+        "one_prefill_less": row(plan.one_prefill_less),
+        "one_decode_less": row(plan.one_decode_less),
+        "aggregated": row(plan.aggregated),
         "least_prefill_workers": plan.least[0],
         "least_decode_workers": plan.least[1],
         "verified": plan.verified,
         "simulations": plan.runs,
-        "tried": [told(trial) for trial in plan.tried],
+        "tried": [row(trial) for trial in plan.tried],
     }
 
 

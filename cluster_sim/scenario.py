@@ -240,7 +240,7 @@ def _checked(tree: dict[str, Any], path: Path) -> Scenario:
 def _vllm_engine(
     name: str, model: CostModel, section: PoolSection, tiers: TierSettings, sizes: tuple[int, int, int]
 ) -> Callable[[], SimEngine]:
-    """vLLM is imported here because nobody else needs it. sizes: tokens of a block, of the device, of host memory."""
+    """vLLM is imported here because nothing else needs it. sizes: tokens of a block, of the device, of host memory."""
     from cluster_sim.engines.vllm_engine import VllmSimEngine
     from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 

@@ -55,14 +55,14 @@ class SimWorker:
         self._alarm = Alarm(events, self._advance)
 
     def add(self, job: SimJob) -> bool:
-        """False: nobody answers."""
+        """False: it is not there."""
         if self.is_alive:
             self.engine.add(job, self._events.now_s)
             self._follow()
         return self.is_alive
 
     def open(self, job: SimJob, first: SimInput, mode: SessionMode) -> bool:
-        """False: nobody answers."""
+        """False: it is not there."""
         if self.is_alive:
             self.engine.open(job, first, mode, self._events.now_s)
             self._follow()
@@ -128,7 +128,7 @@ class SimWorker:
     def _advance(self) -> None:
         for outcome in self.engine.advance(self._events.now_s):
             self._on_outcome(self, outcome)
-        change = self.engine.told()
+        change = self.engine.claim_changes()
         if len(change):
             self._on_change(self, self.generation, change)
         self._follow()

@@ -122,7 +122,7 @@ class World:
         self._reported = [0, 0, 0, 0]
 
     def run(self, requests: Iterable[SimRequest], done: Callable[[int], None] = lambda number: None) -> Figures:
-        """requests: by arrival. done: told of requests that have ended."""
+        """requests: by arrival. done: gets the number of requests that have ended."""
         arrivals = enumerate(requests)
 
         def next_arrival() -> None:

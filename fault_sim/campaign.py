@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """codes, handoffs: of all requests, by what their clients were told. virtual_s: of all runs."""
+    """codes, handoffs: of all requests, by what their clients got. virtual_s: of all runs."""
 
     runs: int = 0
     virtual_s: float = 0.0
@@ -76,9 +76,9 @@ def reduced(result: Result) -> Finding:
 def commit() -> str:
     """Of this code, where it lies in a repository; empty otherwise."""
     try:
-        asked = subprocess.run(
+        found = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
+    return found.stdout.strip() if found.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""The clients of one run: each sends one request as planned and notes what it is told."""
+"""The clients of one run: each sends one request as planned and notes what it gets."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ class Client:
         return self._api.StreamGenerate(timeout=self._request.timeout_s)  # type: ignore[call-arg]  # it is written to
 
     async def _send(self, call: Any) -> None:
-        """Until the call has ended, which who reads it hears."""
+        """Until the call has ended, which its reader learns."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, asyncio.CancelledError):
             opened = api.SessionOpen(
                 mode=generation.SessionMode.Value(f"SESSION_MODE_{self._request.mode}"),

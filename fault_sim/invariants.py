@@ -9,7 +9,7 @@ from fault_sim.blocks.pool import expected_tokens
 from fault_sim.clients import Answer
 from fault_sim.world import World
 
-# What a client heard -> how the router may have counted the request. A client that leaves may cross its answer.
+# What a client got -> how the router may have counted the request. A client that leaves may cross its answer.
 _COUNTED = {
     "OK": {State.FINISHED},
     "CANCELLED": {State.CANCELLED, State.FINISHED, State.FAILED, State.EXPIRED, State.REFUSED},
@@ -28,7 +28,7 @@ class Violation:
 
 
 def of_answers(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
-    """Every request has one outcome, and whoever got tokens got the right ones."""
+    """Every request has one outcome, and all tokens that came are the right ones."""
     by_name: dict[str, list[RequestLifecycle]] = {}
     for lifecycle in world.lifecycles:
         by_name.setdefault(lifecycle.request_id, []).append(lifecycle)

@@ -1,4 +1,4 @@
-"""One run: the plan is played in virtual time, healed, left in peace, asked again, and looked at."""
+"""One run: the plan is played in virtual time, healed, left in peace, sent requests again, and looked at."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ _LEFT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """trace_hash: of everything that happened, in order. codes: how many clients heard what."""
+    """trace_hash: of everything that happened, in order. codes: how many clients got which status."""
 
     plan: Plan
     violations: tuple[Violation, ...]
@@ -61,7 +61,7 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     await world.start()
     faults = [asyncio.create_task(world.inflict(fault)) for fault in world.plan.faults]
     clients = [asyncio.create_task(_ask(world, request, answers)) for request in world.plan.requests]
-    # Longer than any of it may take: who has not ended by then hangs.
+    # Longer than any of it may take: a task that has not ended by then hangs.
     if faults or clients:
         await asyncio.wait([*faults, *clients], timeout=_REQUESTS_S)
     for task in clients:

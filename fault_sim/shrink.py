@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 
 
 def shrunk(plan: Plan, still_fails: Callable[[Plan], bool], at_most: int = 400) -> Plan:
-    """`still_fails` is asked so often at most. First the faults, then the requests, then once more the faults."""
+    """`still_fails` is called so often at most. First the faults, then the requests, then once more the faults."""
     budget = [at_most]
 
     def fails(candidate: Plan) -> bool:

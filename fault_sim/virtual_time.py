@@ -2,7 +2,7 @@
 
 Nothing is read or written, no thread is started: what would run in one runs at once. Tasks hash by the order in which
 they were made, so that sets of them are walked alike in every run. A loop that has nothing left to wait for while its
-main task is not done raises `Deadlock`: somebody waits for what never comes.
+main task is not done raises `Deadlock`: something is waited for that never comes.
 
 Idea: FoundationDB's and TigerBeetle's simulators run production code on a clock of their own.
 """
@@ -134,7 +134,7 @@ def _seeded(loop: VirtualLoop, seed: int) -> Iterator[None]:
 def run(main: Coroutine[Any, Any, _T], seed: int = 0) -> _T:
     """Runs it to its end in virtual time. Raises Deadlock, Spinning, and what `main` raises.
 
-    When it returns all of it is gone: tasks whose errors nobody has looked at have complained.
+    When it returns all of it is gone: tasks whose errors were not looked at have complained.
     """
     # What is here already is not looked through at the end.
     gc.freeze()

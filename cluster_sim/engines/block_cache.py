@@ -2,8 +2,8 @@
 
 Who owns what:
     a running prompt   its cached blocks, the host slots being loaded and its new blocks are referenced until it lets go
-    the rest           the tree refers to it, and gives it up when somebody needs room
-A block counts one copy to host memory. What changes in a tier is told as a worker tells it (`claims`).
+    the rest           the tree refers to it, and gives it up when room is needed
+A block counts one copy to host memory. Changes in a tier have the form in which a worker claims them (`claims`).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from kv_transfer.tiers.tier_terms import Admission, TierRules
 
 
 class BlockCache:
-    """host_blocks: 0 for none. on_store: told of blocks that are copied to host memory."""
+    """host_blocks: 0 for none. on_store: gets the number of blocks that are copied to host memory."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BlockCache:
         )
         self.tiers.on_host_change = self._host_changed
         self._on_store = on_store
-        # By tier, blocks that have come or gone since the last `told`; the last change counts.
+        # By tier, blocks that have come or gone since the last `claim_changes`; the last change counts.
         self._changes: tuple[dict[BlockHash, bool], dict[BlockHash, bool]] = ({}, {})
 
     @property
@@ -48,7 +48,7 @@ class BlockCache:
 
     @property
     def obtainable(self) -> int:
-        """Device blocks that are free, or cached and referenced by nobody else."""
+        """Device blocks that are free, or cached and not referenced otherwise."""
         return self._device.free + self.tiers.tree.blocks[Tier.DEVICE] - self._device.shared
 
     def match(self, hashes: Sequence[BlockHash]) -> Match:
@@ -113,7 +113,7 @@ class BlockCache:
         self.tiers.promoted(promotion, promotion.hashes[promotion.first :])
         return len(promotion.slots)
 
-    def told(self) -> ClaimChange:
+    def claim_changes(self) -> ClaimChange:
         """What has changed in the tiers since the last call."""
         device, host = self._changes
         change = ClaimChange(*(_keys(tier, there) for tier in (device, host) for there in (True, False)))

@@ -1,7 +1,7 @@
-"""What the simulated cluster asks of a worker's engine; the simulated counterpart of `cluster_core.engine.Engine`.
+"""What a worker's engine is to the simulated cluster; the counterpart of `cluster_core.engine.Engine`.
 
-An engine lives in the time that it is told. The cluster calls `add`, `landed`, `release`, `abort` when they happen, and
-`advance` at the time of `next_s`; what comes of it are outcomes. After each call `next_s` may be another.
+An engine has no clock: each call brings the time. The cluster calls `add`, `landed`, `release`, `abort` when they
+happen, and `advance` at the time of `next_s`; what comes of it are outcomes. After each call `next_s` may be another.
 
 Who holds the KV blocks of a job:
     waiting                            nobody
@@ -27,8 +27,8 @@ class SimJob:
     """One prompt for one engine.
 
     number: unique in the simulation. keys: names of the prompt's full blocks, in order, each covering all before it
-    (`prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept for somebody
-    who pulls them. pulls: the prompt's KV is to be pulled, apart from what is cached here; the first token is known.
+    (`prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept until
+    they are pulled. pulls: the prompt's KV is to be pulled, apart from what is cached here; the first token is known.
     """
 
     number: int
@@ -129,7 +129,7 @@ class SimEngine(Protocol):
         """All that has happened up to now."""
         ...
 
-    def told(self) -> ClaimChange:
+    def claim_changes(self) -> ClaimChange:
         """Cached blocks that have come or gone since the last call."""
         ...
 

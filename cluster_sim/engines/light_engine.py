@@ -1,8 +1,8 @@
 """An engine of few lines: continuous batching as vLLM does it, over the real tiers, without vLLM's scheduler.
 
 A step takes one token for each request that decodes, and fills up with prompts, first come first served, in chunks of
-what is left of the token budget. While nobody prefills, many steps are taken at once, up to the first that ends
-a request, or that somebody new could join.
+what is left of the token budget. While no prompt is computed, many steps are taken at once, up to the first that
+ends a request, or that a new one could join.
 
 Simpler than vLLM's scheduler, which `vllm_engine` has: a request is admitted when there is room for its prompt
 and its whole answer, so that none is preempted; its answer is not cached.
@@ -66,7 +66,7 @@ class LightEngine:
         self._outcomes: list[Outcome] = []
         self._now_s = 0.0
 
-    # What the cluster asks.
+    # For the cluster.
 
     def add(self, job: SimJob, now_s: float) -> None:
         self._enter(LightRequest(job, job.keys.tolist(), job.prompt_tokens, left=job.output_tokens), now_s)
@@ -146,8 +146,8 @@ class LightEngine:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def told(self) -> ClaimChange:
-        return self._cache.told()
+    def claim_changes(self) -> ClaimChange:
+        return self._cache.claim_changes()
 
     def slow_down(self, factor: float, now_s: float) -> None:
         self._factor = factor
@@ -176,7 +176,7 @@ class LightEngine:
         self._stir(now_s)
 
     def _stir(self, now_s: float) -> None:
-        """Something has changed: who can begin begins, and a step is taken if none is under way."""
+        """Something has changed: requests that can begin begin, and a step is taken if none is under way."""
         admitted = self._admit(now_s)
         if admitted or self._prefilling:
             self._cut(now_s)

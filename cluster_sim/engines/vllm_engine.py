@@ -1,11 +1,11 @@
 """A worker's engine in simulated time with vLLM's real scheduler in it; arithmetic takes the place of the model.
 
-The scheduler decides each step as in production: whom it admits, which blocks it takes, finds and gives up, whom it
-preempts. The cost model says how long the step takes; what is sampled is arbitrary. As the engine's thread does, what
-comes in meanwhile is taken in between two steps.
+The scheduler decides each step as in production: which requests it admits and preempts, which blocks it takes, finds
+and gives up. The cost model says how long the step takes; what is sampled is arbitrary. What comes in meanwhile is
+taken in between two steps, as the engine's thread does.
 
 Steps are taken at once, up to a bound (a leap), where the scheduler would do nothing but give each running request
-one token: all of them decode, none ends before the last step, and nobody could join. What comes in cuts a leap short.
+one token: all of them decode, none ends before the last step, and none could join. What comes in cuts a leap short.
 Only blocks are then allocated later than they would be, and there have to be enough of them.
 """
 
@@ -89,14 +89,14 @@ class VllmSimEngine:
         """vLLM's, to look at."""
         return self._scheduler
 
-    # What the cluster asks.
+    # For the cluster.
 
     def add(self, job: SimJob, now_s: float) -> None:
         self._take(now_s, lambda: self._add(job))
 
     def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
-        """For settings of the kind STREAMING. `records` has what happened to a session that has ended, until somebody
-        takes it."""
+        """For settings of the kind STREAMING. `records` has what happened to a session that has ended, until it is
+        taken out."""
         self._take(now_s, lambda: self._open(job, first, mode))
 
     def take_input(self, number: int, following: SimInput, now_s: float) -> None:
@@ -127,11 +127,11 @@ class VllmSimEngine:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def told(self) -> ClaimChange:
+    def claim_changes(self) -> ClaimChange:
         if not any(self._pool.touched):
             return _NOTHING
-        told: ClaimChange = self._pool.told()
-        return told
+        changes: ClaimChange = self._pool.claim_changes()
+        return changes
 
     def slow_down(self, factor: float, now_s: float) -> None:
         self._catch_up(now_s)
@@ -213,7 +213,7 @@ class VllmSimEngine:
         return True
 
     def _fits(self, tokens: int) -> bool:
-        """Whether there is room for so many when nobody else is there."""
+        """Whether there is room for so many on an empty device."""
         blocks = -(-tokens // self.settings.block_tokens)
         return blocks <= self.settings.device_blocks and tokens <= self.settings.max_model_tokens
 

@@ -92,7 +92,7 @@ class VllmEngineSettings:
 
 
 class SimClock:
-    """Simulated seconds; while it is a context, what asks the monotonic clock of this process gets them."""
+    """Simulated seconds; while it is a context, the monotonic clock of this process shows them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -138,10 +138,10 @@ def _names(keys: Keys) -> list[bytes]:
     return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
 
 
-class ToldBlockPool(EventfulBlockPool):
+class WatchedBlockPool(EventfulBlockPool):
     """Mixed into a pool that vLLM, or the tiers, have made: keeps which blocks of prompts have come and gone."""
 
-    # By tier: what has come or gone since the last `told`, and what was there then.
+    # By tier: what has come or gone since the last `claim_changes`, and what was there then.
     touched: tuple[dict[bytes, bool], dict[bytes, bool]]
     claimed: tuple[set[bytes], set[bytes]]
 
@@ -160,7 +160,7 @@ class ToldBlockPool(EventfulBlockPool):
         for each in block_hashes:
             device[get_block_hash(each)] = known.get_one_block(each) is not None
 
-    def told(self) -> ClaimChange:
+    def claim_changes(self) -> ClaimChange:
         """What has changed since the last call, of blocks with keys."""
         changes = []
         for claimed, touched in zip(self.claimed, self.touched, strict=True):
@@ -181,7 +181,7 @@ def _keys(names: Sequence[bytes]) -> Keys:
 class _Transfers(KVConnectorBase_V1):
     """What `kv_transfer.engine_connector` answers the scheduler, without a transfer.
 
-    pulled: requests that have got their blocks, and the tokens they lack, since somebody has last looked.
+    pulled: requests that have got their blocks, and the tokens they lack, since the list was last cleared.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -196,7 +196,7 @@ class _Transfers(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         params = request.kv_transfer_params or {}
         if params.get(PULLS):
-            # Once: who is preempted afterwards computes its prompt itself.
+            # Once: a request that is preempted afterwards computes its prompt itself.
             params[PULLS] = False
             self.pulled.append((request.request_id, num_external_tokens))
 
@@ -294,7 +294,7 @@ def _make_scheduler(settings: VllmEngineSettings) -> Any:
         with suppress(AttributeError):
             scheduler.cost_model = settings.preemption_costs
     pool = vllm_private.pool_of(scheduler)
-    pool.__class__ = type("ToldBlockPool", (ToldBlockPool, type(pool)), {})
+    pool.__class__ = type("WatchedBlockPool", (WatchedBlockPool, type(pool)), {})
     pool.touched, pool.claimed = ({}, {}), (set(), set())
     return scheduler
 

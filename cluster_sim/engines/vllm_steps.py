@@ -49,7 +49,7 @@ class Steps:
 
 
 class StepModel:
-    """readers: of the requests that decode; whoever ends or preempts one takes it out."""
+    """readers: of the requests that decode; the engine takes out those that end or are preempted."""
 
     def __init__(self, cost_model: CostModel, settings: VllmEngineSettings, scheduler: Any) -> None:
         self.readers = Readers(settings.block_tokens)

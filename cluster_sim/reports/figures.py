@@ -171,7 +171,7 @@ class Figures:
 
 def as_json(figures: Figures, *, curves: bool = False) -> dict[str, Any]:
     """For machines: literal numbers, rounded; the same run gives the same text. curves: with CCDF and series."""
-    told: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "name": figures.name,
         "workers": figures.workers,
         "gpus": figures.gpus,
@@ -206,10 +206,12 @@ def as_json(figures: Figures, *, curves: bool = False) -> dict[str, Any]:
         "imbalance": {pool: round(value, 3) for pool, value in figures.imbalance.items()},
     }
     if curves:
-        told["ttft_ccdf"] = [[round(value, 6), round(share, 6)] for value, share in figures.ttft_s.ccdf()]
+        numbers["ttft_ccdf"] = [[round(value, 6), round(share, 6)] for value, share in figures.ttft_s.ccdf()]
         for name in ("throughput", "steps", "prompts", "hits", "arrivals", "completions"):
-            told[f"{name}_per_s"] = [[round(at_s, 3), round(rate, 3)] for at_s, rate in getattr(figures, name).per_s()]
-    return told
+            numbers[f"{name}_per_s"] = [
+                [round(at_s, 3), round(rate, 3)] for at_s, rate in getattr(figures, name).per_s()
+            ]
+    return numbers
 
 
 def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:

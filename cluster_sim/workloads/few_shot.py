@@ -68,7 +68,7 @@ def generated(
     """The queries of a shape, shuffled as in HotPrefix: all, or the first so many. Depends on its arguments alone.
 
     Each is the examples of its group and a question of its own; only full blocks of examples are shared, and groups
-    share nothing. noise_share: of all requests, have a prompt of the same mean length that nobody else has. Assumed,
+    share nothing. noise_share: of all requests, have a prompt of the same mean length that no other has. Assumed,
     where the paper sends batches: Poisson arrivals, and a chain of thought of output as long as the question.
     Raises InvalidInputError for arguments that cannot be, and for more queries than the shape has.
     """

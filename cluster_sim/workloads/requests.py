@@ -39,7 +39,7 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """requests: by arrival, the same each time they are asked for."""
+    """requests: by arrival, the same in each iteration."""
 
     block_tokens: int
     requests: Callable[[], Iterator[SimRequest]]

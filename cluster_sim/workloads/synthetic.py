@@ -26,7 +26,7 @@ def conversation(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[
         while True:
             output_tokens = max(1, min(4000, round(rng.lognormvariate(5.3, 1.0))))
             if open_ones and rng.random() < 0.42:
-                # Later ones more often: somebody who has just got an answer.
+                # Later ones more often: a user who has just got an answer.
                 place = -1 - min(len(open_ones) - 1, int(rng.expovariate(1 / 40)))
                 tokens, blocks = open_ones.pop(place)
                 tokens += round(rng.lognormvariate(6.0, 1.0))

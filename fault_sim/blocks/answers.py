@@ -19,7 +19,7 @@ def held_back(sampling: SamplingSpec) -> int:
 
 
 def logprobs(tokens: tuple[int, ...], count: int | None) -> tuple[PositionLogprobs, ...]:
-    """As many alternatives as were asked for, with made-up values."""
+    """As many alternatives as `count` says, with made-up values."""
     if count is None:
         return ()
     top = range(count)

@@ -50,7 +50,7 @@ class Fabric:
     ) -> list[list[Kv]]:
         """What these blocks of that engine hold when the transfer ends; nothing where it fails.
 
-        work_s: what it takes over a link at its usual speed. gives_up: asked while the link is cut.
+        work_s: what it takes over a link at its usual speed. gives_up: whether a cut link is waited for no longer.
         """
         peer = self.engines.get(engine_id)
         if peer is None:
@@ -65,7 +65,7 @@ class Fabric:
         return [list(peer.pool.kv[block]) for block in blocks]
 
     async def tell_pulled(self, host: str, engine_id: str, lease_id: str) -> None:
-        """Where the link is cut then, nobody hears it."""
+        """Where the link is cut then, it is lost."""
         peer = self.engines.get(engine_id)
         if peer is None:
             return

@@ -6,9 +6,9 @@ of its request hold at that moment. So an answer is right only when every block 
 under another's gives itself away.
 
 Who holds a block:
-    refs > 0               whoever took it: requests, leases; nobody else writes to it
+    refs > 0               its holders: requests, leases; nothing else writes to it
     refs 0, published      the cache: it is found by its hash, until it is allocated
-    refs 0                 nobody; what it holds stays until somebody writes to it
+    refs 0                 nobody; what it holds stays until it is written to
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 class BlockPool:
-    """kv: what each block holds, by block and place in it. on_evict: told of each published block that goes."""
+    """kv: what each block holds, by block and place in it. on_evict: gets the names of published blocks that go."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self.total = blocks
@@ -95,7 +95,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def allocate(self) -> int | None:
-        """A block for somebody to write to; None where all are held."""
+        """A block to write to; None where all are held."""
         if not self._free:
             return None
         block, _ = self._free.popitem(last=False)

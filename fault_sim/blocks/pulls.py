@@ -1,6 +1,6 @@
 """The pulls of one engine: it reads the leased blocks of peers, or computes the prompt where that cannot be in time.
 
-A pull reads blocks by number from whoever has them then, as RDMA does: what keeps it right are leases and deadlines.
+A pull reads blocks by number whatever they hold by then, as RDMA does: what keeps it right are leases and deadlines.
 """
 
 import asyncio

@@ -176,7 +176,7 @@ class LocalChannel:
     """To one address, from one host."""
 
     def __init__(self, network: Network, addresses: Addresses, host: str, address: str) -> None:
-        self._network = network
+        self.network = network
         self._addresses = addresses
         self._host = host
         self._address = address
@@ -209,7 +209,7 @@ class LocalChannel:
 
     def _multicallable(self, method: str, serialize: Any, parse: Any, *, streams: bool, is_unary: bool = False) -> Any:
         def start(requests: Any = None, *, timeout: float | None = None, metadata: Metadata = (), **_: Any) -> Any:
-            link = self._network.link(self._host, self._addresses.host_of(self._address))
+            link = self.network.link(self._host, self._addresses.host_of(self._address))
             wire = Wire(link, method, timeout, metadata or ())
             call = LocalCall(wire, serialize, parse)
             self._calls[call] = None

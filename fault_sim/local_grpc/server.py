@@ -225,7 +225,7 @@ class LocalServer:
             async for response in answer:
                 await context.write(response)
         finally:
-            # As in gRPC, where the loop closes what nobody holds any more: in a task of its own.
+            # As in gRPC, where the loop closes a generator that is not referenced any more: in a task of its own.
             closing = asyncio.create_task(answer.aclose())
             self._closing[closing] = None
             closing.add_done_callback(lambda task: self._closing.pop(task))

@@ -17,13 +17,13 @@ class LocalRedis:
     """In place of `redis.asyncio.Redis`: a client on one host. A call takes the time of the way there and back."""
 
     def __init__(self, store: Store, network: Network, host: str, timeout_s: float) -> None:
-        self._store = store
+        self.store = store
         self._link = network.link(host, HOST)
         self._timeout_s = timeout_s
         self.is_dead = False
 
     def __getattr__(self, command: str) -> Callable[..., Any]:
-        method = getattr(self._store, command)
+        method = getattr(self.store, command)
 
         async def call(*args: Any, **options: Any) -> Any:
             await self._travel()
@@ -33,7 +33,7 @@ class LocalRedis:
 
     async def eval(self, script: str, keys: int, *args: Any) -> Any:
         await self._travel()
-        return SCRIPTS[script](self._store, list(args[:keys]), [encoded(arg) for arg in args[keys:]])
+        return SCRIPTS[script](self.store, list(args[:keys]), [encoded(arg) for arg in args[keys:]])
 
     def register_script(self, script: str) -> Callable[..., Any]:
         async def call(*, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -42,7 +42,7 @@ class LocalRedis:
         return call
 
     def pipeline(self, *, transaction: bool) -> "_Pipeline":
-        return _Pipeline(self._store, self._travel)
+        return _Pipeline(self.store, self._travel)
 
     async def aclose(self) -> None:
         self.is_dead = True
@@ -51,7 +51,7 @@ class LocalRedis:
         """There and back. Raises what a client raises when the server does not answer."""
         waited_s = self._link.delay_s() * 2
         await asyncio.sleep(min(waited_s, self._timeout_s))
-        if self.is_dead or self._store.is_down:
+        if self.is_dead or self.store.is_down:
             raise redis.ConnectionError("Error connecting to redis: connection refused")
         if waited_s > self._timeout_s:
             raise redis.TimeoutError("Timeout reading from redis")
@@ -64,12 +64,12 @@ class _Pipeline:
     """Commands that are sent together."""
 
     def __init__(self, store: Store, travel: Callable[[], Any]) -> None:
-        self._store = store
+        self.store = store
         self._travel = travel
         self._commands: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, command: str) -> Callable[..., None]:
-        method = getattr(self._store, command)
+        method = getattr(self.store, command)
         return lambda *args, **options: self._commands.append((method, args, options))
 
     def __len__(self) -> int:

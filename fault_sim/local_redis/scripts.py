@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
+from control_plane.fleet import fencing
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
@@ -100,6 +101,16 @@ def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return 1
 
 
+def _fence(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    record, holder = keys
+    first_generation, kept_s = args
+    if int(store.get(holder) or 0) >= int(first_generation):
+        return 0
+    store.delete(record)
+    store.set(holder, first_generation, ex=int(kept_s))
+    return 1
+
+
 SCRIPTS: dict[str, Script] = {
     registration.NEXT_GENERATION: _next_generation,
     registration.PUBLISH: _publish,
@@ -109,4 +120,5 @@ SCRIPTS: dict[str, Script] = {
     claim_scripts.CHECK: _check,
     access_log.WRITE_SNAPSHOT: _write_hotness,
     replicator.HOLD: _hold,
+    fencing.FENCE: _fence,
 }

@@ -165,7 +165,7 @@ class Store:
         return stream.last if stream is not None else None
 
     def replica(self) -> "Store":
-        """What a replica has now; it hears of nothing that comes later."""
+        """What a replica has now; nothing that comes later reaches it."""
         return deepcopy(self)
 
     def fail_over(self, replica: "Store") -> None:

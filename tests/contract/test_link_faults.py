@@ -13,7 +13,7 @@ from tests.contract.test_transport_contract import Service, delta, error_of, loc
 
 
 def link_of(service: Service) -> Link:
-    [link] = service.channel._transport.network.links()
+    [link] = service.channel.network.links()
     return link  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -23,7 +24,6 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import channel_options, next_message
 
 from cluster_configs.loading import load
-from cluster_core.engine import Engine
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
@@ -35,6 +35,7 @@ from prefill_worker.service import PrefillService
 from tests.fakes.engine import FakeEngine, expected_text
 from tests.fakes.registry import RegistryRedis
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.service import WorkerServiceBase
 
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
@@ -42,15 +43,10 @@ HELLO = tuple(b"hello")
 SERVICE = "svc-test"
 
 
-def _prefill_service(engine: Engine, record: wire.WorkerRegistration, claim_feed: ClaimAudit | None) -> PrefillService:
-    return PrefillService(engine, record, lambda: None, claim_feed, progress_interval_ms=0)
-
-
-def _decode_service(engine: Engine, record: wire.WorkerRegistration, claim_feed: ClaimAudit | None) -> DecodeService:
-    return DecodeService(engine, record, lambda: None, claim_feed)
-
-
-_POOLS = {PREFILL: ("prefill", _prefill_service), DECODE: ("decode", _decode_service)}
+_POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
+    PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),
+    DECODE: ("decode", DecodeService),
+}
 
 
 async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
@@ -237,7 +233,9 @@ class Cluster:
             max_running_requests=64,
         )
         server = grpc.aio.server(options=channel_options(64 << 20))
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(fake, record, claim_feed), server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(
+            service(fake, record, lambda: self.registry.write(record), claim_feed), server
+        )
         record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         worker = Worker(record, fake, server)
@@ -247,11 +245,11 @@ class Cluster:
 
     async def register(self, record: wire.WorkerRegistration) -> None:
         """The registry now says this of the worker; records are written whole, as workers do."""
-        self.registry.records[record.worker_id] = record
+        self.registry.write(record)
         await until(lambda: self._known(record.worker_id) == record.generation)
 
     async def unregister(self, worker: Worker) -> None:
-        self.registry.records.pop(worker.name, None)
+        self.registry.remove(worker.name)
         await until(lambda: self._known(worker.name) is None)
 
     def call(

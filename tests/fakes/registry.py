@@ -1,5 +1,6 @@
-"""A Redis that knows the registrations of workers and their fence: whatever else is asked of it finds it away."""
+"""The registry of one service in memory: of Redis, a router gets the registrations and the fence, nothing else."""
 
+from random import Random
 from typing import Any, NoReturn
 
 import redis.asyncio as redis
@@ -7,39 +8,36 @@ from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.fencing import FENCE
+from fault_sim.local_redis.client import LocalRedis
+from fault_sim.local_redis.store import Store
+from fault_sim.network import Network
 
 
-class RegistryRedis:
-    """In place of `redis.asyncio.Redis`, for routers of one service."""
+class RegistryRedis(LocalRedis):
+    """In place of `redis.asyncio.Redis`, for the routers of one service."""
 
     def __init__(self, service_id: str) -> None:
-        # What workers have registered, by name.
-        self.records: dict[str, wire.WorkerRegistration] = {}
+        super().__init__(Store(), Network(Random(0), latency_s=0.0), "router", timeout_s=1.0)
         # Workers and the generation up to which they were kept out, in order.
         self.fenced: list[tuple[str, int]] = []
         self._service_id = service_id
 
-    async def smembers(self, key: str) -> set[bytes]:
-        assert key == registry.workers_key(self._service_id)
-        return {name.encode() for name in self.records}
+    def write(self, record: wire.WorkerRegistration) -> None:
+        """As a worker does that registers."""
+        self.store.sadd(registry.workers_key(self._service_id), record.worker_id)
+        self.store.set(registry.worker_key(self._service_id, record.worker_id), record.SerializeToString())
 
-    async def mget(self, keys: list[str]) -> list[bytes | None]:
-        known = {registry.worker_key(self._service_id, name): record for name, record in self.records.items()}
-        return [known[key].SerializeToString() if key in known else None for key in keys]
+    def remove(self, worker_id: str) -> None:
+        """As when its lease has ended."""
+        self.store.delete(registry.worker_key(self._service_id, worker_id))
 
-    async def eval(self, script: str, _keys: int, record_key: str, *arguments: Any) -> int:
+    async def eval(self, script: str, keys: int, *args: Any) -> Any:
         if script != FENCE:
             raise redis.ConnectionError("only the registry is there")
-        worker_id = record_key.removeprefix(registry.worker_key(self._service_id, ""))
-        generation = int(arguments[1]) - 1
-        self.fenced.append((worker_id, generation))
-        record = self.records.get(worker_id)
-        if record is not None and record.generation <= generation:
-            del self.records[worker_id]
-        return 1
+        answer = await super().eval(script, keys, *args)
+        worker_id = args[0].removeprefix(registry.worker_key(self._service_id, ""))
+        self.fenced.append((worker_id, int(args[keys]) - 1))
+        return answer
 
     def pipeline(self, *, transaction: bool) -> NoReturn:
         raise redis.ConnectionError("only the registry is there")
-
-    async def aclose(self) -> None:
-        pass

@@ -124,7 +124,7 @@ def test_the_two_that_compute_one_prompt_at_once_keep_it_once() -> None:
     played(made, (0.0, job(1, 100, 1, name=7)), (0.0, job(2, 100, 1, name=7)))
     free, total = made.load()
     assert free == total
-    assert len(made.told().device_stored) == 10
+    assert len(made.claim_changes().device_stored) == 10
     again = played(made, (5.0, job(3, 100, 1, name=7)))
     assert ends(again)[3] == pytest.approx(5.01)
 

@@ -253,13 +253,13 @@ def test_caches_tell_what_comes_and_goes(make: Make) -> None:
     keys, other = keys_of(96), keys_of(144)
     engine.add(job(1, 96, 1, keys), 0.0)
     drain(engine)
-    change = engine.told()
+    change = engine.claim_changes()
     assert sorted(change.device_stored.tolist()) == sorted(keys.tolist())
     assert not len(change.device_removed)
-    assert not len(engine.told())
+    assert not len(engine.claim_changes())
     engine.add(job(2, 144, 1, other), 1.0)
     drain(engine)
-    change = engine.told()
+    change = engine.claim_changes()
     assert set(change.device_stored.tolist()) == set(other.tolist())
     assert set(change.device_removed.tolist()) <= set(keys.tolist())
     assert len(change.device_removed) >= 5
@@ -329,7 +329,7 @@ def play(engine: SimEngine, seed: int, jobs: int = 40, *, looks: bool = False) -
             elif outcome.kind is FINISHED and outcome.job.hand_off:
                 planned.append((at_s, count := count + 1, partial(engine.release, number)))
         engine.check_invariants()
-        change = engine.told()
+        change = engine.claim_changes()
         played.claims += [*change.device_stored.tolist(), *(-each for each in change.device_removed.tolist())]
     played.load = engine.load()
     return played
@@ -421,7 +421,7 @@ def test_host_memory_gives_back_what_the_device_had_no_room_for(kind: str) -> No
     first = next(each for each in outcomes if each.kind is FIRST)
     assert first.at_s == pytest.approx(13.0 + 0.01 + 16e-4 + 240e-5, rel=1e-4), "the load comes before the step"
     assert engine.costs().load_s_per_token == pytest.approx(1e-5)
-    assert len(engine.told().host_stored) >= 60
+    assert len(engine.claim_changes().host_stored) >= 60
     assert engine.load() == (20, 20)
 
 
