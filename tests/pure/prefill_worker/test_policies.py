@@ -68,19 +68,110 @@ SLOW_KEYS = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(given_contenders=snapshots())
+@given(contenders=snapshots())
 def test_order_is_that_of_a_plain_sort_by_tuples_and_the_snapshot_is_untouched(
-    name: str, given_contenders: list[Contender]
+    name: str, contenders: list[Contender]
 ) -> None:
-    before = [copy.copy(each) for each in given_contenders]
-    ordered = make_policy(name, STARVATION_S)(given_contenders, NOW_S)
-    assert names(ordered) == names(sorted(given_contenders, key=SLOW_KEYS[name]))
-    for each, was in zip(given_contenders, before, strict=True):
+    before = [copy.copy(each) for each in contenders]
+    ordered = make_policy(name, STARVATION_S)(contenders, NOW_S)
+    assert names(ordered) == names(sorted(contenders, key=SLOW_KEYS[name]))
+    for each, was in zip(contenders, before, strict=True):
         assert all(getattr(each, part.name) == getattr(was, part.name) for part in fields(Contender))
 
 
 def test_default_vllm_takes_running_then_preempted_then_waiting_in_queue_order() -> None:
-    given_contenders = [
+    contenders = [
+        contender("waiting-0", tenure=Tenure.WAITING, queue_index=0, arrival_s=1.0),
+        contender("preempted-0", tenure=Tenure.PREEMPTED, queue_index=0, arrival_s=9.0),
+        contender("running-1", tenure=Tenure.RUNNING, queue_index=1, arrival_s=2.0),
+        contender("running-0", tenure=Tenure.RUNNING, queue_index=0, arrival_s=3.0),
+    ]
+    assert names(default_vllm(contenders, NOW_S)) == ["running-0", "running-1", "preempted-0", "waiting-0"]
+
+
+def test_fcfs_takes_a_late_complete_request_before_an_early_partial_one() -> None:
+    contenders = [contender("partial", arrival_s=1.0), contender("complete", arrival_s=2.0, complete=True)]
+    assert names(fcfs(contenders, NOW_S)) == ["complete", "partial"]
+
+
+def test_mcps_takes_the_most_computed_and_among_equals_the_first_to_arrive() -> None:
+    contenders = [
+        contender("late", arrival_s=2.0, computed_tokens=10),
+        contender("early", arrival_s=1.0, computed_tokens=10),
+        contender("ahead", arrival_s=3.0, computed_tokens=11),
+    ]
+    assert names(mcps(contenders, NOW_S)) == ["ahead", "early", "late"]
+
+
+def test_lcas_takes_the_most_recent_input_first_within_complete_and_partial() -> None:
+    contenders = [
+        contender("old-partial", last_chunk_s=1.0),
+        contender("fresh-partial", last_chunk_s=9.0),
+        contender("old-complete", last_chunk_s=2.0, complete=True),
+        contender("fresh-complete", last_chunk_s=3.0, complete=True),
+    ]
+    expected = ["fresh-complete", "old-complete", "fresh-partial", "old-partial"]
+    assert names(lcas(STARVATION_S)(contenders, NOW_S)) == expected
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "first"), [(STARVATION_S - 0.001, "fresh"), (STARVATION_S, "starved"), (60.0, "starved")]
+)
+def test_lcas_lets_a_partial_request_pass_all_fresh_ones_once_it_has_waited_long_enough(
+    waited_s: float, first: str
+) -> None:
+    starved = contender("starved", last_chunk_s=1.0, waiting_since_s=NOW_S - waited_s)
+    fresh = contender("fresh", last_chunk_s=NOW_S, complete=True)
+    assert names(lcas(STARVATION_S)([fresh, starved], NOW_S))[0] == first
+
+
+def test_lcas_serves_every_one_of_endlessly_refreshed_rivals_within_the_bound() -> None:
+    """One is served each second; rivals always have fresher input than the one that waits."""
+    policy, starvation_s = lcas(STARVATION_S), STARVATION_S
+    quiet = contender("quiet", arrival_s=0.0, last_chunk_s=0.0, waiting_since_s=0.0)
+    for second in range(60):
+        now_s = float(second)
+        rivals = [contender(f"rival-{second}-{index}", last_chunk_s=now_s, complete=True) for index in range(3)]
+        if policy([*rivals, quiet], now_s)[0] is quiet:
+            assert now_s <= starvation_s
+            return
+    pytest.fail("never served")
+
+
+def test_lcas_never_calls_a_contender_overdue_that_is_being_served() -> None:
+    served = contender("served", last_chunk_s=1.0, waiting_since_s=math.inf)
+    fresh = contender("fresh", last_chunk_s=2.0)
+    assert names(lcas(STARVATION_S)([served, fresh], 1e9)) == ["fresh", "served"]
+
+
+class Read(Contender):
+    """Counts how often its values are looked at."""
+
+    times: ClassVar[int] = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Read.times += 1
+        return super().__getattribute__(name)
+
+
+class Compared(float):
+    """Counts how often two are compared."""
+
+    times: ClassVar[int] = 0
+
+    def __lt__(self, other: float) -> bool:
+        Compared.times += 1
+        return super().__lt__(other)
+
+
+@pytest.mark.parametrize(("name", "sorts"), [("default_vllm", 1), ("fcfs", 1), ("mcps", 2), ("lcas", 1)])
+def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_often_as_a_sort_does(
+    name: str, sorts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it takes is told by `rachis bench ordering`."""
+    for counter in (Read, Compared):
+        monkeypatch.setattr(counter, "times", 0)
+    contenders = [
         Read(
             each.request_id,
             each.complete,
@@ -93,7 +184,7 @@ def test_default_vllm_takes_running_then_preempted_then_waiting_in_queue_order()
         )
         for each in random_contenders(random.Random(0), 500)
     ]
-    make_policy(name, STARVATION_S)(given_contenders, NOW_S)
+    make_policy(name, STARVATION_S)(contenders, NOW_S)
     # Twice: which list it belongs to, and the number by which that is sorted. LCAS has three lists.
     assert Read.times <= 3 * 500
     assert 0 < Compared.times <= sorts * 500 * math.log2(500) + 500
