@@ -24,6 +24,11 @@ def examples(wide: int, few: int = _FEW, *, steps: int = 50) -> settings:
     )
 
 
+def seeds(wide: int, few: int) -> range:
+    """For a test that draws by itself."""
+    return range(wide if WIDE else few)
+
+
 def load() -> None:
     """For all properties with no settings of their own."""
     settings.register_profile("rachis", examples(_MANY))

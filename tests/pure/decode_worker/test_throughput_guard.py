@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
 
 POLICY, PROBE, FALLBACK = Mode.POLICY, Mode.PROBE, Mode.FALLBACK
-STEP_S = 0.02
+STEP_S = 0.05
 
 
 @dataclass

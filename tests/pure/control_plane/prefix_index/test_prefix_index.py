@@ -211,8 +211,9 @@ def test_a_thousand_workers() -> None:
     found = index(workers=names)
     for number, name in enumerate(names):
         found.apply(name, device(*range(1, 2 + number % 7)))
-    lengths = {matched(found, name, keys(*range(1, 8)))[0] for name in names}
-    assert lengths == set(range(1, 8))
+    matches = found.lookup(keys(*range(1, 8)))
+    lengths = [int(matches.device[found.slot(name, found.generation(name))]) for name in names]
+    assert lengths == [1 + number % 7 for number in range(1000)]
 
 
 # Predictions.
@@ -421,13 +422,13 @@ def test_a_flood_of_prompts_that_nobody_repeats_does_not_displace_a_hot_one() ->
     hot = keys(*range(1, 40))
     found.apply("a", ClaimChange(device_stored=hot))
     rng = np.random.default_rng(3)
-    for second in range(300):
+    for second in range(60):
         found.accessed(hot, float(second))
         for _ in range(10):
             flood = rng.integers(1, 2**64, 64, dtype=np.uint64)
             found.accessed(flood, float(second))
             found.apply("b", ClaimChange(device_stored=flood))
-    assert found.dropped > 100_000 and found.entries <= found.capacity
+    assert found.dropped > 30_000 and found.entries <= found.capacity
     assert matched(found, "a", hot) == (39, 39, 39)
     found.check_invariants()
 
@@ -437,11 +438,11 @@ def test_holders_of_ever_other_chunks_do_not_fill_memory() -> None:
     names = tuple(f"w{number}" for number in range(16))
     found = index(entries=4096, workers=names)
     rng = np.random.default_rng(4)
-    for _ in range(3000):
+    for _ in range(1000):
         for name in rng.choice(names, 3, replace=False).tolist():
             chunk = keys(int(rng.integers(1, 200)))
             stored = bool(rng.integers(2))
             found.apply(name, ClaimChange(device_stored=chunk) if stored else ClaimChange(device_removed=chunk))
     state: Any = found
-    assert len(state._sets) < 10_000
+    assert len(state._sets) < 1500
     found.check_invariants()
