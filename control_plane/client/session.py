@@ -125,6 +125,11 @@ class ClientSession:
                 yield delta
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the router."""
+        return self._reader.done()
+
+    @property
     def answering(self) -> bool:
         """Whether `finish` was sent and not refused: the answer, or what is left of it, comes in `deltas`."""
         return bool(self._finish_number)

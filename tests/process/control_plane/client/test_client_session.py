@@ -164,7 +164,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         async with RachisClient(cluster.router.address) as client, opened(cluster, client) as session:
-            await until(lambda: session._reader.done())
+            await until(lambda: session.ended)
             for _ in range(2):
                 with pytest.raises(grpc.aio.AioRpcError, match="no input came"):
                     await session.append("too late")
@@ -174,7 +174,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
 
 async def test_the_clients_timeout_ends_the_session(cluster: Cluster, client: RachisClient) -> None:
     async with opened(cluster, client, timeout_s=0.1) as session:
-        await until(lambda: session._reader.done())
+        await until(lambda: session.ended)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer(session)
 

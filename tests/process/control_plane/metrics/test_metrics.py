@@ -14,7 +14,6 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.metrics import probe_server
 from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import pool_metrics
@@ -110,10 +109,9 @@ async def test_other_paths_are_not_found(served: Callable[..., RouterMetrics]) -
     assert (status, text) == (HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz\n")
 
 
-def test_a_router_that_hangs_is_neither_live_nor_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_server, "LIVE_TIMEOUT_S", 0.001)
+def test_a_router_that_hangs_is_neither_live_nor_ready() -> None:
     loop = asyncio.new_event_loop()
-    probes = Probes(loop, lambda: "")
+    probes = Probes(loop, lambda: "", timeout_s=0.001)
 
     assert probes.live()[0] == probes.ready()[0] == HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -126,13 +124,18 @@ async def test_a_cluster_is_ready_while_a_decode_worker_is_usable(empty: Cluster
     await empty.add(PREFILL)
     assert (await fetched(metrics, "/readyz"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
 
-    decode = await empty.add(DECODE)
+    decode = (await empty.add(DECODE)).engine
     assert (await fetched(metrics, "/readyz"))[0] == HTTPStatus.OK
 
-    empty.router._stopping = True
+    decode.hold_before(2)
+    running = asyncio.create_task(empty.generate())
+    await decode.held.wait()
+    stopping = asyncio.create_task(empty.router.stop())
+    await asyncio.sleep(0)
     assert await fetched(metrics, "/readyz") == (HTTPStatus.SERVICE_UNAVAILABLE, "the service is stopping\n")
     assert (await fetched(metrics, "/livez"))[0] == HTTPStatus.OK
-    await empty.unregister(decode)
+    decode.resume()
+    await asyncio.gather(running, stopping)
 
 
 def test_two_routers_count_apart() -> None:

@@ -400,6 +400,7 @@ async def test_the_state_of_the_index_is_told_with_each_worker_and_the_counts(
     )
     counts = FeedCounts(batches=26, keys=400, duplicates=1, held=5, gaps=2, resyncs=3, damaged=4)
     health = IndexHealth(connected=False, staleness_s=12.5, stale=True, workers=workers, counts=counts)
+    # Redis is not there, so nothing in this cluster is followed.
     monkeypatch.setattr(cluster.parts.queries, "_health", lambda: health)
     cache(named(cluster, "prefill-0"), PROMPT)
     await cluster.generate(PROMPT)

@@ -161,6 +161,7 @@ def test_a_model_is_told_from_another_and_from_none(
     shutil.copytree(model, copied)
     (copied / "notes.md").write_text("others")
     assert files(copied, url) == files(model, url)
+    # What `~` stands for is the environment's alone.
     monkeypatch.setenv("HOME", str(tmp_path))
     assert files(Path("~/model"), url) == files(model, url)
 

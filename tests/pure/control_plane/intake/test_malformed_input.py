@@ -25,7 +25,7 @@ def spoiled(message: Message) -> bytes:
 
 
 def parse(data: bytes, limit: int = 1000) -> Message | Malformed:
-    return MalformedInputInterceptor(limit)._parse(api.GenerateRequest.FromString, data)
+    return MalformedInputInterceptor(limit).parse(api.GenerateRequest.FromString, data)
 
 
 def chat(*contents: str) -> api.GenerateRequest:
@@ -88,14 +88,14 @@ def test_a_defect_of_a_deserializer_is_not_taken_for_bad_input() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        MalformedInputInterceptor(10)._parse(broken, b"")
+        MalformedInputInterceptor(10).parse(broken, b"")
 
 
 def test_a_deserializer_without_a_descriptor_still_answers_with_bad_input() -> None:
     def refuses(_data: bytes) -> Message:
         raise DecodeError
 
-    answer = MalformedInputInterceptor(10)._parse(refuses, b"")
+    answer = MalformedInputInterceptor(10).parse(refuses, b"")
 
     assert isinstance(answer, Malformed)
     assert answer.error.field == "request"
@@ -104,7 +104,7 @@ def test_a_deserializer_without_a_descriptor_still_answers_with_bad_input() -> N
 @given(st.binary(max_size=60))
 @pytest.mark.parametrize("accepts", [api.GenerateRequest.FromString])
 def test_any_bytes_give_a_message_or_a_refusal(accepts: Callable[[bytes], Message], data: bytes) -> None:
-    answer = MalformedInputInterceptor(1000)._parse(accepts, data)
+    answer = MalformedInputInterceptor(1000).parse(accepts, data)
 
     try:
         expected = accepts(data)

@@ -96,6 +96,7 @@ async def test_a_template_that_shows_the_open_message_twice_has_no_place_for_pie
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twice = "{% for message in messages %}{{ message['content'] }}{{ message['content'] }}{% endfor %}"
+    # The template belongs to the model's files, which all tests here share.
     monkeypatch.setattr(tokenizer._tokenizer, "chat_template", twice)
 
     with pytest.raises(InvalidInputError, match=r"open\.prefix\.chat: the chat template does not show where"):

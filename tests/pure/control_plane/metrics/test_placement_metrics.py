@@ -14,7 +14,6 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.ids import WorkerId
 from control_plane.fleet.candidates import Candidates, candidates, fixed_columns
 from control_plane.fleet.loads import Load
-from control_plane.metrics import loop_collector
 from control_plane.metrics.placement_metrics import PlacementCollector, index_metrics, placement_metrics
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement.counts import PlacementCounts
@@ -123,12 +122,10 @@ def test_placements_count_with_what_the_chosen_worker_had_and_only_where_there_w
     }
 
 
-async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loop_collector, "SCRAPE_TIMEOUT_S", 0.01)
+async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs() -> None:
     unused: Any = None
-    collector = PlacementCollector(lambda: STATUS, PlacementCounts(), unused, dict, asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    collector = PlacementCollector(lambda: STATUS, PlacementCounts(), unused, dict, loop, timeout_s=0.01)
 
     # On the loop's own thread, which therefore cannot answer.
     assert list(collector.collect()) == []
