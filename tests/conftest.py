@@ -1,8 +1,9 @@
 """Which tests run on one worker when they are spread over several, in which order, and what each tier took.
 
-A group stays on one worker: what its tests share is started once. A test file without a group of its own is one. The
-groups and folders that take longest come first, so that at the end no worker is left alone with a long one. Also: how
-many examples Hypothesis tries, and what the garbage collector leaves alone.
+A group stays on one worker: what its tests share is started once. The tests of a folder below tests/integration are a
+group, and those of any other file, where their marks do not name one. What takes longest comes first, so that at the
+end no worker is left alone with it. Also: how many examples Hypothesis tries, and what the garbage collector leaves
+alone.
 """
 
 import gc
@@ -16,7 +17,7 @@ from tests import ROOT, examples
 examples.load()
 
 _LONGEST_FIRST = (
-    "two by two", "service", "tests/integration/test_alerts.py", "engine processes",
+    "tests/integration/two_by_two", "tests/integration/shared", "tests/integration/test_alerts.py", "engine processes",
     "tests/integration", "tests/contract", "tests/campaign", "tests/process", "tests/pure",
 )  # fmt: skip
 
@@ -25,7 +26,7 @@ _LONGEST_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+            item.add_marker(pytest.mark.xdist_group(_group(item.path.relative_to(ROOT))))
     items.sort(key=_place)
 
 
@@ -48,6 +49,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("tiers")
     for tier, spent_s in sorted(seconds.items()):
         terminalreporter.write_line(f"{tier:<12} {len(names[tier]):>6} tests {spent_s:>8.1f} s")
+
+
+def _group(file: Path) -> str:
+    is_shared = file.parts[:2] == ("tests", "integration") and len(file.parts) > 3
+    return (file.parent if is_shared else file).as_posix()
 
 
 def _place(item: pytest.Item) -> tuple[int, bool]:

@@ -29,7 +29,7 @@ from tests.fakes.redis_server import RestartedRedis
 from tests.integration.conftest import own_service, until
 from tests.prometheus import binary, rule_groups
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 HASTE = 60
 QUIET_S = 6

@@ -21,7 +21,7 @@ from control_plane.client import RachisClient, token_prompt
 from control_plane.service.state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, came_back, until, worker_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 PROMPT = [(5 * index) % 250 for index in range(200)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}

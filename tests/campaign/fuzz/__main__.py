@@ -158,7 +158,7 @@ def _find_in_real_engine(kind: Kind, most: int, seed: int) -> Iterator[tuple[str
 
 
 def find_planted(engine: "RealEngine", most: int, seed: int) -> Iterator[tuple[str, int | None]]:
-    """Every bug that a real engine can show, and after how many sessions it was found. An engine of no use ends it."""
+    """Every bug that a real engine can show, and after how many sessions it was found. A broken engine is the end."""
     from tests.campaign.fuzz.real_engine import play
 
     for name in Kind.REAL.plants:

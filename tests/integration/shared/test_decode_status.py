@@ -14,7 +14,7 @@ from control_plane.client import RachisClient, token_prompt
 from control_plane.service.state import StateFile
 from tests.integration.conftest import until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 PROMPT = [(13 * index + 7) % 250 for index in range(200)]
 REQUESTS = 4

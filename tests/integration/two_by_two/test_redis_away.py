@@ -8,9 +8,10 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from control_plane.client import RachisClient, token_prompt
-from tests.integration.conftest import TwoByTwo, until
+from tests.integration.conftest import until
+from tests.integration.two_by_two.conftest import TwoByTwo
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("two by two")]
+pytestmark = pytest.mark.integration
 
 PROMPT = [(5 * index) % 250 for index in range(200)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}

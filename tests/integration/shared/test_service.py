@@ -24,7 +24,7 @@ from control_plane.client import RachisClient, chat_prompt, text_prompt, token_p
 from control_plane.intake.tokenization import Tokenizer
 from tests.integration.conftest import all_blocks_free, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 PROMPTS = 40
 

@@ -14,7 +14,7 @@ from tests.fakes.cluster import SessionCall, tokens_of
 from tests.integration.conftest import all_blocks_free, until
 from tests.integration.session_play import answers_as, idle, session_call
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from control_plane.client import RachisClient
 from control_plane.service.state import processes_of
 
 # It ends the small service that others share.
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("service"), pytest.mark.leaves_less]
+pytestmark = [pytest.mark.integration, pytest.mark.leaves_less]
 
 
 async def test_a_killed_service_leaves_no_process(small: tuple[Target, RachisClient]) -> None:

@@ -13,7 +13,7 @@ from builtin_model import recall
 from command_line.own_service import Target
 from control_plane.client import ClientSession, Generated, RachisClient, text_prompt, token_prompt
 from tests.fakes.cluster import SessionCall, delta_of
-from tests.integration.conftest import MAX_BACKLOG_TOKENS, until
+from tests.integration.conftest import until
 from tests.integration.session_play import (
     FACTS,
     GREEDY,
@@ -24,8 +24,9 @@ from tests.integration.session_play import (
     prompt_tokens,
     session_call,
 )
+from tests.integration.shared.conftest import MAX_BACKLOG_TOKENS
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 PIECE_TOKENS = 50
 CROWD = 24

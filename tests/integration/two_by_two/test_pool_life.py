@@ -14,25 +14,24 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from control_plane.client import RachisClient, token_prompt
-from tests.integration.conftest import TwoByTwo, all_blocks_free, until
+from tests.integration.conftest import all_blocks_free, until
+from tests.integration.two_by_two.conftest import TwoByTwo
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("two by two"),
     pytest.mark.leaves_less,
 ]
 
-STREAMS = 8
+STREAMS = 4
 PROMPTS = [[(step * index) % 250 for index in range(40 + 70 * step)] for step in range(1, STREAMS + 1)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
 PIECE_TOKENS = 100
 PIECE_PAUSE_S = 0.15
-PAUSE_S = 0.5
+PAUSE_S = 1.0
 
 
 class Load:
-    """Eight streams, half of them sessions, one request after the other; each answer is compared."""
+    """Four streams, half of them sessions, one request after the other; each answer is compared."""
 
     def __init__(self, client: RachisClient, expected: Sequence[list[int]]) -> None:
         self._client = client

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from rachis.v1 import generation_pb2 as generation
 
-from tests.integration.conftest import CHUNK_TOKENS, TwoByTwo, came_back, worker_of
+from tests.integration.conftest import CHUNK_TOKENS, came_back, worker_of
 from tests.integration.prefix_families import FAMILIES, PREFIX_CHUNKS, PREFIX_TOKENS, Families, claims_are_true
+from tests.integration.two_by_two.conftest import TwoByTwo
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("two by two")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

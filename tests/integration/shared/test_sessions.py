@@ -40,7 +40,7 @@ from tests.integration.session_play import (
     session_call,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 SESSIONS = 40
 SYSTEM = [{"role": "system", "content": "Answer from these pages.\n"}]

@@ -9,10 +9,11 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.client import RachisClient, token_prompt
-from tests.integration.conftest import TwoByTwo, came_back, until, worker_of
+from tests.integration.conftest import came_back, until, worker_of
 from tests.integration.session_play import GREEDY, HANDED_OFF, collected, computed, prompt_tokens
+from tests.integration.two_by_two.conftest import TwoByTwo
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("two by two")]
+pytestmark = pytest.mark.integration
 
 
 async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: TwoByTwo) -> None:

@@ -12,7 +12,7 @@ from control_plane.client import RachisClient
 from tests.integration.conftest import came_back, worker_of
 from tests.integration.prefix_families import PREFIX_CHUNKS, Families, claims_are_true
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.integration
 
 
 async def test_under_eviction_the_index_stays_in_step_with_the_pools(small: tuple[Target, RachisClient]) -> None:

@@ -1,0 +1,47 @@
+"""One service as it comes, and one with little memory, which is also one that has not seen what the other was asked."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from command_line.own_service import Target
+from control_plane.client import RachisClient
+from tests.integration.conftest import CHUNK_TOKENS, own_service
+
+# Of the small service: blocks for about seven of the sessions that are open at once there, host memory for two.
+MAX_BACKLOG_TOKENS = 256
+SMALL: dict[str, Any] = {
+    "engine__kv_blocks": 136,
+    "tiers__host_gib": 0.005,
+    "index__chunk_tokens": CHUNK_TOKENS,
+    "streaming__max_backlog_tokens": MAX_BACKLOG_TOKENS,
+    "streaming__progress_interval_ms": 0,
+    # What is given back after one minute was not given back by the end of a lease.
+    "handoff__deadline_s": 3,
+    "handoff__lease_s": 600,
+}
+
+
+@pytest_asyncio.fixture(scope="package")
+async def shared_service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, RachisClient]]:
+    async with own_service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="package")
+async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, RachisClient]]:
+    """A service with few blocks, a small backlog and a short hand-off deadline, which tells of every progress."""
+    async with own_service(tmp_path_factory.mktemp("small"), **SMALL) as running:
+        yield running
+
+
+@pytest.fixture
+def client(shared_service: tuple[Target, RachisClient]) -> RachisClient:
+    return shared_service[1]
+
+
+@pytest.fixture
+def target(shared_service: tuple[Target, RachisClient]) -> Target:
+    return shared_service[0]

@@ -1,0 +1,71 @@
+"""One service with two workers of each pool."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from control_plane.client import RachisClient
+from tests.fakes.redis_server import RestartedRedis
+from tests.integration.conftest import CHUNK_TOKENS, keys_of, own_service, until
+
+TWO_BY_TWO: dict[str, Any] = {
+    "pools__prefill__workers": 2,
+    "pools__decode__workers": 2,
+    "pools__prefill__cpus_per_worker": 0.25,
+    "pools__decode__cpus_per_worker": 0.25,
+    "limits__session_grace_s": 0.2,
+    "index__chunk_tokens": CHUNK_TOKENS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TwoByTwo:
+    """Two prefill and two decode workers, which register in a Redis that the service did not start."""
+
+    client: RachisClient
+    redis: RestartedRedis
+    name: str
+
+    @contextlib.asynccontextmanager
+    async def another_router(self, **flags: Any) -> AsyncIterator[RachisClient]:
+        """A router with flags of its own, which finds the workers by itself and must end by itself."""
+        settings = {"service.name": self.name, "redis.url": self.redis.url, "router.port": 0, **keys_of(flags)}
+        arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "command_line.main", "route", "--json", *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            listening = json.loads(await process.stdout.readline())
+            async with RachisClient(listening["address"]) as client:
+                workers = len(await self.client.workers())
+                await until(lambda: _knows(client, workers), "another router knows the workers")
+                yield client
+        finally:
+            process.terminate()
+            output, _ = await process.communicate()
+        assert (process.returncode, json.loads(output.splitlines()[-1])) == (0, {"event": "stopped"})
+
+
+@pytest_asyncio.fixture(scope="package")
+async def two_by_two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TwoByTwo]:
+    """Tests may kill its workers, and wait until they are back."""
+    folder, name = tmp_path_factory.mktemp("two-by-two"), "chat"
+    outside = RestartedRedis(folder)
+    try:
+        flags = {**TWO_BY_TWO, "service__name": name, "redis__url": outside.url}
+        async with own_service(folder, **flags) as (_, client):
+            yield TwoByTwo(client, outside, name)
+    finally:
+        outside.stop()
+
+
+async def _knows(client: RachisClient, workers: int) -> bool:
+    return len(await client.workers()) == workers
