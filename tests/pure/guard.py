@@ -62,6 +62,8 @@ IMPURE = (
     Impure(grpc.aio, "insecure_channel", "opens a gRPC channel"),
     Impure(grpc.aio, "secure_channel", "opens a gRPC channel"),
 )
+# Each takes a second or more to import: whoever needs one belongs under tests/process/ or tests/integration/.
+HEAVY = frozenset({"matplotlib", "ray", "torch", "transformers", "vllm"})
 # What was done since the guard was set up, the innermost last.
 _done: list[list[str]] = []
 
@@ -71,6 +73,7 @@ def only_pure() -> Iterator[None]:
     """Fails the test at the first impure thing that it does, or at its end where it swallowed that failure."""
     done: list[str] = []
     _done.append(done)
+    light = HEAVY - sys.modules.keys()
     before = [vars(each.owner).get(each.name) for each in IMPURE]
     for each, refusing in zip(IMPURE, _REFUSING, strict=True):
         setattr(each.owner, each.name, refusing)
@@ -84,6 +87,8 @@ def only_pure() -> Iterator[None]:
                 delattr(each.owner, each.name)
             else:
                 setattr(each.owner, each.name, own)
+    if light & sys.modules.keys():
+        done.append(f"the test imports {', '.join(light & sys.modules.keys())}, {_MOVE}")
     if done:
         pytest.fail(done[0])
 

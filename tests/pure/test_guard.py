@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from fault_sim.virtual_time import VirtualLoop
+from tests import simulated_time
 from tests.pure.guard import IMPURE, only_pure
 
 
@@ -67,6 +68,17 @@ def test_a_failure_that_is_swallowed_comes_at_the_end() -> None:
         swallows()
 
 
+def test_a_library_that_takes_seconds_to_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+
+    def imports() -> None:
+        monkeypatch.setitem(sys.modules, "ray", socket)
+
+    with pytest.raises(pytest.fail.Exception, match=r"imports ray, .* under tests/process/"), only_pure():
+        imports()
+    monkeypatch.undo()
+
+
 def test_everything_is_itself_again_afterwards() -> None:
     before = [getattr(each.owner, each.name) for each in IMPURE]
     with only_pure():
@@ -85,8 +97,7 @@ def test_turns_of_the_loop_and_simulated_time_are_free() -> None:
 
     with only_pure():
         asyncio.run(pauses())
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(sleeps())
+        simulated_time.run(sleeps())
 
 
 def test_what_an_import_does_is_free(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

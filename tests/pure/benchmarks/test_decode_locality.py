@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks.decode_locality.batches import QUICK, BatchShape, Grid, KvReads, Order, longest_paths, pool_blocks
 from benchmarks.decode_locality.fit import Measured, fit_cache, fit_linear, non_negative_least_squares
 from benchmarks.decode_locality.measure import result, visit_in_rounds
-from benchmarks.decode_locality.plot import save_plot, table_of
+from benchmarks.decode_locality.plot import table_of
 from cluster_configs.loading import load
 from cluster_core.errors import ConfigError
 from command_line.bench.decode_locality_run import Options, checked
@@ -295,14 +295,6 @@ def test_table_shows_both_orders_where_they_differ() -> None:
     assert [row[0] for row in rows] == ["1", "4", "16"]
     assert [[" / " in cell for cell in row] for row in rows] == [[False] * 4, *[[False, False, True, False]] * 2]
     assert rows[0][2] == "-"
-
-
-@pytest.mark.parametrize("grid", [GRID, Grid((1,), (1,), (64,), (32,))])
-def test_plot_is_a_png(grid: Grid, tmp_path: Path) -> None:
-    measured = {shape: Measured(by_locality(shape), 16, 0.0) for shape in grid.shapes()}
-    about = {"model": "m", "dtype": "float32", "engine": "vllm", "device": "d"}
-    save_plot(about | result(grid, measured, BLOCK_TOKENS), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_options_replace_parts_of_the_grid() -> None:

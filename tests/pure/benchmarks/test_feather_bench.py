@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.feather import measure as feather
 from benchmarks.feather.measure import Run, binned, figures_of, require_identical, table
-from benchmarks.feather.plot import save_plot
 from benchmarks.feather.workload import FeatherWorkload, require_model_length
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import ConfigError, InvalidInputError, UnavailableError
@@ -137,8 +136,3 @@ def test_every_sweep_fits_the_built_in_model(loaded: LoadedConfig) -> None:
     points = checked(options(sweep=list(SWEEPS)), loaded)
     assert len(points) == sum(len(each) for each in SWEEPS.values())
     assert points["2 levels"].levels == 2
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    save_plot({name: binned([(0.1, 4)], 1.0) for name in feather.VARIANTS}, 100.0, "title", tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000

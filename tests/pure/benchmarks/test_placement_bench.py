@@ -141,7 +141,7 @@ def test_a_prompt_fits_with_the_token_that_it_is_answered_with() -> None:
 
 
 def trace() -> Trace:
-    return generated(SHAPES["mmlu"], requests=200, noise_share=0.2)
+    return generated(SHAPES["mmlu"], requests=80, noise_share=0.2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -305,13 +305,11 @@ def test_command_prints_json_of_all_policies(small: Path) -> None:
     assert invoke("--trace", str(small), "--workers", "2", "--json").stdout == found.stdout
 
 
-def test_command_prints_a_table_and_draws(small: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "ttft.svg"
-    found = invoke("--trace", str(small), "--speed", "3", "--policy", "random,hotness", "--plot", str(picture))
+def test_command_prints_a_table(small: Path) -> None:
+    found = invoke("--trace", str(small), "--speed", "3", "--policy", "random,hotness")
     assert found.exit_code == 0, found.output
     assert "hotness" in found.stdout
     assert "cost_formula" not in found.stdout
-    assert picture.stat().st_size
 
 
 @pytest.mark.parametrize(

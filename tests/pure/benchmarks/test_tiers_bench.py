@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import combinations, takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from benchmarks.tiers_workload import (
     shared_blocks,
     wrong_tokens,
 )
-from benchmarks.ttft_plot import save_plot
 from cluster_core.engine_jobs import EngineJob
 from cluster_core.engine_reports import TierReport
 from cluster_core.errors import ClientFault, UnavailableError
@@ -154,11 +152,6 @@ def test_wrong_token_ends_the_benchmark() -> None:
     other = replace(stock, answers=[stock.answers[0], replace(stock.answers[1], tokens=(1, 3))])
     with pytest.raises(UnavailableError, match="wrong tokens: 1 of 4 in rachis, against stock"):
         require_identical(RACHIS, other, stock)
-
-
-def test_picture_is_drawn(tmp_path: Path) -> None:
-    save_plot({STOCK: [1.0, 2.0], COPY_EVERYTHING: [2.0], RACHIS: [0.5, 3.0]}, "small", tmp_path / "ttft.png")
-    assert (tmp_path / "ttft.png").stat().st_size > 1000
 
 
 LONGEST = longest_tokens(TiersWorkload("mmlu").trace(BLOCK_TOKENS))

@@ -198,7 +198,7 @@ def test_equal_keys_stand_behind_equal_keys(kind: str) -> None:
 
 def test_conversations_have_about_the_published_shape() -> None:
     """Mooncake: input mean 12,035 and median 6,909, output mean 343, 0.37 of the tokens seen before."""
-    requests = taken(6000, kind="conversation")
+    requests = taken(3000, kind="conversation")
     seen: set[int] = set()
     hits = 0
     for each in requests:
@@ -213,7 +213,7 @@ def test_conversations_have_about_the_published_shape() -> None:
 
 @pytest.mark.parametrize(("arrivals", "variation"), [("poisson", 1.0), ("bursty", 3.0)])
 def test_arrivals_have_the_rate_and_the_burstiness_that_was_asked_for(arrivals: str, variation: float) -> None:
-    requests = taken(6000, kind="prefix_groups", arrivals=arrivals, requests_per_s=20.0, burstiness=3.0)
+    requests = taken(3000, kind="prefix_groups", arrivals=arrivals, requests_per_s=20.0, burstiness=3.0)
     gaps = np.diff([each.arrival_s for each in requests])
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.1)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
@@ -240,7 +240,7 @@ def test_a_group_shares_its_prefix_and_a_tree_its_levels() -> None:
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: str) -> None:
-    sessions, whole = (taken(60, kind=kind, streaming=streaming) for streaming in (True, False))
+    sessions, whole = (taken(20, kind=kind, streaming=streaming) for streaming in (True, False))
     assert sorted(each.keys.tolist() for each in sessions) == sorted(each.keys.tolist() for each in whole)
     assert [each.arrival_s for each in whole] == sorted(each.complete_s for each in sessions)
     for each in sessions:

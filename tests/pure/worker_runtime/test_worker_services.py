@@ -38,6 +38,7 @@ from cluster_core.engine_reports import (
 )
 from decode_worker.service import DecodeService, decode_job
 from prefill_worker.service import PrefillService, first_token_sampling, prefill_job, presentable_text
+from tests import simulated_time
 from tests.fakes.engine import FakeEngine, expected_text
 from worker_runtime.wire_conversion import from_wire, to_wire
 
@@ -307,7 +308,7 @@ async def test_more_of_the_hottest_prefixes_than_the_limit_are_not_told() -> Non
     assert len((await status_of(engine, 2**32 - 1)).hottest.prefixes) == 100
 
 
-async def test_an_engine_in_a_long_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_in_a_long_step_is_not_waited_for() -> None:
     class Busy(FakeEngine):
         async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
             return await asyncio.Future()
@@ -315,9 +316,7 @@ async def test_an_engine_in_a_long_step_is_not_waited_for(monkeypatch: pytest.Mo
         async def decode_batch(self, at_most: int) -> DecodeBatch:
             return await asyncio.Future()
 
-    monkeypatch.setattr("worker_runtime.service.LOOK_TIMEOUT_S", 0.001)
-
-    status = await status_of(Busy(forms_batches=True), 5, 5)
+    status = simulated_time.run(status_of(Busy(forms_batches=True), 5, 5))
 
     assert (status.HasField("tiers"), status.HasField("hottest")) == (True, False)
     assert (status.HasField("decode"), status.HasField("batch")) == (True, False)
