@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults check hooks protos map \
+.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults check check-quick hooks protos map \
 	bench bench-papers bench-system bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,22 +82,24 @@ faults: setup ## 5,000 seeded runs of the whole service under faults, in simulat
 	$(BIN)/python -m fault_sim --runs 5000
 	RACHIS_WIDE=1 $(BIN)/python -m pytest tests/pure -q -n 2
 
-check: setup $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh, shape of the tree
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+check: check-quick $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh, shape of the tree
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BUF) lint protos
+
+check-quick: setup ## The parts of `make check` that take seconds: ruff, generated files fresh, shape of the tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
 
-hooks: ## `make check` before every commit: by pre-commit where it is installed, else by a plain hook of git
+hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit is installed, else `make check-quick`
 	if command -v pre-commit >/dev/null; then
 		pre-commit install
 	else
 		hook=$$(git rev-parse --git-path hooks)/pre-commit
 		mkdir -p "$$(dirname "$$hook")"
-		printf '#!/bin/sh\nexec make check\n' > "$$hook"
+		printf '#!/bin/sh\nexec make check-quick\n' > "$$hook"
 		chmod +x "$$hook"
 		echo "wrote $$hook"
 	fi

@@ -24,11 +24,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes
 SMALL = EngineSection(kv_blocks=40, max_model_len=1024)
 ONE_AT_A_TIME = EngineSection(kv_blocks=100, max_model_len=3100, max_running_requests=1)
 LEASE_S = 6
+DEADLINE_S = 1.0
 
 
 @pytest_asyncio.fixture(scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
-    handoff = HandoffSection(lease_s=LEASE_S, deadline_s=1.0)
+    handoff = HandoffSection(lease_s=LEASE_S, deadline_s=DEADLINE_S)
     folder = tmp_path_factory.mktemp("guarded")
     async with worker_pair(folder, handoff, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
         yield pair
@@ -74,8 +75,10 @@ async def test_a_hand_off_that_waits_too_long_for_its_turn_is_recomputed(
     busy = asyncio.create_task(decode.decode([5] * 20, max_tokens=3000))
     await until(lambda: _running(decode), "the decode worker is busy")
     prefilled = await prefill.prefill(tokens)
-    answer = await decode.decode(tokens, prefilled)
-    await busy
+    waiting = asyncio.create_task(decode.decode(tokens, prefilled))
+    await asyncio.sleep(2 * DEADLINE_S)
+    busy.cancel()
+    answer = await waiting
     assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
     assert answer.token_ids == expected.token_ids
     assert (await decode.status()).counters.handoffs_expired >= 1
@@ -90,7 +93,7 @@ async def test_a_released_hand_off_frees_its_blocks_at_once(guarded: tuple[Worke
         wire.ReleaseHandoffRequest(lease_id=prefilled.handoff.lease_id, generation=prefill.generation)
     )
     assert released.released
-    await until(prefill.nothing_held, "the blocks are free", timeout_s=LEASE_S / 3)
+    await until(prefill.nothing_held, "the blocks are free")
 
 
 async def test_a_prompt_answered_by_its_first_token_leases_nothing(
@@ -103,7 +106,7 @@ async def test_a_prompt_answered_by_its_first_token_leases_nothing(
     ended = await prefill.prefill(tokens, stop_token_ids=[first])
     assert ended.finish_reason == generation.FINISH_REASON_STOP
     assert not ended.HasField("handoff")
-    await until(prefill.nothing_held, "the blocks are free", timeout_s=LEASE_S / 3)
+    await until(prefill.nothing_held, "the blocks are free")
 
 
 async def test_a_call_for_another_generation_is_refused(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
@@ -134,7 +137,7 @@ async def _pull_after_lease(prefill: WorkerProcess, decode: WorkerProcess, varia
     tokens = _prompt(variant)
     expected = await _expected(decode, tokens)
     prefilled = await prefill.prefill(tokens)
-    await until(prefill.nothing_held, "the lease ended", timeout_s=4 * LEASE_S)
+    await until(prefill.nothing_held, "the lease ended")
     for other in range(3):
         await prefill.prefill(_prompt(100 + 10 * variant + other), hand_off=False, max_tokens=1)
     return await decode.decode(tokens, prefilled), expected

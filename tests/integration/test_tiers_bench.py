@@ -1,18 +1,23 @@
 """`rachis bench tiers`, tiny: real engines, the same tokens from all, and what they did not compute."""
 
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK
+from benchmarks.measuring_process import Reports
+from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK, bench_tiers
 from benchmarks.tiers_workload import TiersWorkload
+from cluster_configs.loading import load
 from cluster_sim.workloads.traces import Trace
+from tests.engine_process import in_engine_process
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
 
 BLOCK_TOKENS = 32
 TIMEOUT_S = 240
@@ -59,10 +64,12 @@ def test_where_prefixes_do_not_fit_the_device_rachis_computes_fewer_tokens_than_
 def test_where_all_fits_the_device_nobody_computes_a_full_block_twice() -> None:
     workload = TiersWorkload("bbh", requests=30, noise_share=0.1)
     expected = computed_with_a_cache_without_end(workload.trace(BLOCK_TOKENS))
-    told = bench(*options(workload), "--device-blocks", "1600", "--host-ratio", "0")
-    assert told["workload"]["host_blocks"] == 0
-    assert [each["tokens_computed"] for each in told["variants"].values()] == [expected] * 3
+    measured = in_engine_process(measured_without_host_memory, workload)
+    assert measured["workload"]["host_blocks"] == 0
+    assert [each["tokens_computed"] for each in measured["variants"].values()] == [expected] * 3
 
 
-def options(workload: TiersWorkload) -> Sequence[str]:
-    return "--shape", workload.shape, "--requests", str(workload.requests), "--noise-share", str(workload.noise_share)
+def measured_without_host_memory(workload: TiersWorkload) -> dict[str, Any]:
+    config = load(flags={"tiers.host_ratio": 0.0}).config.model_dump(mode="json")
+    arguments = {"config": config, "workload": asdict(replace(workload, rounds=1)), "device_blocks": 1600}
+    return asyncio.run(bench_tiers(arguments, mock.create_autospec(Reports, instance=True)))

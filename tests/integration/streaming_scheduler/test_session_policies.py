@@ -1,0 +1,119 @@
+"""Which session a step computes first under each policy, at a budget that is enough for one."""
+
+import pytest
+
+from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.simulated import SteppedClock
+from tests.integration.streaming_scheduler.sessions import MakeEngine, held_blocks, park, scheduled_next, text, until
+
+pytestmark = pytest.mark.integration
+
+
+def test_fcfs_computes_complete_requests_first_and_then_by_arrival(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    engine = make_engine(policy="fcfs", token_budget=24)
+    for name in ("early", "late"):
+        engine.open(name, text(name, 49))
+        clock.advance(1)
+    engine.add("complete", text("complete", 24))
+    assert [scheduled_next(engine)[0] for _ in range(3)] == ["complete", "early", "early"]
+    assert scheduled_next(engine) == ["late"]
+
+
+def test_default_vllm_goes_on_with_what_runs(make_engine: MakeEngine) -> None:
+    engine = make_engine(policy="default_vllm", token_budget=24)
+    engine.open("running", text("running", 73))
+    assert scheduled_next(engine) == ["running"]
+    engine.add("complete", text("complete", 24))
+    assert [scheduled_next(engine) for _ in range(3)] == [["running"], ["running"], ["complete"]]
+
+
+def test_mcps_goes_on_with_whom_most_is_computed_of(make_engine: MakeEngine) -> None:
+    engine = make_engine(policy="mcps", token_budget=24, blocks=60)
+    engine.open("first", [])
+    park(engine, "most computed", text("b", 49))
+    engine.scheduler.extend_prompt("first", text("a", 49))
+    engine.scheduler.extend_prompt("most computed", text("c", 24))
+    assert scheduled_next(engine) == ["most computed"]
+    assert scheduled_next(engine) == ["first"]
+
+
+def test_lcas_computes_the_latest_input_first(make_engine: MakeEngine, clock: SteppedClock) -> None:
+    engine = make_engine(policy="lcas", token_budget=24, starvation_s=100)
+    for name in ("a", "b", "c"):
+        engine.open(name, text(name, 80))
+    for name in ("c", "a", "b"):
+        clock.advance(1)
+        engine.scheduler.extend_prompt(name, [1])
+    assert scheduled_next(engine) == ["b"]
+    clock.advance(1)
+    engine.scheduler.extend_prompt("a", [1])
+    assert scheduled_next(engine) == ["a"]
+
+
+def test_lcas_lets_one_that_has_waited_too_long_come_first(make_engine: MakeEngine, clock: SteppedClock) -> None:
+    engine = make_engine(policy="lcas", token_budget=24, starvation_s=5, blocks=60)
+    engine.open("rare", text("rare", 97))
+    clock.advance(1)
+    engine.open("often", text("often", 97))
+    assert scheduled_next(engine) == ["often"]
+    clock.advance(3)
+    assert scheduled_next(engine) == ["often"]
+    clock.advance(1)
+    assert scheduled_next(engine) == ["rare"], "5 seconds after it came"
+    engine.scheduler.extend_prompt("often", [1])
+    assert [scheduled_next(engine) for _ in range(3)] == [["rare"]] * 3, "until it has caught up"
+    assert scheduled_next(engine) == ["often"]
+
+
+def test_lcas_under_overload_does_not_let_sessions_take_blocks_from_each_other_for_ever(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    """Each needs most of the pool, and longer than the bound on waiting: taking turns, none would ever be done."""
+    engine = make_engine(policy="lcas", preemption="recompute", token_budget=24, blocks=16, starvation_s=0.02)
+    prompts = {f"s{index}": text(index, 220) for index in range(4)}
+    for name, prompt in prompts.items():
+        engine.open(name, prompt)
+        engine.scheduler.close_input(name, [1])
+    for _ in range(200):
+        clock.advance(0.01)
+        engine.turn()
+    assert engine.answers == {name: expected_tokens([*prompt, 1], 1) for name, prompt in prompts.items()}
+
+
+def test_those_that_answer_already_give_up_their_places_to_nobody_and_finish(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    """They hold all places in the model runner, while others come before them."""
+    engine = make_engine(policy="lcas", places=2, token_budget=48, blocks=60, starvation_s=1)
+    for name in ("x", "y"):
+        engine.add(name, text(name, 20), 5)
+    engine.turn()
+    engine.turn()
+    for name in ("a", "b"):
+        engine.open(name, text(name, 90))
+        engine.scheduler.close_input(name, [1])
+    clock.advance(2)
+    engine.drain()
+    assert engine.answers["x"] == expected_tokens(text("x", 20), 5)
+    assert engine.answers["a"] == expected_tokens([*text("a", 90), 1], 1)
+
+
+def test_loads_for_which_there_is_no_room_do_not_stop_those_that_hold_blocks(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    """A load takes all of its blocks at once and nobody is preempted for it: it comes after those that have some."""
+    engine = make_engine(policy="fcfs", blocks=30, token_budget=24)
+    for name in ("load", "another"):
+        engine.open(name, [])
+        clock.advance(1)
+    engine.open("holds", text("holds", 300))
+    until(engine, lambda: len(held_blocks(engine, "holds")) >= 10)
+    for name in ("load", "another"):
+        engine.remote_tokens[name] = 320
+        engine.scheduler.close_input(name, text(name, 330))
+    engine.scheduler.close_input("holds", [1])
+    engine.drain()
+    assert engine.answers["holds"] == expected_tokens([*text("holds", 300), 1], 1)
+    assert engine.answers["load"] == expected_tokens(text("load", 330), 1)
