@@ -1,4 +1,7 @@
-"""The production router and workers under seeded faults, in virtual time; and that planted bugs would be seen."""
+"""The production router and workers under seeded faults, in virtual time; and that planted bugs would be seen.
+
+A few pinned seeds on every commit. Thousands: `make faults`; two hundred here with RACHIS_WIDE=1.
+"""
 
 import json
 import os
@@ -17,10 +20,22 @@ from fault_sim.plan import FAULTS, Plan, decode, drawn, encode
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
 from tests.campaign.fault_sim.planted import PLANTED
+from tests.examples import seeds
 
-RUNS = 200
-CHUNK = 20
+RUNS = seeds(200, few=8)
+# Where the search for each planted bug begins: at a seed that shows it.
+FIRST_SEED = {
+    "release does not wait for pulls": 26,
+    "leased blocks are freed early": 1,
+    "late pulls are used": 22,
+    "a lease is lost": 1,
+    "the first token comes twice": 0,
+    "failed attempts stay in flight": 0,
+    "cancelling is not passed on": 13,
+}
 SEEDS_FOR_A_PLANT = 50
+# Shows late pulls being used where clocks are not measured.
+_UNMEASURED_SEED = 35
 _HASH_OF = """
 from fault_sim.plan import drawn
 from fault_sim.run import play
@@ -28,13 +43,12 @@ print(play(drawn({seed})).trace_hash)
 """
 
 
-@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
-def test_every_invariant_holds_whatever_goes_wrong(first: int) -> None:
-    tally, broken = search(range(first, first + CHUNK))
+def test_every_invariant_holds_whatever_goes_wrong() -> None:
+    tally, broken = search(RUNS)
 
     assert broken is None, _told(broken)
     assert tally.codes["OK"] > tally.codes.total() / 2
-    assert tally.handoffs["HANDOFF_OUTCOME_PULLED"] > 100
+    assert tally.handoffs["HANDOFF_OUTCOME_PULLED"] > 5 * len(RUNS)
     assert tally.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
 
 
@@ -44,19 +58,20 @@ def _told(broken: Result | None) -> str:
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
+    first = FIRST_SEED[bug]
     with PLANTED[bug]():
-        _, broken = search(range(SEEDS_FOR_A_PLANT))
+        _, broken = search(range(first, first + SEEDS_FOR_A_PLANT))
 
     assert broken is not None, f"{bug}: nobody would see it"
 
 
 def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing_and_use_late_pulls() -> None:
     """The clocks of the hosts in every run here are up to 10 minutes ahead or behind."""
-    few = range(8)
+    few = range(4)
     measured, _ = search(few)
     with mock.patch.object(ClusterClock, "measured", lambda *_: None):
         unmeasured, _ = search(few)
-        _, broken = search(range(35, SEEDS_FOR_A_PLANT))
+        _, broken = search(range(_UNMEASURED_SEED, _UNMEASURED_SEED + SEEDS_FOR_A_PLANT))
 
     assert measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] < measured.handoffs["HANDOFF_OUTCOME_PULLED"] / 5
     assert unmeasured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] > 4 * measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
@@ -93,12 +108,11 @@ def test_shrinking_keeps_what_is_needed_together() -> None:
     assert len(small.faults) == 1
 
 
-@pytest.mark.parametrize("seed", [2, 5])
-def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
-    first, second = play(drawn(seed)), play(drawn(seed))
+def test_the_same_seed_gives_the_same_trace() -> None:
+    first, second = play(drawn(2)), play(drawn(2))
 
     assert first.trace == second.trace
-    assert first.trace_hash != play(drawn(seed + 100)).trace_hash
+    assert first.trace_hash != play(drawn(5)).trace_hash
 
 
 def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
@@ -114,10 +128,10 @@ def _hash_in_a_process(seed: int, hash_seed: str) -> str:
 
 
 def test_every_kind_of_fault_is_drawn() -> None:
-    kinds = {fault.kind for seed in range(RUNS) for fault in drawn(seed).faults}
+    plans = [drawn(seed) for seed in range(200)]
 
-    assert kinds == set(FAULTS)
-    assert any(not drawn(seed).faults for seed in range(RUNS))
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
+    assert any(not plan.faults for plan in plans)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
