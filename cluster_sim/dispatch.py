@@ -155,7 +155,7 @@ class SimDispatcher:
                 case steps.CallPrefill():
                     self._call_prefill(run)
                 case steps.PlaceDecode():
-                    self._place_decode(run, instruction)
+                    self._place_decode(run, instruction, self._events.now_s + instruction.most_s(self._events.now_s))
                 case steps.CallDecode(pulls=pulls):
                     self._call_decode(run, pulls=pulls)
                 case steps.CountPrompt():
@@ -201,17 +201,17 @@ class SimDispatcher:
             opening = replace(session, replaces=False)
             self._call(run, attempt, wire.POOL_PREFILL, lambda: worker.open(job, opening, request.mode))
 
-    def _place_decode(self, run: RequestRun, place: steps.PlaceDecode) -> None:
+    def _place_decode(self, run: RequestRun, place: steps.PlaceDecode, until_s: float) -> None:
         """On the best decode worker there is, once there is one."""
         if run.is_over:
             return
         run.placement = self._placer.place(run.job, wire.POOL_DECODE, place.excluded, prefills=place.prefills)
         if run.placement is not None:
             self._handle(run, steps.Placed(run.placement.worker))
-        elif self._events.now_s > place.until_s:
+        elif self._events.now_s > until_s:
             self._handle(run, steps.Placed(None))
         else:
-            self._events.after(_PLACE_AGAIN_S, lambda: self._place_decode(run, place))
+            self._events.after(_PLACE_AGAIN_S, lambda: self._place_decode(run, place, until_s))
 
     def _call_decode(self, run: RequestRun, *, pulls: bool) -> None:
         job = self._decode_job(run, pulls=pulls)

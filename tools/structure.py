@@ -1,7 +1,7 @@
 """Checks the shape of the tree, and writes the map of its modules: `docs/modules.md`.
 
 `python tools/structure.py` writes the map; `--check` prints every place that breaks a rule, and exits with 1:
-    no module over 400 lines         generated code and the one literal table aside
+    no module over 400 lines         generated code, the one literal table and the list of what is still to be cut aside
     no function over 60 lines
     no constructor over 8 parameters (`__init__`; the fields of a frozen record are data)
     no cycle between modules         imports inside functions and for types alone count, too
@@ -27,6 +27,25 @@ MOST_FUNCTION_LINES = 60
 MOST_CONSTRUCTOR_PARAMETERS = 8
 # Every configuration key, its bounds and its description: one table, read from top to bottom.
 LITERAL_TABLE = Path("cluster_configs/schema.py")
+# Test modules that are still to be cut along behaviours, and the most lines each of them may have meanwhile. The
+# numbers only go down, and nothing is added.
+STILL_TOO_LONG = {
+    "tests/campaign/fuzz/simulated.py": 424,
+    "tests/contract/test_session_contract.py": 416,
+    "tests/contract/test_transport_contract.py": 413,
+    "tests/fakes/cluster.py": 412,
+    "tests/integration/test_vllm_private.py": 409,
+    "tests/process/control_plane/placement/test_index_queries.py": 420,
+    "tests/process/control_plane/pools/test_pools.py": 517,
+    "tests/process/control_plane/prefix_index/test_redis_index.py": 740,
+    "tests/process/control_plane/sessions/test_session_faults.py": 496,
+    "tests/process/worker_runtime/test_claim_feed.py": 656,
+    "tests/pure/control_plane/prefix_index/test_prefix_index.py": 448,
+    "tests/pure/decode_worker/test_batching.py": 745,
+    "tests/pure/kv_transfer/tiers/test_hotness_filter.py": 456,
+    "tests/pure/kv_transfer/tiers/test_prefix_tiers.py": 543,
+    "tests/pure/worker_runtime/test_worker_services.py": 524,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +116,9 @@ def _order(package: str) -> tuple[int, str]:
 
 
 def _too_large(module: Module) -> Iterator[str]:
-    if module.lines > MOST_MODULE_LINES and module.path != LITERAL_TABLE:
-        yield f"{module.path}: {module.lines} lines, {MOST_MODULE_LINES} are the most"
+    most = STILL_TOO_LONG.get(module.path.as_posix(), MOST_MODULE_LINES)
+    if module.lines > most and module.path != LITERAL_TABLE:
+        yield f"{module.path}: {module.lines} lines, {most} are the most"
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -98,7 +98,6 @@ class Journey:
         self._lease: Lease | None = None
         self._was_prefilled = False
         self._decode_started = False
-        self._wait_s = 0.0
 
     @property
     def lease(self) -> Lease | None:
@@ -176,12 +175,10 @@ class Journey:
         if not again:
             self._excluded.clear()
             self._lost = 0
-        left_s = self.job.deadline_s - now_s
-        if left_s <= 0:
+        if now_s >= self.job.deadline_s:
             return self._fail(_DEADLINE_PASSED)
-        self._wait_s = min(self._limits.worker_wait_s, left_s)
         prefills = not self._was_prefilled or self._lost > 0
-        place = PlaceDecode(frozenset(self._excluded), prefills, now_s + self._wait_s)
+        place = PlaceDecode(frozenset(self._excluded), prefills, self._limits.worker_wait_s, self.job.deadline_s)
         return self._await(Stage.DECODE_WORKER, place)
 
     def _placed_for_decode(self, event: Placed, now_s: float) -> Instructions:
@@ -189,7 +186,7 @@ class Journey:
         if now_s >= job.deadline_s:
             return self._fail(_DEADLINE_PASSED)
         if event.worker is None:
-            sentence = f"no decode worker was ready for {self._wait_s:.1f} s"
+            sentence = f"no decode worker was ready for {self._limits.worker_wait_s:.1f} s"
             return self._fail(Fail(Cause.NO_DECODE_WORKER, sentence, _RETRY_AFTER_NO_WORKER_MS))
         self._worker = event.worker
         job.route.decode_worker_id = event.worker.worker_id

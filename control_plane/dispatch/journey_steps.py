@@ -118,11 +118,17 @@ class PlacePrefill:
 
 @dataclass(frozen=True, slots=True)
 class PlaceDecode:
-    """Choose a decode worker; wait for one to come until `until_s`. prefills: it has to compute the prompt."""
+    """Choose a decode worker. prefills: it has to compute the prompt."""
 
     excluded: Excluded
     prefills: bool
-    until_s: float
+    # How long one is waited for, from when the driver begins to: after the client has taken its first token.
+    wait_s: float
+    deadline_s: float
+
+    def most_s(self, now_s: float) -> float:
+        """How long a wait may take that begins now."""
+        return min(self.wait_s, self.deadline_s - now_s)
 
 
 @dataclass(frozen=True, slots=True)

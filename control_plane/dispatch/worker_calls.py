@@ -98,7 +98,7 @@ class WorkerCalls:
         """The lock is held from one look to the wait, so that no change in between goes unnoticed."""
         self._placement = None
         try:
-            async with asyncio.timeout(call.until_s - self._now_s()), self._workers_changed:
+            async with asyncio.timeout(call.most_s(self._now_s())), self._workers_changed:
                 while (placement := self._place_for_decode(call)) is None:
                     await self._workers_changed.wait()
                 self._placement = placement

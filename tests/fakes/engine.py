@@ -13,7 +13,8 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster_core.clock import unix_ms
 from cluster_core.engine_jobs import (
@@ -43,7 +44,7 @@ from kv_transfer.handoff.lease_params import decode_params, encode_params
 from kv_transfer.handoff.rules import is_late, stamp_deadline
 from tests.fakes.claims import FakeClaims
 from tests.fakes.decode import FakeDecode
-from tests.fakes.session import FakeSession
+from tests.fakes.session import FakeRun, FakeSession
 from tests.fakes.tiers import FakeTiers
 
 KV_BYTES_PER_TOKEN = 64
@@ -61,13 +62,20 @@ def expected_text(prompt: tuple[int, ...], sampling: SamplingSpec) -> str:
     return "".join(chr(token_at(prompt, sampling, position)) for position in range(sampling.max_tokens))
 
 
-@dataclass(slots=True, eq=False)
-class FakeRun:
-    """What runs under one name: a job or a session."""
+@dataclass(frozen=True, slots=True)
+class FakeSettings:
+    """What a fake engine is like."""
 
-    blocks: int
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    ended_by: RachisError | None = None
+    blocks: int = 1024
+    block_size_tokens: int = 4
+    max_model_len: int = 4096
+    # Of the hand-offs that it leases.
+    deadline_s: float = 15.0
+    has_tiers: bool = True
+    forms_batches: bool = False
+    # What its claims are named by.
+    chunk_tokens: int = 128
+    service_id: str = ""
 
 
 class FakeEngine:
@@ -76,41 +84,30 @@ class FakeEngine:
     `jobs` holds every job it was ever given, a session's once it is finished; `sessions` every session.
     """
 
-    def __init__(
-        self,
-        name: str = "fake",
-        fabric: "dict[str, FakeEngine] | None" = None,
-        *,
-        blocks: int = 1024,
-        block_size_tokens: int = 4,
-        max_model_len: int = 4096,
-        deadline_s: float = 15.0,
-        has_tiers: bool = True,
-        forms_batches: bool = False,
-        chunk_tokens: int = 128,
-        service_id: str = "",
-    ) -> None:
+    def __init__(self, name: str = "fake", fabric: "dict[str, FakeEngine] | None" = None, **settings: Any) -> None:
+        """settings: see `FakeSettings`."""
+        given = FakeSettings(**settings)
         self.name = name
         self.jobs: list[EngineJob] = []
         self.sessions: list[FakeSession] = []
         self.held = asyncio.Event()
         self.inputs_held = False
-        self.max_model_len = max_model_len
-        self.claims = FakeClaims(block_size_tokens, chunk_tokens, service_id)
+        self.max_model_len = given.max_model_len
+        self.claims = FakeClaims(given.block_size_tokens, given.chunk_tokens, given.service_id)
         self.costs = EngineCosts()
         self._fabric = fabric if fabric is not None else {}
         self._fabric[name] = self
-        self._blocks = blocks
-        self._block_size_tokens = block_size_tokens
-        self._deadline_s = deadline_s
+        self._blocks = given.blocks
+        self._block_size_tokens = given.block_size_tokens
+        self._deadline_s = given.deadline_s
         self._running: dict[str, FakeRun] = {}
         self._leases: dict[str, int] = {}
         self._hold_at: int | None = None
         self._budget: int | None = None
         self._dead: str | None = None
         self.counters = EngineCounters()
-        self._tiers = FakeTiers(blocks, block_size_tokens) if has_tiers else None
-        self._decode = FakeDecode() if forms_batches else None
+        self._tiers = FakeTiers(given.blocks, given.block_size_tokens) if given.has_tiers else None
+        self._decode = FakeDecode() if given.forms_batches else None
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")

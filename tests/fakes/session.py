@@ -8,8 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import (
@@ -21,18 +21,39 @@ from cluster_core.engine_jobs import (
     SessionProgress,
     SessionRecord,
 )
-from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, UnavailableError
-
-if TYPE_CHECKING:
-    from tests.fakes.engine import FakeEngine, FakeRun
+from cluster_core.errors import InvalidInputError, OutOfOrderError, OutOfRangeError, RachisError, UnavailableError
 
 TOKENS_PER_TICK = 8
+
+
+@dataclass(slots=True, eq=False)
+class FakeRun:
+    """What runs under one name: a job or a session."""
+
+    blocks: int
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_by: RachisError | None = None
+
+
+class SessionEngine(Protocol):
+    """What a session needs of the engine that it is open on."""
+
+    inputs_held: bool
+    max_model_len: int
+
+    def forget(self, name: str, run: FakeRun) -> None: ...
+
+    def run_job(self, job: EngineJob, run: FakeRun) -> AsyncIterator[EngineOutput]: ...
+
+    def blocks_of(self, tokens: int) -> int: ...
+
+    def take_budget(self, wanted: int) -> int: ...
 
 
 class FakeSession:
     """See `cluster_core.engine.EngineSession`."""
 
-    def __init__(self, engine: "FakeEngine", job: EngineJob, mode: SessionMode, run: "FakeRun") -> None:
+    def __init__(self, engine: SessionEngine, job: EngineJob, mode: SessionMode, run: FakeRun) -> None:
         self.job = job
         self.mode = mode
         # The prompt as its caller knows it, and the inputs that the engine has not taken in yet.

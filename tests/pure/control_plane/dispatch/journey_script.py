@@ -78,10 +78,10 @@ def _told(instruction: steps.Instruction) -> str:
             return "route"
         case steps.PlacePrefill(excluded):
             return f"place for prefill, without {_names(excluded)}"
-        case steps.PlaceDecode(excluded, prefills, until_s):
+        case steps.PlaceDecode(excluded, prefills, wait_s, _):
             prompt = ", to compute the prompt" if prefills else ""
             without = f", without {_names(excluded)}" if excluded else ""
-            return f"place for decode until {until_s:g}{prompt}{without}"
+            return f"place for decode, wait {wait_s:g} s at most{prompt}{without}"
         case steps.AwaitPrompt():
             return "await the whole prompt"
         case steps.CallPrefill(chosen, lease_id, hand_off, _):

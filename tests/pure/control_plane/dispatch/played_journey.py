@@ -136,9 +136,9 @@ class PlayedJourney:
             case steps.PlacePrefill(excluded):
                 assert excluded == self.failed_prefill
                 self._begins(instruction)
-            case steps.PlaceDecode(excluded=excluded, until_s=until_s):
+            case steps.PlaceDecode(excluded=excluded):
                 assert excluded == self.failed_decode
-                assert self.now_s < until_s <= self.journey.job.deadline_s
+                assert 0 < instruction.most_s(self.now_s) <= self.journey.job.deadline_s - self.now_s
                 self._begins(instruction)
             case steps.CallPrefill(lease_id=lease_id):
                 assert lease_id not in self.leases, "two calls under one name"
