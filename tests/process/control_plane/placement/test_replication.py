@@ -138,7 +138,7 @@ def hot() -> World:
     """p0 holds a prefix that one tenant asks for five times a second."""
     world = World()
     world.holds("p0", prompt(1), salt="tenant")
-    for number in range(500):
+    for number in range(2000):
         world.now_s += 0.2
         job = world.job([*prompt(1), *prompt(number + 2, 150)], salt="tenant")
         assert world.placer.place(job, wire.POOL_PREFILL) is not None
