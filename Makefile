@@ -56,7 +56,7 @@ test: setup ## All tests, over both cores: many hosts first, then all tiers at o
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing
-	$(PYTEST) tests/pure -m "not integration" -p no:xdist
+	$(PYTEST) tests/pure
 
 process: setup ## Parts with their sockets and processes: gRPC on the loopback, embedded Redis
 	$(PYTEST) tests/process $(SPREAD)
