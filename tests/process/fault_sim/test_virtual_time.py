@@ -16,9 +16,8 @@ def test_hours_pass_in_no_time_and_every_clock_shows_them() -> None:
         await asyncio.sleep(7200)
         return asyncio.get_running_loop().time(), monotonic_s(), unix_ms()
 
-    began_s = time.monotonic()
+    # Two hours of real time would run into the limit of every test.
     assert virtual_time.run(main()) == (7200, 7200, 1000 * (EPOCH_S + 7200))
-    assert time.monotonic() - began_s < 5
 
 
 def test_timers_go_off_in_order_and_timeouts_in_time() -> None:
@@ -64,5 +63,6 @@ def test_names_come_from_the_seed_and_the_clocks_are_given_back() -> None:
 
     assert names[0] == names[1] != names[2]
     assert len(names[0]) == 16
-    assert abs(monotonic_s() - time.monotonic()) < 5
+    before_s = time.monotonic()
+    assert before_s <= monotonic_s() <= time.monotonic()
     assert len({secrets.token_hex(8) for _ in range(3)}) == 3
