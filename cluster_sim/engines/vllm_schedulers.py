@@ -152,7 +152,7 @@ class WatchedBlockPool(EventfulBlockPool):
         hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
         self.touched[Tier.DEVICE].update(dict.fromkeys(hashes, True))
 
-    def tell(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
+    def add_event(self, tier: Tier, hashes: Sequence[Any], group: int, *, there: bool) -> None:
         self.touched[tier].update(dict.fromkeys(hashes, there))
 
     def _emit_block_removed_events(self, block_hashes: list[Any]) -> None:

@@ -24,7 +24,7 @@ REDIS_PORT = 6390
 # What the start command of the shipped file gives to hosts of these names.
 _RESOURCES = {"prefill": {"CPU": 2, "rachis_prefill": 1}, "decode": {"CPU": 2, "rachis_decode": 1}}
 _RAY_UP_S = 120.0
-_NODES_S = 90.0
+_NODES_S = 300.0
 _READY_S = 150.0
 _STOP_S = 60.0
 _POLL_S = 0.2

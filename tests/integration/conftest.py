@@ -17,7 +17,7 @@ from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 
-EVENT_TIMEOUT_S = 60.0
+EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
 CHUNK_TOKENS = 64
 

@@ -21,7 +21,7 @@ async def test_real_engine_shares_what_the_shapes_say() -> None:
         "limit_s": 60.0,
         "seed": 0,
     }
-    figures = await measure_in_process("benchmarks.decode_locality", arguments, SilentReports())
+    figures = await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())
     assert figures["engine"] == "vllm"
     assert figures["kv_bytes_per_token"] == 4096
     assert figures["left_out"] == 0
@@ -41,4 +41,4 @@ async def test_batch_that_no_model_takes_is_refused() -> None:
         "seed": 0,
     }
     with pytest.raises(InvalidInputError, match="no batch of the grid fits"):
-        await measure_in_process("benchmarks.decode_locality", arguments, SilentReports())
+        await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())

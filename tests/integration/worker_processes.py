@@ -33,7 +33,7 @@ from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerHost, WorkerSettings
 
 SERVICE = "svc-test"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 280.0
 # The clocks of the two hosts are 20 minutes apart.
 CLOCK_AHEAD_S = {"prefill": -600, "decode": 600}
 
