@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 WIDE = os.environ.get("RACHIS_WIDE") == "1"
 # What a property that says nothing is tried with, and Hypothesis's own number in wide runs.
-_FEW, _MANY = 20, 100
+_FEW, _MANY = 10, 100
 
 
 def examples(wide: int, few: int = _FEW, *, steps: int = 50) -> settings:

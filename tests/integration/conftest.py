@@ -5,6 +5,7 @@ The modules of a folder here share its services: they run on one worker, and the
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from cluster_configs.loading import LoadedConfig, load
 from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
+from tests.preloaded_python import preloaded_workers
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
 CHUNK_TOKENS = 64
+_until_the_end = contextlib.ExitStack()
 
 
 def keys_of(flags: dict[str, Any]) -> dict[str, Any]:
@@ -37,12 +40,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextlib.asynccontextmanager
 async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, RachisClient]]:
     """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
+    _preload_workers()
     loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
     async with (
         target_service(None, StateFile(folder), loaded, always_own=True) as target,
         RachisClient(target.address) as client,
     ):
         yield target, client
+
+
+@functools.cache
+def _preload_workers() -> None:
+    """Of all services from now on."""
+    _until_the_end.enter_context(preloaded_workers())
+
+
+def pytest_sessionfinish() -> None:
+    _until_the_end.close()
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = EVENT_TIMEOUT_S) -> Any:

@@ -6,13 +6,18 @@ import signal
 from collections import Counter
 
 import pytest
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
+from control_plane.client import RachisClient
+from control_plane.placement.disaggregation import LOCAL, Reason
 from tests.integration.conftest import CHUNK_TOKENS, came_back, worker_of
 from tests.integration.prefix_families import FAMILIES, PREFIX_CHUNKS, PREFIX_TOKENS, Families, claims_are_true
 from tests.integration.two_by_two.conftest import TwoByTwo
 
 pytestmark = pytest.mark.integration
+
+_MOST_ASKED = 30
 
 
 @pytest.fixture
@@ -51,20 +56,31 @@ async def test_a_burst_of_siblings_is_computed_once(families: Families) -> None:
     assert sum(answer.completion.usage.cached_tokens for answer in answers) >= 4 * PREFIX_TOKENS
 
 
-async def test_without_a_choice_of_way_short_remainders_stay_on_the_decode_worker(
+async def test_a_prompt_goes_the_way_that_its_prices_say_and_is_prefilled_once_on_either(
     two_by_two: TwoByTwo, families: Families
 ) -> None:
+    """Prices are measured: on a busy machine either way may be the dearer one, for long and for short remainders."""
     async with two_by_two.another_router(
         index__chunk_tokens=CHUNK_TOKENS, placement__disaggregation="conditional"
     ) as client:
-        long = await families.ask(0, 0, client=client)
-        assert long.completion.route.prefill_worker_id, "1,300 tokens are too many for a decode worker"
-        short = [await families.ask(0, closing, client=client) for closing in range(1, 4)]
-    for answer in short:
-        assert answer.completion.route.prefill_worker_id == ""
-        assert answer.completion.route.decode_worker_id == long.completion.route.decode_worker_id
-        assert answer.completion.route.handoff == generation.HANDOFF_OUTCOME_NONE
-        assert answer.completion.usage.cached_tokens == PREFIX_TOKENS
+        first = await families.ask(0, 0, client=client)
+        assert await _reasons(client) in ({"long_remainder": 1}, {"prefill_slow": 1}), first
+        asked = 1
+        while not (await _reasons(client))["short_remainder"]:
+            assert asked < _MOST_ASKED, "a short remainder is never worth a decode worker's while"
+            before = await _reasons(client)
+            answer = await families.ask(0, asked, client=client)
+            reason = Reason(next(iter(await _reasons(client) - before)))
+            route, cached = answer.completion.route, answer.completion.usage.cached_tokens
+            assert bool(route.prefill_worker_id) == (reason not in LOCAL), (reason, route)
+            asked += 1
+    assert route.handoff == generation.HANDOFF_OUTCOME_NONE
+    assert cached == PREFIX_TOKENS
+
+
+async def _reasons(client: RachisClient) -> Counter[str]:
+    """Why prompts went the way they did, since the router started."""
+    return Counter((await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())).disaggregation)
 
 
 async def test_a_killed_worker_s_claims_are_void_and_those_of_its_next_start_are_true(families: Families) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import ttft_plot
 from benchmarks.cht import speed as cht_speed
@@ -18,13 +17,13 @@ from benchmarks.feather import measure as feather
 from benchmarks.feather import plot as feather_plot
 from benchmarks.feather.measure import binned
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK
-from command_line.main import app
+from tests.command import rachis
 from tests.pure.benchmarks.test_decode_locality import BLOCK_TOKENS, GRID, by_locality
 
 
 def drawn_by(command: str, *arguments: object) -> dict[str, Any]:
     """What `rachis bench ... --json` tells."""
-    done = CliRunner().invoke(app, ["bench", command, *map(str, arguments), "--json"])
+    done = rachis("bench", command, *arguments, "--json")
     assert done.exit_code == 0, done.output
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

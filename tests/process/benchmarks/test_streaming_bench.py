@@ -1,7 +1,6 @@
 """The replay against the fake engine, and what is made of its times. Traces here last milliseconds."""
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.streaming import compare, describe, names_of_runs
 from benchmarks.streaming_replay import Replay, SessionTimes, replay
@@ -9,7 +8,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.engine_jobs import SessionMode, SessionProgress, SessionRecord
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
 from cluster_sim.workloads.streaming import TimedInput, TracedSession, WorkloadSpec, draw_trace
-from command_line.main import app
+from tests.command import rachis
 from tests.fakes.engine import FakeEngine
 
 
@@ -118,6 +117,6 @@ def test_workload_tells_what_was_asked_of_which_engine() -> None:
     ],
 )
 def test_bad_option_is_refused_by_name_before_anything_starts(arguments: list[str], named: str) -> None:
-    refused = CliRunner().invoke(app, ["bench", "streaming", *arguments]).exception
+    refused = rachis("bench", "streaming", *arguments).exception
     assert isinstance(refused, ConfigError)
     assert named in str(refused)

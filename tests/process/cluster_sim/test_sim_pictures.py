@@ -6,11 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from cluster_sim.reports import html_report, plots, report
 from cluster_sim.reports.figures import Figures, Histogram
-from command_line.main import app
+from tests.command import rachis
 from tests.fakes.sim_figures import run
 
 SCENARIO = "name: <script>alert(1)</script>\nvariants: {a: &x 1, b: 2}\n"
@@ -105,7 +104,7 @@ def test_the_command_writes_page_and_picture(tmp_path: Path) -> None:
         "workload: { kind: prefix_groups, requests: 30, requests_per_s: 20, block_tokens: 32 }\n"
         "variants: [{ name: ours }, { name: theirs, placement: { policy: round_robin } }]\n"
     )
-    done = CliRunner().invoke(app, ["simulate", str(scenario), "--html", str(page), "--plot", str(picture)])
+    done = rachis("simulate", scenario, "--html", page, "--plot", picture)
     assert done.exit_code == 0, done.output
     assert "<svg" in page.read_text() and "theirs" in page.read_text()
     assert picture.stat().st_size > 1000

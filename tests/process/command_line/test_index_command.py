@@ -10,13 +10,11 @@ import grpc
 import numpy as np
 import pytest
 from rachis.v1 import admin_pb2 as admin
-from typer.testing import CliRunner
 
 from command_line import index as index_command
 from command_line import main
 from command_line import placement as placement_command
 from command_line.generate import generate
-from command_line.main import app
 from command_line.output import out
 from command_line.placement import REASONS
 from command_line.status.overview import status
@@ -25,6 +23,7 @@ from control_plane.placement.disaggregation import Reason
 from control_plane.service.state import StateFile
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimChange
+from tests.command import rachis
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster
 
@@ -347,7 +346,7 @@ def test_commands_pass_their_options_on(monkeypatch: pytest.MonkeyPatch) -> None
     where = ["--address", "host:1", "--json"]
 
     codes = [
-        CliRunner().invoke(app, [*command, *where]).exit_code
+        rachis(*command, *where).exit_code
         for command in (
             ["index", "top", "-n", "7"],
             ["index", "lookup", "text", "--salt", "tenant"],

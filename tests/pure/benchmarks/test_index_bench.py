@@ -4,11 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import index as bench
-from command_line.main import app
 from kv_transfer.claims.claims import decode_batch
+from tests.command import rachis
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_batches_are_worth_what_they_are_counted_as(small: None) -> None:
 
 
 def test_the_command_prints_the_figures_that_were_asked_for(small: None) -> None:
-    result = CliRunner().invoke(app, ["bench", "index", "--blocks", "200000", "--workers", "3", "--sweep", "--json"])
+    result = rachis("bench", "index", "--blocks", "200000", "--workers", "3", "--sweep", "--json")
     assert result.exit_code == 0, result.output
     told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     assert {"placement_p50_us", "placement_p99_us", "events_per_s", "bytes_per_entry"} <= told.keys()
@@ -64,5 +63,5 @@ def test_the_command_prints_the_figures_that_were_asked_for(small: None) -> None
 
 
 def test_too_few_blocks_are_refused_in_a_sentence() -> None:
-    result = CliRunner().invoke(app, ["bench", "index", "--blocks", "10"])
+    result = rachis("bench", "index", "--blocks", "10")
     assert result.exit_code == 2 and "200000" in result.output

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import placement
 from benchmarks.placement import (
@@ -24,13 +23,13 @@ from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import Trace, TraceRequest
 from command_line.bench.placement_run import policy_names
-from command_line.main import app
 from control_plane.fleet.loads import Load
 from control_plane.placement.terms import POLICIES
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 from prefill_worker.preemption import default_model
+from tests.command import rachis
 
 BLOCK = 10
 # A second for each token computed, a tenth for one loaded.
@@ -141,7 +140,7 @@ def test_a_prompt_fits_with_the_token_that_it_is_answered_with() -> None:
 
 
 def trace() -> Trace:
-    return generated(SHAPES["mmlu"], requests=80, noise_share=0.2)
+    return generated(SHAPES["mmlu"], requests=40, noise_share=0.2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -283,14 +282,14 @@ def small(tmp_path: Path) -> Path:
     file = tmp_path / "small.jsonl"
     rows = [
         {"timestamp": at * 100, "input_length": 1024, "output_length": 1, "hash_ids": [at % 3 * 2, at % 3 * 2 + 1]}
-        for at in range(20)
+        for at in range(10)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", "placement", *arguments])
+    return rachis("bench", "placement", *arguments)
 
 
 def test_command_prints_json_of_all_policies(small: Path) -> None:

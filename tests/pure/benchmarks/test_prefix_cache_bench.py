@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.prefix_cache.comparison import (
     BASELINE,
@@ -24,14 +23,14 @@ from benchmarks.token_sizes import parse_tokens
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import MOONCAKE_BLOCK_TOKENS, Trace
-from command_line.main import app
+from tests.command import rachis
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
 # Blocks of each prompt. With room for two, lru has lost block 2 each time when it is asked for again.
 PROMPTS = [[1, 2], [3], [1, 2], [4], [1, 2]]
 
 
-def small(requests: int = 80) -> Trace:
+def small(requests: int = 40) -> Trace:
     return generated(SHAPES["mmlu"], requests=requests, noise_share=0.2)
 
 
@@ -60,7 +59,7 @@ def line(at: int, input_tokens: int, ids: list[int]) -> str:
 
 
 def bench(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["bench", "prefix-cache", *map(str, arguments)])
+    return rachis("bench", "prefix-cache", *arguments)
 
 
 def printed(*arguments: object) -> dict[str, Any]:
@@ -90,9 +89,9 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(given: list[str], sa
 
 def test_what_comes_to_the_same_is_replayed_once() -> None:
     reported, capacities = Reported(), Capacities(100, 0)
-    runs = compare(small(), POLICIES, capacities, 80, reported)
+    runs = compare(small(), POLICIES, capacities, 40, reported)
     assert runs["E"] is runs["hotprefix"] is runs["E+A+P"]
-    assert reported.steps == 80 * number_of_replays(POLICIES, [capacities])
+    assert reported.steps == 40 * number_of_replays(POLICIES, [capacities])
     assert "E+A+P" not in reported.phases
     with_host = Capacities(100, 100)
     assert number_of_replays(POLICIES, [with_host]) > number_of_replays(POLICIES, [capacities])
@@ -106,7 +105,7 @@ def test_facts_are_those_of_a_cache_without_end() -> None:
     capacities = Capacities(known.distinct_blocks, 0)
     runs = compare(small(), [BASELINE, OPTIMUM, "rachis"], capacities, known.requests, Reported())
     assert all(run.ratios.hit_ratio == pytest.approx(known.ideal_hit_ratio) for run in runs.values())
-    assert (known.requests, known.block_tokens) == (80, 16)
+    assert (known.requests, known.block_tokens) == (40, 16)
 
 
 def test_figures_are_compared_with_the_baseline_which_copies_everything() -> None:

@@ -5,7 +5,6 @@ from itertools import combinations, takewhile
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.closed_loop import Answer, closed_loop
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK, Run, compare, require_identical, ttft_ms
@@ -22,7 +21,7 @@ from cluster_core.engine_jobs import EngineJob
 from cluster_core.engine_reports import TierReport
 from cluster_core.errors import ClientFault, UnavailableError
 from cluster_sim.workloads.few_shot import SHAPES
-from command_line.main import app
+from tests.command import rachis
 from tests.fakes.engine import FakeEngine
 
 BLOCK_TOKENS = 32
@@ -181,7 +180,7 @@ FEWEST = -(-LONGEST // BLOCK_TOKENS)
     ],
 )
 def test_what_cannot_be_is_refused_by_name_before_anything_starts(arguments: list[str], told: str) -> None:
-    refused = CliRunner().invoke(app, ["bench", "tiers", *arguments]).exception
+    refused = rachis("bench", "tiers", *arguments).exception
     assert isinstance(refused, ClientFault), refused
     assert told in str(refused)
 
@@ -206,7 +205,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(arguments: lis
     ],
 )
 def test_option_out_of_range_is_told_with_its_limit(arguments: list[str], limit: str) -> None:
-    refused = CliRunner().invoke(app, ["bench", "tiers", *arguments])
+    refused = rachis("bench", "tiers", *arguments)
     assert refused.exit_code == 2
     # Out of its frame, which breaks lines.
     told = " ".join(refused.stderr.replace("│", " ").split())

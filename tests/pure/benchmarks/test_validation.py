@@ -31,7 +31,7 @@ def test_cost_model_says_what_was_measured(tmp_path: Path) -> None:
 def test_loads_ask_for_their_share_of_the_prefill_worker(name: str) -> None:
     load, found = LOADS[name], measured()
     rates = []
-    for seed in range(20):
+    for seed in range(8):
         prompts = prompts_of(load, found, cluster(), random.Random(seed))
         work_s = sum(prefill_s(len(each.token_ids) - load.shared_tokens) for each in prompts)
         rates.append(work_s / prompts[-1].at_s)

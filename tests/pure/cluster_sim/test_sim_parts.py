@@ -160,7 +160,7 @@ STREAMS = ("crawler", "anns")
 DRAWN = ("conversation", "prefix_groups", "prefix_tree", "agents", "mmlu")
 
 
-def taken(number: int = 400, seed: int = 0, **given: object) -> list[SimRequest]:
+def taken(number: int = 150, seed: int = 0, **given: object) -> list[SimRequest]:
     section = WorkloadSection.model_validate({"requests": number, "requests_per_s": 5.0, **given})
     return list(open_workload(section, seed))
 
@@ -176,7 +176,7 @@ def test_a_workload_is_the_same_each_time_and_another_with_another_seed(kind: st
     first = summary(0)
     assert first == summary(0)
     assert first != summary(1)
-    assert len(first) == 400
+    assert len(first) == 150
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -198,7 +198,7 @@ def test_equal_keys_stand_behind_equal_keys(kind: str) -> None:
 
 def test_conversations_have_about_the_published_shape() -> None:
     """Mooncake: input mean 12,035 and median 6,909, output mean 343, 0.37 of the tokens seen before."""
-    requests = taken(3000, kind="conversation")
+    requests = taken(1500, kind="conversation")
     seen: set[int] = set()
     hits = 0
     for each in requests:
@@ -240,7 +240,7 @@ def test_a_group_shares_its_prefix_and_a_tree_its_levels() -> None:
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: str) -> None:
-    sessions, whole = (taken(20, kind=kind, streaming=streaming) for streaming in (True, False))
+    sessions, whole = (taken(8, kind=kind, streaming=streaming) for streaming in (True, False))
     assert sorted(each.keys.tolist() for each in sessions) == sorted(each.keys.tolist() for each in whole)
     assert [each.arrival_s for each in whole] == sorted(each.complete_s for each in sessions)
     for each in sessions:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from cluster_configs.schema import PlacementSection
 from cluster_core.engine_jobs import SessionMode
@@ -20,7 +19,7 @@ from cluster_sim.workloads.opening import open_workload
 from cluster_sim.workloads.requests import SimRequest, block_names
 from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import POOLS, Fault, World, WorldSettings
-from command_line.main import app
+from tests.command import rachis
 from tests.fakes.sim_world import BLOCK, Costs, run
 
 HOP_S = 0.0005
@@ -271,12 +270,12 @@ def test_a_slow_worker_and_a_thin_link_take_longer_and_recover() -> None:
 def test_nothing_of_a_request_is_kept_after_it() -> None:
     made = world(2, 2)
     section = WorkloadSection(
-        kind="prefix_groups", requests=200, requests_per_s=4, shared_tokens=50, own_tokens=20, output_tokens=5,
+        kind="prefix_groups", requests=80, requests_per_s=4, shared_tokens=50, own_tokens=20, output_tokens=5,
         block_tokens=BLOCK,
     )  # fmt: skip
     sizes = []
     made.run(open_workload(section), lambda number: sizes.append(len(made.dispatcher._running) + len(made.events)))
-    assert max(sizes) < 2 * 200 and not made.dispatcher._running
+    assert max(sizes) < 2 * 80 and not made.dispatcher._running
     assert len(made.dispatcher._open) == 0
 
 
@@ -287,7 +286,7 @@ QUICK = """
 name: tiny
 seed: 5
 pools: { prefill: { workers: 1 }, decode: { workers: 1 } }
-workload: { kind: prefix_groups, requests: 30, requests_per_s: 20, block_tokens: 32 }
+workload: { kind: prefix_groups, requests: 10, requests_per_s: 20, block_tokens: 32 }
 slo: { ttft_ms: 500, tpot_ms: 50 }
 variants:
   - name: ours
@@ -342,23 +341,23 @@ def test_a_fault_on_a_worker_that_is_not_there_is_refused(quick: Path) -> None:
 
 
 def test_the_command_prints_the_same_json_each_time(quick: Path) -> None:
-    results = [CliRunner().invoke(app, ["simulate", str(quick), "--json"]) for _ in range(2)]
+    results = [rachis("simulate", quick, "--json") for _ in range(2)]
     assert results[0].exit_code == 0, results[0].output
     assert results[0].stdout == results[1].stdout
     told = json.loads(results[0].stdout)
     assert [each["name"] for each in told["variants"]] == ["ours", "theirs"]
-    assert all(each["outcomes"] == {"finished": 30} for each in told["variants"])
+    assert all(each["outcomes"] == {"finished": 10} for each in told["variants"])
 
 
 def test_the_command_prints_a_table_for_people(quick: Path) -> None:
-    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", "workload.requests=5"])
+    result = rachis("simulate", quick, "--set", "workload.requests=5")
     assert result.exit_code == 0, result.output
     assert "TTFT P90" in result.stdout and "theirs" in result.stdout
 
 
 def test_a_later_variant_is_refused_before_an_earlier_one_runs(quick: Path) -> None:
     quick.write_text(QUICK.replace("placement: { policy: round_robin }", "cost_model: abacus"))
-    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", "workload.requests=1000000"])
+    result = rachis("simulate", quick, "--set", "workload.requests=1000000")
     assert "abacus" in str(result.exception)
 
 
@@ -369,6 +368,6 @@ def test_a_section_that_is_none_is_refused(quick: Path) -> None:
 
 @pytest.mark.parametrize("change", ["seed", "=3", "workload.requests=["])
 def test_a_change_that_is_none_is_refused(quick: Path, change: str) -> None:
-    result = CliRunner().invoke(app, ["simulate", str(quick), "--set", change])
+    result = rachis("simulate", quick, "--set", change)
     assert isinstance(result.exception, ConfigError)
     assert "--set" in str(result.exception)

@@ -99,7 +99,7 @@ def test_scales_apply_to_tokens_and_delays_and_not_to_arrivals(mode: SessionMode
     assert [each.arrival_s for each in plain] == [each.arrival_s for each in slow]
     for one, other in zip(plain, slow, strict=True):
         assert other.finish_s - other.arrival_s == pytest.approx(3 * (one.finish_s - one.arrival_s))
-    small, large = (trace(mode, 400, 65_536, token_scale=scale) for scale in (0.01, 0.1))
+    small, large = (trace(mode, 200, 65_536, token_scale=scale) for scale in (0.005, 0.05))
     sizes = [median(len(each.prompt) - 60 for each in group) for group in (small, large)]
     assert sizes[1] / sizes[0] == pytest.approx(10, rel=0.3)
 

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from command_line.main import app
+from tests.command import command_tree
 
 FILE = Path(__file__).with_name("commands.txt")
 
 
 def tree() -> Iterator[tuple[str, Any]]:
     """Every command by its whole name, groups before their commands."""
-    return _below("rachis", get_command(app))
+    return _below("rachis", command_tree())
 
 
 def rendered() -> str:

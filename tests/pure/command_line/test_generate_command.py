@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from rachis.v1 import generation_pb2 as generation
-from typer.testing import CliRunner
 
-from command_line.main import app
+from tests.command import rachis
 
 
 @pytest.fixture
@@ -24,15 +23,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_priority_goes_with_the_request_and_is_0_by_default(asked: dict[str, Any]) -> None:
     command = ["generate", "hello", "--address", "127.0.0.1:1"]
 
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert rachis(*command).exit_code == 0
     assert asked["priority"] == 0
-    assert CliRunner().invoke(app, [*command, "--priority", "-1000"]).exit_code == 0
+    assert rachis(*command, "--priority", "-1000").exit_code == 0
     assert asked["priority"] == -1000
 
 
 @pytest.mark.parametrize(("priority", "limit"), [("-1001", "-1000"), ("1001", "1000")])
 def test_a_priority_beyond_a_limit_is_refused_with_it(asked: dict[str, Any], priority: str, limit: str) -> None:
-    refused = CliRunner().invoke(app, ["generate", "hello", "--priority", priority])
+    refused = rachis("generate", "hello", "--priority", priority)
 
     assert refused.exit_code == 2
     # Out of its frame, which breaks lines.

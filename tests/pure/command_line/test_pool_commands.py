@@ -1,11 +1,10 @@
 """`rachis scale`, `drain`, `restart`: what they take, and what they show."""
 
 import pytest
-from typer.testing import CliRunner
 
 from cluster_core.errors import ConfigError
-from command_line.main import app
 from command_line.pools import parse_sizes
+from tests.command import rachis
 
 
 def test_sizes_are_read_pool_by_pool() -> None:
@@ -43,6 +42,6 @@ def test_sizes_that_make_no_sense_are_refused(given: list[str], says: str) -> No
     ],
 )
 def test_options_that_contradict_each_other_are_refused(arguments: list[str], says: str) -> None:
-    result = CliRunner().invoke(app, arguments)
+    result = rachis(*arguments)
     assert isinstance(result.exception, ConfigError)
     assert says in str(result.exception)

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
-from typer.testing import CliRunner
 
-from command_line.main import app
 from command_line.output import out
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from control_plane.service.state import StateFile
+from tests.command import rachis
 
 LARGE = wire.DecodeReport(
     policy="q_learning",
@@ -152,7 +151,7 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("command_line.status.overview.status", told)
 
-    done = CliRunner().invoke(app, ["status", "--decode", "--worker", "decode-0", "--json"])
+    done = rachis("status", "--decode", "--worker", "decode-0", "--json")
 
     assert (done.exit_code, asked) == (0, {"tiers": False, "decode": True, "worker": "decode-0", "as_json": True})
 

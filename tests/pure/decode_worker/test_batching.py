@@ -277,7 +277,7 @@ class BatchingMachine(RuleBasedStateMachine):
 
 
 TestBatching = BatchingMachine.TestCase
-TestBatching.settings = examples(200, few=15, steps=40)
+TestBatching.settings = examples(200, steps=40)
 
 
 # Bugs that the machine has to notice.

@@ -148,7 +148,7 @@ def test_bandit_tries_the_worse_action_again_but_rarely() -> None:
     """Steadily 1500 against 1000: the share of tries that is left is what exploring costs."""
     policy = Bandit(replace(AT_ONCE, memory_batches=2000))
     taken = Counter[Action]()
-    for _ in range(20_000):
+    for _ in range(8_000):
         action = policy.decide(state())
         taken[action] += 1
         policy.learn([Decision(state(), action)], 1000.0 if action is ADD else 1500.0, state())

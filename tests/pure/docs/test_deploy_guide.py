@@ -4,12 +4,11 @@ import re
 import shlex
 
 import pytest
-import typer
 from typer.core import TyperGroup
 
 from cluster_configs import loading
-from command_line.main import app
 from tests import ROOT
+from tests.command import command_tree
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text()
 GIB = 1 << 30
@@ -48,7 +47,7 @@ def test_tokens_of_the_worked_example() -> None:
 @pytest.mark.parametrize("command", sorted(set(COMMANDS)))
 def test_command_is_one_that_there_is(command: str) -> None:
     words = shlex.split(command)[1:]
-    given = typer.main.get_command(app)
+    given = command_tree()
     while isinstance(given, TyperGroup) and words:
         assert words[0] in given.commands
         given, words = given.commands[words[0]], words[1:]

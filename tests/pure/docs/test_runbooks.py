@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from cluster_configs.loading import load
-from command_line.main import app
 from tests import ROOT
+from tests.command import command_tree
 from tests.prometheus import alert_rules
 
 FOLDER = ROOT / "docs" / "runbooks"
@@ -38,7 +37,7 @@ def parse(line: str) -> None:
     """Takes a whole command apart as the command line does, and runs nothing. Raises click's errors."""
     name: str | None
     name, *arguments = shlex.split(line)
-    command: Any = get_command(app)
+    command: Any = command_tree()
     context = command.make_context(name, arguments)
     while isinstance(command, TyperGroup):
         name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
@@ -47,7 +46,7 @@ def parse(line: str) -> None:
 
 def check_mention(line: str) -> None:
     """A command that a sentence names, possibly without its arguments: it and its options exist."""
-    command: Any = get_command(app)
+    command: Any = command_tree()
     words = shlex.split(line)[1:]
     while isinstance(command, TyperGroup) and words:
         name = words.pop(0)

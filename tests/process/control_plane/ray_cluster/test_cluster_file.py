@@ -12,17 +12,16 @@ from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import ResourceRequestByCount
-from typer.testing import CliRunner
 
 from cluster_configs import loading
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import ConfigError
-from command_line.main import app
 from control_plane.ray_cluster import check as cluster_check
 from control_plane.ray_cluster import cluster_file
 from control_plane.ray_cluster import plan as cluster_plan
 from control_plane.ray_cluster.nodes import ClusterFile, Finding, lay_out, named_pools, needs_of
 from tests import ROOT
+from tests.command import rachis
 
 SHIPPED = sorted((ROOT / "cluster_configs" / "ray").glob("*.yaml"))
 RULES = "provider.security_group.IpPermissions"
@@ -299,7 +298,7 @@ def test_command_prints_what_each_node_would_do(monkeypatch: pytest.MonkeyPatch)
         "--config",
         "cluster_configs/service/gpu.yaml",
     ]
-    shown = CliRunner().invoke(app, given)
+    shown = rachis(*given)
     assert shown.exit_code == 0, shown.output
     order = [
         "head: the head",
@@ -311,7 +310,7 @@ def test_command_prints_what_each_node_would_do(monkeypatch: pytest.MonkeyPatch)
     positions = [shown.output.index(words) for words in order]
     assert positions == sorted(positions)
     assert "Ray takes it, and the service fits" in shown.output
-    result = json.loads(CliRunner().invoke(app, [*given, "--json"]).output.splitlines()[-1])
+    result = json.loads(rachis(*given, "--json").output.splitlines()[-1])
     assert result["works"]
     assert [(node["name"], node["nodes"], node["most_nodes"]) for node in result["nodes"]] == [
         ("head", 1, 1), ("prefill", 2, 4), ("decode", 2, 4)
@@ -322,6 +321,6 @@ def test_command_exits_2_with_a_sentence_when_it_cannot_work(tmp_path: Path, mon
     monkeypatch.chdir(ROOT)
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(put(shipped("aws"), "max_worker", 3)))
-    shown = CliRunner().invoke(app, ["cluster", "check", str(path)])
+    shown = rachis("cluster", "check", path)
     assert shown.exit_code == 2
     assert "error max_worker: Ray knows no such key; did you mean `max_workers`?" in shown.output

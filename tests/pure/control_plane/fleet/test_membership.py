@@ -254,7 +254,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
 
 TestMembershipMachine = MembershipMachine.TestCase
-TestMembershipMachine.settings = examples(60, few=15, steps=30)
+TestMembershipMachine.settings = examples(60, steps=30)
 
 
 def test_candidates_are_frozen(membership: Membership) -> None:

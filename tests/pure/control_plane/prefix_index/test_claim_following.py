@@ -293,7 +293,7 @@ def heard_in_disorder(feed: type[WorkerFeed], chosen: random.Random) -> None:
     assert followed.claims == claims
 
 
-@examples(300, few=30)
+@examples(300, few=15)
 @given(st.randoms(use_true_random=False))
 def test_whatever_arrives_of_several_generations_ends_in_the_claims_of_the_last(chosen: random.Random) -> None:
     heard_in_disorder(WorkerFeed, chosen)

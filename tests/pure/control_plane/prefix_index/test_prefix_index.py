@@ -342,7 +342,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = examples(60, few=10, steps=40)
+TestIndexMachine.settings = examples(60, steps=40)
 
 
 def _reach(prompt: list[int], among: set[int]) -> int:

@@ -149,7 +149,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         assert len(self.claims) == len(self.there[Tier.DEVICE] | self.there[Tier.HOST]), "more than what lies anywhere"
 
 
-ClaimsMachine.TestCase.settings = examples(150, few=15, steps=40)
+ClaimsMachine.TestCase.settings = examples(150, steps=40)
 TestClaims = ClaimsMachine.TestCase
 
 

@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.free_slots == SLOTS - self.ledger.used_slots
 
 
-LedgerMachine.TestCase.settings = examples(150, few=15, steps=40)
+LedgerMachine.TestCase.settings = examples(150, steps=40)
 test_ledger_gives_back_what_it_took = LedgerMachine.TestCase
 
 

@@ -157,7 +157,7 @@ class OrderMachine(RuleBasedStateMachine):
             )
 
 
-OrderMachine.TestCase.settings = examples(200, few=15, steps=40)
+OrderMachine.TestCase.settings = examples(200, steps=40)
 test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
 
 

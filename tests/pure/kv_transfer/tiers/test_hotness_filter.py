@@ -138,7 +138,7 @@ class FilterMachine(RuleBasedStateMachine):
         assert records.depth_blocks.tolist() == [self.known.get(number, (0, 0, 0))[2] for number in numbers]
 
 
-FilterMachine.TestCase.settings = examples(100, few=15, steps=30)
+FilterMachine.TestCase.settings = examples(100, steps=30)
 test_filter_is_a_dictionary_where_fingerprints_are_long = FilterMachine.TestCase
 
 

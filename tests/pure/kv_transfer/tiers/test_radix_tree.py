@@ -218,7 +218,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert {node.hashes[0] for node in self.tree.host_roots()} == expected
 
 
-TreeMachine.TestCase.settings = examples(200, few=15, steps=40)
+TreeMachine.TestCase.settings = examples(200, steps=40)
 test_tree_is_a_dictionary_of_prefixes = TreeMachine.TestCase
 
 

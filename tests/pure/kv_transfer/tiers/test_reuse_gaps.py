@@ -18,7 +18,7 @@ CLOSE = 2**0.25
 @examples(20, few=5)
 def test_it_is_the_median_to_a_quarter_octave(gaps: list[float]) -> None:
     measured = ReuseGaps(500)
-    for _ in range(8000):
+    for _ in range(3000):
         measured.add(gaps)
     low, high = statistics.median_low(gaps), statistics.median_high(gaps)
     assert low / CLOSE <= measured.median_requests() <= high * CLOSE

@@ -1,0 +1,21 @@
+"""The command line as a user would call it, in this process."""
+
+from functools import cache
+
+import typer
+from click.testing import CliRunner, Result
+
+from command_line.main import app
+
+
+def rachis(*arguments: object) -> Result:
+    """What `rachis` with these arguments printed, and how it ended."""
+    return CliRunner().invoke(command_tree(), [str(each) for each in arguments])
+
+
+@cache
+def command_tree() -> typer.core.TyperGroup:
+    """Built of 150 declarations, which takes as long as many a test."""
+    built = typer.main.get_command(app)
+    assert isinstance(built, typer.core.TyperGroup)
+    return built

@@ -1,0 +1,61 @@
+"""A Python that has loaded vLLM already, for the workers that Ray starts: each is forked, in milliseconds.
+
+Loading vLLM takes ten seconds of CPU time, four fifths of a worker's start. Ray starts its workers with the command of
+`py_executable`: this file as a program, which gives its arguments, environment and output to a server and ends as its
+fork does. Ray knows a worker by the process that registers, as it does where workers run in containers.
+`tests/hosts` starts its workers without this.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SERVER = "tests.preloaded_server"
+
+
+@contextmanager
+def preloaded_workers() -> Iterator[None]:
+    """Workers of services that start meanwhile are forked from a server of this process."""
+    with tempfile.TemporaryDirectory(prefix="rachis-preloaded-") as folder:
+        address = Path(folder) / "server"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.fspath(address))
+            listener.listen(64)
+            # The server ends when its standard input does, so at the latest with this process.
+            server = subprocess.Popen(
+                [sys.executable, "-m", _SERVER, str(listener.fileno())],
+                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, cwd=Path(__file__).parents[1],
+            )  # fmt: skip
+        command = f"{sys.executable} -I -S {__file__} {address}"
+        before = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+        os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({"runtime_env": {"py_executable": command}})
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]
+            else:
+                os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = before
+            assert server.stdin is not None
+            server.stdin.close()
+            server.wait(30)
+
+
+def _run_forked(address: str, arguments: list[str]) -> int:
+    """As the server's fork ends, so does this process."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        call = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+        socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
+        ended = server.recv(16)
+    return int(ended or b"1")
+
+
+if __name__ == "__main__":
+    sys.exit(_run_forked(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,100 @@
+"""The server behind `preloaded_python`: it has loaded vLLM, and is forked for each call."""
+
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+# Ray cannot be forked: what vLLM has loaded would be of the server, and connects nobody else. Each fork loads its own.
+sys.modules["ray"] = None  # type: ignore[assignment]
+import tests.loaded_engine  # noqa: E402, F401
+
+del sys.modules["ray"]
+
+_LARGEST_CALL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script with its arguments, as a process of its own would have got them. files: standard input and outputs."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    files: list[int]
+
+    def become(self) -> None:
+        """Ends with the script. It has a group of processes of its own: Ray ends workers by their groups."""
+        os.setsid()
+        for number, file in enumerate(self.files):
+            os.dup2(file, number)
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        random.seed()
+        # Options of the interpreter come first.
+        script = next(at for at, each in enumerate(self.arguments) if each.endswith(".py"))
+        sys.argv = self.arguments[script:]
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def next_call(listener: socket.socket) -> Call | None:
+    """In each fork its call; in the server None, when its standard input has ended."""
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as ready:
+        for each in (listener, woken, sys.stdin):
+            ready.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is listener:
+                    caller, _ = listener.accept()
+                    text, files, _, _ = socket.recv_fds(caller, _LARGEST_CALL, 3)
+                    forked = os.fork()
+                    if not forked:
+                        signal.set_wakeup_fd(-1)
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        for other in (listener, woken, wake, caller, *running.values()):
+                            other.close()
+                        return Call(**json.loads(text), files=files)
+                    for file in files:
+                        os.close(file)
+                    running[forked] = caller
+                    ready.register(caller, selectors.EVENT_READ, forked)
+                elif key.fileobj is woken:
+                    woken.recv(1024)
+                    _answer_ended(running, ready)
+                elif key.data in running:
+                    # Whoever stood for the fork is gone, and ends it so.
+                    ready.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+
+
+def _answer_ended(running: dict[int, socket.socket], ready: selectors.BaseSelector) -> None:
+    for forked in list(running):
+        ended, status = os.waitpid(forked, os.WNOHANG)
+        if ended:
+            caller = running.pop(forked)
+            if caller in ready.get_map():
+                ready.unregister(caller)
+                caller.send(str(max(os.waitstatus_to_exitcode(status), 0)).encode())
+            caller.close()
+
+
+if __name__ == "__main__":
+    call = next_call(socket.socket(fileno=int(sys.argv[1])))
+    if call is not None:
+        call.become()
