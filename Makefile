@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .SILENT:
+# What Python has compiled is kept: compiling all modules and tests takes as long as a fifth of the pure tests.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
@@ -19,7 +21,7 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 # Processes that tests are spread over. One engine computes on one core, so two keep two cores busy.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults check check-quick hooks protos map \
@@ -49,10 +51,15 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-test: setup ## All tests, over both cores: many hosts first, then all tiers at once, with the time of each at the end
+test: setup ## All tests: many hosts beside the pure ones, then the other tiers over both cores, with the time of each
 	failed=0
-	$(BIN)/python -m tests.hosts -q || failed=1
-	$(PYTEST) tests --ignore=tests/hosts $(SPREAD) || failed=1
+	hosts=$$(mktemp)
+	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
+	$(PYTEST) tests/pure || failed=1
+	wait $$! || failed=1
+	cat "$$hosts"
+	rm "$$hosts"
+	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure $(SPREAD) || failed=1
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing

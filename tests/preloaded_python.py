@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+# `ray.init` takes what this holds as part of its own job configuration.
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SERVER = "tests.preloaded_server"
 
 
 @contextmanager
-def preloaded_workers() -> Iterator[None]:
-    """Workers of services that start meanwhile are forked from a server of this process."""
+def preloaded_python() -> Iterator[str]:
+    """A server of this process. The job configuration with which Ray has a service's workers forked from it."""
     with tempfile.TemporaryDirectory(prefix="rachis-preloaded-") as folder:
         address = Path(folder) / "server"
         with socket.socket(socket.AF_UNIX) as listener:
@@ -30,18 +33,11 @@ def preloaded_workers() -> Iterator[None]:
             # The server ends when its standard input does, so at the latest with this process.
             server = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(listener.fileno())],
-                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, cwd=Path(__file__).parents[1],
+                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
             )  # fmt: skip
-        command = f"{sys.executable} -I -S {__file__} {address}"
-        before = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
-        os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({"runtime_env": {"py_executable": command}})
         try:
-            yield
+            yield json.dumps({"runtime_env": {"py_executable": f"{sys.executable} -I -S {__file__} {address}"}})
         finally:
-            if before is None:
-                del os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]
-            else:
-                os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = before
             assert server.stdin is not None
             server.stdin.close()
             server.wait(30)
@@ -51,7 +47,7 @@ def _run_forked(address: str, arguments: list[str]) -> int:
     """As the server's fork ends, so does this process."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        call = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+        call = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
         socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
         ended = server.recv(16)
     return int(ended or b"1")

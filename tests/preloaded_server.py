@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 # Ray cannot be forked: what vLLM has loaded would be of the server, and connects nobody else. Each fork loads its own.
 sys.modules["ray"] = None  # type: ignore[assignment]
@@ -41,7 +42,7 @@ class Call:
         # Options of the interpreter come first.
         script = next(at for at, each in enumerate(self.arguments) if each.endswith(".py"))
         sys.argv = self.arguments[script:]
-        sys.path[0] = os.path.dirname(sys.argv[0])
+        sys.path[0] = str(Path(sys.argv[0]).parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

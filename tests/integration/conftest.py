@@ -6,9 +6,11 @@ The modules of a folder here share its services: they run on one worker, and the
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from rachis.v1 import worker_pb2 as wire
@@ -17,7 +19,7 @@ from cluster_configs.loading import LoadedConfig, load
 from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
-from tests.preloaded_python import preloaded_workers
+from tests.preloaded_python import JOB_CONFIG, preloaded_python
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
@@ -40,19 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextlib.asynccontextmanager
 async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, RachisClient]]:
     """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
-    _preload_workers()
     loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
-    async with (
-        target_service(None, StateFile(folder), loaded, always_own=True) as target,
-        RachisClient(target.address) as client,
-    ):
-        yield target, client
+    async with contextlib.AsyncExitStack() as stack:
+        with mock.patch.dict(os.environ, {JOB_CONFIG: _preloaded_workers()}):
+            target = await stack.enter_async_context(target_service(None, StateFile(folder), loaded, always_own=True))
+        yield target, await stack.enter_async_context(RachisClient(target.address))
 
 
 @functools.cache
-def _preload_workers() -> None:
-    """Of all services from now on."""
-    _until_the_end.enter_context(preloaded_workers())
+def _preloaded_workers() -> str:
+    return _until_the_end.enter_context(preloaded_python())
 
 
 def pytest_sessionfinish() -> None:

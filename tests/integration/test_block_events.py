@@ -18,7 +18,7 @@ from tests.engine_process import in_engine_process
 from tests.integration.claim_trials import claim_trials
 from worker_runtime.engine_settings import EngineRole
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 BLOCKS, BLOCK_TOKENS, CHUNK_BLOCKS = 12, 16, 2
 ROOT = 77
 

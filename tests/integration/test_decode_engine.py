@@ -8,7 +8,7 @@ from decode_worker.stop_policies import POLICIES
 from tests.engine_process import in_engine_process
 from tests.integration.decode_trials import REQUESTS, decode_trials
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

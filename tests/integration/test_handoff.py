@@ -18,7 +18,7 @@ from cluster_configs.schema import EngineSection, HandoffSection
 from tests.integration.conftest import until
 from tests.integration.worker_processes import CLOCK_AHEAD_S, Answer, WorkerProcess, worker_pair
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 
 # 40 blocks of 32 tokens: one other long prompt overwrites what a lease has let go.
 SMALL = EngineSection(kv_blocks=40, max_model_len=1024)

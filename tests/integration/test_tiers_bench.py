@@ -17,7 +17,7 @@ from cluster_configs.loading import load
 from cluster_sim.workloads.traces import Trace
 from tests.engine_process import in_engine_process
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 
 BLOCK_TOKENS = 32
 TIMEOUT_S = 240

@@ -8,7 +8,7 @@ from tests.engine_process import in_engine_process
 from tests.integration.tier_trials import LESSON_OWN, LESSON_SHARED, LESSON_TOKENS, tier_trials
 from worker_runtime.engine_settings import EngineRole
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module", params=["prefill", "decode"])

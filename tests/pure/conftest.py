@@ -1,7 +1,12 @@
-"""Whatever lies under this folder is pure: see `guard`."""
+"""Whatever lies under this folder is pure: see `guard`.
+
+That is looked at where nothing else runs in the process: what other tests have left behind there, say a service's
+client that goes on in the background, would be taken for a pure test's doing.
+"""
 
 import sys
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,28 +14,34 @@ import pytest
 from tests.pure.guard import HEAVY, only_pure
 
 _HERE = Path(__file__).parent
+_runs_alone = pytest.StashKey[bool]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where nothing else is run, no module has imported what takes seconds."""
+    session.config.stash[_runs_alone] = all(item.path.is_relative_to(_HERE) for item in session.items)
     heavy = HEAVY & sys.modules.keys()
-    if heavy and all(item.path.is_relative_to(_HERE) for item in session.items):
+    if heavy and session.config.stash[_runs_alone]:
         raise pytest.UsageError(f"some module under tests/pure/ imports {', '.join(sorted(heavy))}")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None, None, None]:
-    with only_pure():
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    with _guarded(item):
         yield
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, None, None]:
-    with only_pure():
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    with _guarded(item):
         yield
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, None, None]:
-    with only_pure():
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    with _guarded(item):
         yield
+
+
+def _guarded(item: pytest.Item) -> AbstractContextManager[None]:
+    return only_pure() if item.config.stash[_runs_alone] else nullcontext()

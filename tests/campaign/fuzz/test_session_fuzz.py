@@ -14,7 +14,7 @@ from tests.campaign.fuzz.simulated import play
 from tests.campaign.fuzz.tally import Tally
 from tests.engine_process import in_engine_process
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engine processes")]
+pytestmark = pytest.mark.integration
 
 SIMULATED_SESSIONS = 400
 REAL_SESSIONS = 80

@@ -38,7 +38,7 @@ def world(prefill: int = 1, decode: int = 1, *, blocks: int = 100, **given: Any)
         name: PoolSettings(number, costs, lambda: LightEngine(costs, settings))
         for name, number in (("prefill", prefill), ("decode", decode))
     }
-    return World("by hand", WorldSettings(pools, BLOCK, placement, **given))
+    return World("by hand", WorldSettings(pools, BLOCK, placement, index_entries=1 << 12, **given))
 
 
 def test_a_requests_times_by_hand() -> None:

@@ -18,12 +18,13 @@ STEP_S = 0.05
 
 @dataclass
 class Engine:
-    """Steps of `STEP_S`. rate: decode tokens per second in a mode at a time; contended: whether requests waited."""
+    """Steps of `step_s`. rate: decode tokens per second in a mode at a time; contended: whether requests waited."""
 
     guard: ThroughputGuard
     rate: Callable[[Mode, float], float]
     contended: Callable[[Mode, float], bool] = lambda mode, now_s: True
     now_s: float = 0.0
+    step_s: float = STEP_S
     spent_s: defaultdict[Mode, float] = field(default_factory=lambda: defaultdict(float))
     changes: list[tuple[float, Mode]] = field(default_factory=list)
 
@@ -33,10 +34,10 @@ class Engine:
             mode = self.guard.mode(self.now_s)
             if not self.changes or self.changes[-1][1] is not mode:
                 self.changes.append((self.now_s, mode))
-            started_s, self.now_s = self.now_s, self.now_s + STEP_S
-            self.spent_s[mode] += STEP_S
-            tokens = round(self.rate(mode, started_s) * STEP_S)
-            self.guard.executed(self.now_s, tokens, STEP_S, self.contended(mode, started_s))
+            started_s, self.now_s = self.now_s, self.now_s + self.step_s
+            self.spent_s[mode] += self.step_s
+            tokens = round(self.rate(mode, started_s) * self.step_s)
+            self.guard.executed(self.now_s, tokens, self.step_s, self.contended(mode, started_s))
 
     def begins(self, mode: Mode) -> list[float]:
         return [at_s for at_s, each in self.changes if each is mode]
@@ -100,7 +101,7 @@ def test_a_policy_that_loses_is_left_after_two_probes(policy: float) -> None:
 
 
 def test_the_fallback_doubles_to_a_bound_and_a_losing_policy_costs_little_in_the_long_run() -> None:
-    engine = Engine(guard(), constant(1500, 2000))
+    engine = Engine(guard(), constant(1500, 2000), step_s=2 * STEP_S)
     engine.run(6000)
     starts = engine.begins(FALLBACK)
     lengths = [next(at_s for at_s, _ in engine.changes if at_s > start_s) - start_s for start_s in starts[:7]]

@@ -86,7 +86,7 @@ def test_what_left_begins_anew_when_it_comes_back(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_forgets_what_it_is_told_to_forget(name: str) -> None:
     policy, tracker = make(name)
-    for start in range(0, 10_000, 100):
+    for start in range(0, 4_000, 100):
         hashes = list(range(start, start + 100))
         ask(policy, tracker, hashes, times=2)
         policy.forget(hashes)
@@ -211,7 +211,7 @@ def test_decayed_frequency_halves_in_the_typical_time_between_two_accesses(
 ) -> None:
     policy, tracker = make("rachis")
     hot = 10_000
-    for turn in range(2500):
+    for turn in range(1500):
         ask(policy, tracker, [turn % gap_requests])
     ask(policy, tracker, [hot], times=frequency)
     newcomers = 0
