@@ -18,8 +18,8 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
-# Processes that tests are spread over. One engine computes on one core, so two keep two cores busy.
-WORKERS ?= 2
+# Processes that tests are spread over: one more than cores, since many tests wait more than they compute.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf

@@ -2,7 +2,7 @@
 
 A group stays on one worker: what its tests share is started once. The tests of a folder below tests/integration are a
 group, those that fork engines are one, and those of any other file. What takes longest comes first, so that at the end
-no worker is left alone with it. Also: how many examples Hypothesis tries, and what the garbage collector leaves alone.
+no worker is left alone with it; what mostly waits runs beside what computes. Also: how many examples Hypothesis tries, and what the garbage collector leaves alone.
 """
 
 import gc
@@ -25,8 +25,8 @@ _ENGINE_PROCESSES = frozenset(
     )
 )  # fmt: skip
 _LONGEST_FIRST = (
-    "tests/integration/two_by_two", "engine processes", "tests/integration/shared", "tests/integration/test_alerts.py",
-    "tests/integration", "tests/contract", "tests/campaign", "tests/process", "tests/pure",
+    "tests/integration/two_by_two", "engine processes", "tests/integration/test_alerts.py", "tests/integration/shared",
+    "tests/process", "tests/integration", "tests/contract", "tests/campaign", "tests/pure",
 )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def hastened(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def prometheus(folder: Path, metrics_address: str) -> AsyncIterator[Alarms]:
     """Looks at one router every `SCRAPE_S`, and waits as long for its answer: the machine may be busy."""
     config = {
-        "global": {name: f"{SCRAPE_S}s" for name in ("scrape_interval", "scrape_timeout", "evaluation_interval")},
+        "global": dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{SCRAPE_S}s"),
         "rule_files": ["rules.yaml"],
         "scrape_configs": [{"job_name": "rachis", "static_configs": [{"targets": [metrics_address]}]}],
     }

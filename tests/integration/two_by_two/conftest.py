@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rachis.v1 import admin_pb2 as admin
 
 from control_plane.client import RachisClient
 from tests.fakes.redis_server import RestartedRedis
@@ -65,6 +66,23 @@ async def two_by_two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             yield TwoByTwo(client, outside, name)
     finally:
         outside.stop()
+
+
+@contextlib.asynccontextmanager
+async def losing(client: RachisClient, prefill: int, decode: int) -> AsyncIterator[None]:
+    """So many workers die by themselves meanwhile. The service has counted them when the block has ended."""
+    before = await lost(client)
+    yield
+
+    async def counted() -> bool:
+        return await lost(client) == [before[0] + prefill, before[1] + decode]
+
+    await until(counted, "the lost workers are counted")
+
+
+async def lost(client: RachisClient) -> list[int]:
+    """Workers whose process has ended by itself, by pool."""
+    return [pool.lost_workers for pool in (await client.admin.GetPools(admin.GetPoolsRequest())).pools]
 
 
 async def _knows(client: RachisClient, workers: int) -> bool:

@@ -15,7 +15,7 @@ from rachis.v1 import generation_pb2 as generation
 
 from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import all_blocks_free, until
-from tests.integration.two_by_two.conftest import TwoByTwo
+from tests.integration.two_by_two.conftest import TwoByTwo, lost
 
 pytestmark = [
     pytest.mark.integration,
@@ -93,7 +93,7 @@ async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(two_by_two:
 
 
 async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> None:
-    load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await _lost(client)
+    load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await lost(client)
     async with load.running():
         await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
         assert await _sizes(client) == [(1, 1), (2, 2)]
@@ -102,7 +102,7 @@ async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> 
     after = await _generations(client)
     assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
     assert all(after[name] > before[name] for name in before)
-    assert await _lost(client) == lost_before
+    assert await lost(client) == lost_before
     assert await _outcomes(client) - outcomes_before == {"finished": len(load.routes)}
     assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
     await until(lambda: all_blocks_free(client), "all blocks free")
@@ -116,11 +116,6 @@ async def _followed(events: Any) -> None:
 async def _sizes(client: RachisClient) -> list[tuple[int, int]]:
     pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
     return [(pool.desired_workers, pool.ready_workers) for pool in pools]
-
-
-async def _lost(client: RachisClient) -> list[int]:
-    """Workers whose process has ended by itself, by pool."""
-    return [pool.lost_workers for pool in (await client.admin.GetPools(admin.GetPoolsRequest())).pools]
 
 
 async def _outcomes(client: RachisClient) -> Counter[str]:

@@ -13,7 +13,7 @@ from control_plane.client import RachisClient
 from control_plane.placement.disaggregation import LOCAL, Reason
 from tests.integration.conftest import CHUNK_TOKENS, came_back, worker_of
 from tests.integration.prefix_families import FAMILIES, PREFIX_CHUNKS, PREFIX_TOKENS, Families, claims_are_true
-from tests.integration.two_by_two.conftest import TwoByTwo
+from tests.integration.two_by_two.conftest import TwoByTwo, losing
 
 pytestmark = pytest.mark.integration
 
@@ -90,16 +90,17 @@ async def test_a_killed_worker_s_claims_are_void_and_those_of_its_next_start_are
             await families.ask(family, closing)
     await claims_are_true(client, 4, at_least=1)
 
-    for worker_id in ("prefill-0", "decode-1"):
-        pid, number = await worker_of(client, worker_id)
-        os.kill(pid, signal.SIGKILL)
-        for family in range(FAMILIES):
-            await families.ask(family, 2)
-        await came_back(client, worker_id, number)
-        await claims_are_true(client, 4, at_least=1)
-        again = [await families.ask(family, closing) for closing in (0, 3) for family in range(FAMILIES)]
-        assert {answer.completion.route.handoff for answer in again} == {generation.HANDOFF_OUTCOME_PULLED}
-        await claims_are_true(client, 4, at_least=FAMILIES * PREFIX_CHUNKS)
+    async with losing(client, prefill=1, decode=1):
+        for worker_id in ("prefill-0", "decode-1"):
+            pid, number = await worker_of(client, worker_id)
+            os.kill(pid, signal.SIGKILL)
+            for family in range(FAMILIES):
+                await families.ask(family, 2)
+            await came_back(client, worker_id, number)
+            await claims_are_true(client, 4, at_least=1)
+            again = [await families.ask(family, closing) for closing in (0, 3) for family in range(FAMILIES)]
+            assert {answer.completion.route.handoff for answer in again} == {generation.HANDOFF_OUTCOME_PULLED}
+            await claims_are_true(client, 4, at_least=FAMILIES * PREFIX_CHUNKS)
 
     late = [await families.ask(family, 4) for family in range(FAMILIES)]
     assert all(answer.completion.usage.cached_tokens == PREFIX_TOKENS for answer in late), "found again"

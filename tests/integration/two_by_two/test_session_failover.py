@@ -11,7 +11,7 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import came_back, until, worker_of
 from tests.integration.session_play import GREEDY, HANDED_OFF, collected, computed, prompt_tokens
-from tests.integration.two_by_two.conftest import TwoByTwo
+from tests.integration.two_by_two.conftest import TwoByTwo, losing
 
 pytestmark = pytest.mark.integration
 
@@ -19,36 +19,37 @@ pytestmark = pytest.mark.integration
 async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: TwoByTwo) -> None:
     client, prompt = two_by_two.client, prompt_tokens(8, 1500)
     expected = await client.generate(token_prompt(prompt), cache_salt="asked alone", **GREEDY)
-    # The other worker takes the session over, with the prompt as it stands.
-    async with client.session(**GREEDY) as session:
-        await session.append(prompt[:700])
-        await until(functools.partial(computed, session, 1), "the first part is computed")
-        first = session.prefill_worker_id
-        pid, first_generation = await worker_of(client, first)
-        os.kill(pid, signal.SIGKILL)
-        await session.append(prompt[700:1400])
-        await until(functools.partial(computed, session, 2), "the other worker is as far")
-        reopened = await collected(session, prompt[1400:])
-    second = reopened.completion.route.prefill_worker_id
-    assert {first, second} == {"prefill-0", "prefill-1"}
-    assert reopened.completion.route.handoff in HANDED_OFF
-    # Of what the first worker knew it computed all but the last token.
-    assert reopened.completion.session.tokens.computed_tokens == 699 + 1500
-    assert reopened.token_ids == expected.token_ids
-    # Now there is no other one: the decode worker computes the prompt once it is whole.
-    async with client.session(prompt[:700], **GREEDY) as session:
-        assert session.prefill_worker_id == second
-        pid, second_generation = await worker_of(client, second)
-        os.kill(pid, signal.SIGKILL)
-        await session.append(prompt[700:1400])
-        recomputed = await collected(session, prompt[1400:])
-    assert recomputed.token_ids == expected.token_ids
-    route = recomputed.completion.route
-    assert (route.prefill_worker_id, route.handoff) == ("", generation.HANDOFF_OUTCOME_NONE)
-    assert not recomputed.completion.HasField("session")
-    await until(functools.partial(_decode_workers_hold_nothing, client), "the blocks are back")
-    for worker_id, before in ((first, first_generation), (second, second_generation)):
-        await came_back(client, worker_id, before)
+    async with losing(client, prefill=2, decode=0):
+        # The other worker takes the session over, with the prompt as it stands.
+        async with client.session(**GREEDY) as session:
+            await session.append(prompt[:700])
+            await until(functools.partial(computed, session, 1), "the first part is computed")
+            first = session.prefill_worker_id
+            pid, first_generation = await worker_of(client, first)
+            os.kill(pid, signal.SIGKILL)
+            await session.append(prompt[700:1400])
+            await until(functools.partial(computed, session, 2), "the other worker is as far")
+            reopened = await collected(session, prompt[1400:])
+        second = reopened.completion.route.prefill_worker_id
+        assert {first, second} == {"prefill-0", "prefill-1"}
+        assert reopened.completion.route.handoff in HANDED_OFF
+        # Of what the first worker knew it computed all but the last token.
+        assert reopened.completion.session.tokens.computed_tokens == 699 + 1500
+        assert reopened.token_ids == expected.token_ids
+        # Now there is no other one: the decode worker computes the prompt once it is whole.
+        async with client.session(prompt[:700], **GREEDY) as session:
+            assert session.prefill_worker_id == second
+            pid, second_generation = await worker_of(client, second)
+            os.kill(pid, signal.SIGKILL)
+            await session.append(prompt[700:1400])
+            recomputed = await collected(session, prompt[1400:])
+        assert recomputed.token_ids == expected.token_ids
+        route = recomputed.completion.route
+        assert (route.prefill_worker_id, route.handoff) == ("", generation.HANDOFF_OUTCOME_NONE)
+        assert not recomputed.completion.HasField("session")
+        await until(functools.partial(_decode_workers_hold_nothing, client), "the blocks are back")
+        for worker_id, before in ((first, first_generation), (second, second_generation)):
+            await came_back(client, worker_id, before)
 
 
 async def _decode_workers_hold_nothing(client: RachisClient) -> bool:
