@@ -2,7 +2,8 @@
 
 A group stays on one worker: what its tests share is started once. The tests of a folder below tests/integration are a
 group, those that fork engines are one, and those of any other file. What takes longest comes first, so that at the end
-no worker is left alone with it; what mostly waits runs beside what computes. Also: how many examples Hypothesis tries, and what the garbage collector leaves alone.
+no worker is left alone with it; what mostly waits runs beside what computes. Also: how many examples Hypothesis tries,
+and what the garbage collector leaves alone.
 """
 
 import gc

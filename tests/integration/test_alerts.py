@@ -1,7 +1,7 @@
 """The shipped alerts over a real service and a real Prometheus: quiet while all is well, firing when parts break.
 
-One service takes all faults, one after the other. Prometheus looks every two seconds, and all durations of the rules are
-divided by `HASTE`. What cannot be caused here, such as a full host: tests/pure/cluster_configs/test_alert_rules.py.
+One service takes all faults, one after the other. Prometheus looks every `SCRAPE_S`, and all durations of the rules
+are divided by `HASTE`. What cannot be caused here, such as a full host: tests/pure/cluster_configs/test_alert_rules.py.
 """
 
 import asyncio

@@ -19,9 +19,9 @@ _runs_alone = pytest.StashKey[bool]()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where nothing else is run, no module has imported what takes seconds."""
-    session.config.stash[_runs_alone] = all(item.path.is_relative_to(_HERE) for item in session.items)
+    runs_alone = session.config.stash[_runs_alone] = all(item.path.is_relative_to(_HERE) for item in session.items)
     heavy = HEAVY & sys.modules.keys()
-    if heavy and session.config.stash[_runs_alone]:
+    if runs_alone and heavy:
         raise pytest.UsageError(f"some module under tests/pure/ imports {', '.join(sorted(heavy))}")
 
 

@@ -207,8 +207,6 @@ def test_the_papers_request_is_239_us_with_its_finds(quick: None) -> None:
 
 
 def test_sizes_that_do_not_fit_are_left_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The command has a reference of its own, with which it refuses.
-    assert cht_run.MOST_HASHES == cht_speed.MOST_HASHES
     monkeypatch.setattr(cht_speed, "MOST_HASHES", 10 * 30)
     monkeypatch.setattr(cht_speed, "_MOST_PUBLISHED_HASHES", 10 * 50)
     monkeypatch.setattr(cht_speed, "_MOST_ORDERED_TOKENS", 640 * 25)
@@ -245,7 +243,7 @@ def test_people_get_tables_of_eighty_columns(quick: None) -> None:
 def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, arguments: list[object], said: str
 ) -> None:
-    monkeypatch.setattr("command_line.bench.cht_run.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(cht_run, "measure", lambda *_: pytest.fail("measured"))
     refused = bench(*arguments).exception
     assert isinstance(refused, ConfigError)
     assert said in str(refused)
