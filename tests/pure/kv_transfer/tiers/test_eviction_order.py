@@ -162,19 +162,22 @@ test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
 
 
 @pytest.mark.parametrize(
-    ("name", "planted"),
+    ("name", "planted", "first_seed"),
     [
-        ("became_free", lambda order, identity: None),
+        ("became_free", lambda order, identity: None, 8),
         (
             "_place",
             lambda order, node: (order._policy.group(node.hashes[0]), order._policy.priority(node.hashes[0], 1)),
+            0,
         ),
-        ("_rebuild", lambda order: None),
+        ("_rebuild", lambda order: None, 28),
     ],
 )
-def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, name: str, planted: object) -> None:
+def test_machine_sees_planted_bugs(
+    monkeypatch: pytest.MonkeyPatch, name: str, planted: object, first_seed: int
+) -> None:
     monkeypatch.setattr(EvictionOrder, name, planted)
-    expect_noticed(OrderMachine)
+    expect_noticed(OrderMachine, first_seed=first_seed)
 
 
 def forest(leaves: int) -> tuple[RadixTree, EvictionOrder, LeastRecentlyUsed]:

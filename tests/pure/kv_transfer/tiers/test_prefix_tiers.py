@@ -336,20 +336,22 @@ COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_co
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "planted"),
+    ("owner", "name", "planted", "first_seed"),
     [
-        (PrefixTiers, "copied_out", a_copy_that_ignores_a_reset),
-        (PrefixTiers, "worth_copying", a_copy_that_is_there_before_it_has_landed),
-        (PrefixTiers, "_forget", lambda self, hashes: None),
-        (PrefixTiers, "match", lambda self, hashes: self.tree.match(hashes)),
-        (RadixTree, "_drop", lambda self, node: []),
-        (Node, "common_blocks", a_match_that_rounds_up),
-        (BlockReferences, "release", a_release_that_frees_what_is_read),
+        (PrefixTiers, "copied_out", a_copy_that_ignores_a_reset, 36),
+        (PrefixTiers, "worth_copying", a_copy_that_is_there_before_it_has_landed, 1),
+        (PrefixTiers, "_forget", lambda self, hashes: None, 9),
+        (PrefixTiers, "match", lambda self, hashes: self.tree.match(hashes), 30),
+        (RadixTree, "_drop", lambda self, node: [], 2),
+        (Node, "common_blocks", a_match_that_rounds_up, 30),
+        (BlockReferences, "release", a_release_that_frees_what_is_read, 33),
     ],
 )
-def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object) -> None:
+def test_machine_sees_planted_bugs(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object, first_seed: int
+) -> None:
     monkeypatch.setattr(owner, name, planted)
-    expect_noticed(TiersMachine, first_seed=2)
+    expect_noticed(TiersMachine, first_seed=first_seed)
 
 
 def make_tiers(host_slots: int, rules: TierRules) -> PrefixTiers:
