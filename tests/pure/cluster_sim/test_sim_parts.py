@@ -220,20 +220,20 @@ def test_arrivals_have_the_rate_and_the_burstiness_that_was_asked_for(arrivals: 
 
 
 def test_tenants_share_nothing_and_a_few_send_most() -> None:
-    requests = taken(2000, kind="prefix_groups", tenants=10, groups=1, own_tokens=0)
+    requests = taken(1000, kind="prefix_groups", tenants=10, groups=1, own_tokens=0)
     keys: dict[str, set[int]] = {}
     for each in requests:
         keys.setdefault(each.tenant, set()).update(each.keys.tolist())
     assert len(keys) == 10
     for one, other in itertools.combinations(keys.values(), 2):
         assert not one & other
-    assert sum(each.tenant == "tenant-0" for each in requests) > 400
+    assert sum(each.tenant == "tenant-0" for each in requests) > 200
 
 
 def test_a_group_shares_its_prefix_and_a_tree_its_levels() -> None:
     groups = {tuple(each.keys[:10].tolist()) for each in taken(kind="prefix_groups", groups=7, shared_tokens=640)}
     assert len(groups) == 7
-    tree = taken(2000, kind="prefix_tree", groups=2, levels=3, shared_tokens=64 * 9)
+    tree = taken(500, kind="prefix_tree", groups=2, levels=3, shared_tokens=64 * 9)
     levels = [len({each.keys[depth - 1] for each in tree}) for depth in (3, 6, 9)]
     assert levels == [2, 4, 8]
 
@@ -259,8 +259,8 @@ def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: s
 
 
 def test_sessions_of_agents_run_from_the_beginning() -> None:
-    requests = taken(2000, kind="agents", arrivals="trace", requests_per_s=10.0)
-    assert 2000 / requests[-1].arrival_s == pytest.approx(10.0, rel=0.2)
+    requests = taken(800, kind="agents", arrivals="trace", requests_per_s=10.0)
+    assert 800 / requests[-1].arrival_s == pytest.approx(10.0, rel=0.2)
     assert sum(each.arrival_s < 20 for each in requests) == pytest.approx(200, rel=0.3)
 
 

@@ -286,7 +286,7 @@ QUICK = """
 name: tiny
 seed: 5
 pools: { prefill: { workers: 1 }, decode: { workers: 1 } }
-workload: { kind: prefix_groups, requests: 10, requests_per_s: 20, block_tokens: 32 }
+workload: { kind: prefix_groups, requests: 6, requests_per_s: 20, block_tokens: 32 }
 slo: { ttft_ms: 500, tpot_ms: 50 }
 variants:
   - name: ours
@@ -346,7 +346,7 @@ def test_the_command_prints_the_same_json_each_time(quick: Path) -> None:
     assert results[0].stdout == results[1].stdout
     told = json.loads(results[0].stdout)
     assert [each["name"] for each in told["variants"]] == ["ours", "theirs"]
-    assert all(each["outcomes"] == {"finished": 10} for each in told["variants"])
+    assert all(each["outcomes"] == {"finished": 6} for each in told["variants"])
 
 
 def test_the_command_prints_a_table_for_people(quick: Path) -> None:

@@ -105,7 +105,7 @@ def test_scales_apply_to_tokens_and_delays_and_not_to_arrivals(mode: SessionMode
 
 
 def test_arrivals_come_at_the_rate() -> None:
-    sessions = trace(SessionMode.APPEND, 2000, token_scale=0.001)
+    sessions = trace(SessionMode.APPEND, 1000, token_scale=0.001)
     assert mean(high.arrival_s - low.arrival_s for low, high in pairwise(sessions)) == pytest.approx(0.5, rel=0.1)
 
 

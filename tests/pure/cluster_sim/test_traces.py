@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import mean
@@ -271,6 +272,12 @@ def test_any_value_in_any_field_is_read_or_refused(
 # Generated traces
 
 
+@cache
+def whole(name: str) -> Trace:
+    """Every query of the shape, once for all tests."""
+    return generated(SHAPES[name], seed=3)
+
+
 def shared_blocks(trace: Trace) -> dict[int, int]:
     """How many requests have each first block."""
     firsts: dict[int, int] = {}
@@ -281,25 +288,25 @@ def shared_blocks(trace: Trace) -> dict[int, int]:
 
 @shapes
 def test_every_query_of_a_shape_stands_behind_the_examples_of_its_group(shape: FewShotShape) -> None:
-    trace = generated(shape, seed=3)
+    trace = whole(shape.name)
     assert len(trace.requests) == sum(shape.queries)
     assert sorted(shared_blocks(trace).values()) == sorted(shape.queries)
 
 
 @shapes
 def test_shape_has_the_published_mean_length(shape: FewShotShape) -> None:
-    trace = generated(shape, seed=3)
+    trace = whole(shape.name)
     assert mean(each.input_tokens for each in trace.requests) == pytest.approx(shape.input_tokens_mean, rel=0.01)
 
 
 def test_groups_of_mmlu_are_its_57_subjects_and_answers_are_one_token() -> None:
     assert len(SHAPES["mmlu"].queries) == 57
-    assert {each.output_tokens for each in generated(SHAPES["mmlu"]).requests} == {1}
+    assert {each.output_tokens for each in whole("mmlu").requests} == {1}
 
 
 @shapes
 def test_requests_of_a_group_share_the_full_blocks_of_its_examples_and_nothing_else(shape: FewShotShape) -> None:
-    trace = generated(shape, requests=400, block_tokens=16, seed=1)
+    trace = generated(shape, requests=150, block_tokens=16, seed=1)
     seen: dict[int, tuple[int, ...]] = {}
     for each in trace.requests:
         assert len(each.hashes) == -(-each.input_tokens // trace.block_tokens)
@@ -311,15 +318,15 @@ def test_requests_of_a_group_share_the_full_blocks_of_its_examples_and_nothing_e
 
 
 def test_queries_are_shuffled() -> None:
-    firsts = [each.hashes[0] for each in generated(SHAPES["ceval"]).requests]
+    firsts = [each.hashes[0] for each in whole("ceval").requests]
     assert sum(low == high for low, high in pairwise(firsts)) < 0.05 * len(firsts)
 
 
 def test_noise_is_the_share_asked_for_and_shares_nothing() -> None:
-    trace = generated(SHAPES["bbh"], requests=2000, noise_share=0.3, seed=5)
+    trace = generated(SHAPES["bbh"], requests=1000, noise_share=0.3, seed=5)
     counts = shared_blocks(trace)
-    assert len(trace.requests) == 2000
-    assert sum(each for each in counts.values() if each == 1) == 600
+    assert len(trace.requests) == 1000
+    assert sum(each for each in counts.values() if each == 1) == 300
     lengths = [each.input_tokens for each in trace.requests if counts[each.hashes[0]] == 1]
     assert mean(lengths) == pytest.approx(723, rel=0.05)
 
