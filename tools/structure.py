@@ -40,10 +40,6 @@ STILL_TOO_LONG = {
     "tests/process/control_plane/prefix_index/test_redis_index.py": 740,
     "tests/process/control_plane/sessions/test_session_faults.py": 496,
     "tests/process/worker_runtime/test_claim_feed.py": 656,
-    "tests/pure/control_plane/prefix_index/test_prefix_index.py": 448,
-    "tests/pure/decode_worker/test_batching.py": 751,
-    "tests/pure/kv_transfer/tiers/test_hotness_filter.py": 456,
-    "tests/pure/kv_transfer/tiers/test_prefix_tiers.py": 545,
     "tests/pure/worker_runtime/test_worker_services.py": 524,
 }
 
