@@ -37,7 +37,6 @@ STILL_TOO_LONG = {
     "tests/integration/test_vllm_private.py": 409,
     "tests/process/control_plane/placement/test_index_queries.py": 420,
     "tests/process/control_plane/pools/test_pools.py": 517,
-    "tests/process/control_plane/prefix_index/test_redis_index.py": 740,
     "tests/process/control_plane/sessions/test_session_faults.py": 496,
     "tests/process/worker_runtime/test_claim_feed.py": 656,
     "tests/pure/control_plane/prefix_index/test_prefix_index.py": 448,
