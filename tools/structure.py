@@ -38,7 +38,6 @@ STILL_TOO_LONG = {
     "tests/process/control_plane/placement/test_index_queries.py": 420,
     "tests/process/control_plane/pools/test_pools.py": 517,
     "tests/process/control_plane/sessions/test_session_faults.py": 496,
-    "tests/process/worker_runtime/test_claim_feed.py": 656,
     "tests/pure/control_plane/prefix_index/test_prefix_index.py": 448,
     "tests/pure/decode_worker/test_batching.py": 745,
     "tests/pure/kv_transfer/tiers/test_hotness_filter.py": 456,
