@@ -42,7 +42,6 @@ STILL_TOO_LONG = {
     "tests/pure/decode_worker/test_batching.py": 745,
     "tests/pure/kv_transfer/tiers/test_hotness_filter.py": 456,
     "tests/pure/kv_transfer/tiers/test_prefix_tiers.py": 543,
-    "tests/pure/worker_runtime/test_worker_services.py": 524,
 }
 
 
