@@ -1,8 +1,9 @@
 """Every private member of vLLM that Rachis touches, but for the methods of `OVERRIDDEN`.
 
 vLLM's plug-in points do most of what is needed; what they leave out is reached here, for the one version the lock
-files pin. `tests/integration/test_vllm_private.py` fails loudly on another version or a renamed member, and
-`tests/pure/kv_transfer/test_vllm_private.py` for a private member that is touched elsewhere.
+files pin. `tests/integration/test_vllm_private.py` fails loudly on another version, that and
+`test_vllm_private_scheduler.py` beside it on a renamed member, and `tests/pure/kv_transfer/test_vllm_private.py` for a
+private member that is touched elsewhere.
 """
 
 import time

@@ -34,13 +34,9 @@ STILL_TOO_LONG = {
     "tests/contract/test_session_contract.py": 416,
     "tests/contract/test_transport_contract.py": 413,
     "tests/fakes/cluster.py": 412,
-    "tests/integration/test_vllm_private.py": 409,
     "tests/process/control_plane/placement/test_index_queries.py": 420,
     "tests/process/control_plane/pools/test_pools.py": 517,
-    "tests/process/control_plane/prefix_index/test_redis_index.py": 740,
     "tests/process/control_plane/sessions/test_session_faults.py": 496,
-    "tests/process/worker_runtime/test_claim_feed.py": 656,
-    "tests/pure/worker_runtime/test_worker_services.py": 524,
 }
 
 

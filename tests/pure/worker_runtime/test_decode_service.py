@@ -1,0 +1,118 @@
+"""The decode pool's service over a fake engine: its stream of messages, and the job that a request becomes."""
+
+import json
+from typing import Any
+
+import pytest
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import UnixMs
+from cluster_core.engine_jobs import FirstToken, KvLease, SamplingSpec
+from cluster_core.engine_reports import EngineLoad
+from decode_worker.service import DecodeService, decode_job
+from tests.fakes.engine import FakeEngine, expected_text
+from tests.pure.worker_runtime.worker_calls import (
+    PROMPT,
+    RecordingContext,
+    context,
+    prefill,
+    prefill_request,
+    registration,
+)
+from worker_runtime.wire_conversion import to_wire
+
+
+async def decode(engine: FakeEngine, request: wire.DecodeRequest) -> list[wire.DecodeResponse]:
+    service = DecodeService(engine, registration(), lambda: None)
+    return [message async for message in service.Decode(request, context())]
+
+
+def decode_request(first: wire.SampledFirstToken | None = None, **sampling: Any) -> wire.DecodeRequest:
+    return wire.DecodeRequest(
+        request_id="r#2",
+        generation=3,
+        token_ids=PROMPT,
+        sampling=generation.SamplingParams(**{"max_tokens": 6, "temperature": 0.0, **sampling}),
+        first=first,
+    )
+
+
+async def test_decode_starts_once_then_streams_then_ends_once() -> None:
+    messages = await decode(FakeEngine(), decode_request())
+
+    kinds = [message.WhichOneof("event") for message in messages]
+    assert kinds == ["started", *["delta"] * 6, "end"]
+    assert "".join(message.delta.text for message in messages) == expected_text(PROMPT, SamplingSpec(max_tokens=6))
+    assert messages[0].started.handoff == generation.HANDOFF_OUTCOME_NONE
+    assert messages[-1].end == wire.DecodeEnd(finish_reason=generation.FINISH_REASON_LENGTH, completion_tokens=6)
+
+
+async def test_decode_counts_a_first_token_that_it_did_not_sample() -> None:
+    text = expected_text(PROMPT, SamplingSpec(max_tokens=6))
+    first = wire.SampledFirstToken(token_id=ord(text[0]), sent_text=text[0])
+
+    messages = await decode(FakeEngine(), decode_request(first))
+
+    assert "".join(message.delta.text for message in messages) == text[1:]
+    assert messages[-1].end.completion_tokens == 6
+
+
+async def test_a_decode_that_is_closed_early_frees_its_blocks() -> None:
+    engine = FakeEngine()
+    stream = DecodeService(engine, registration(), lambda: None).Decode(decode_request(max_tokens=500), context())
+    await anext(stream)
+    assert engine.status().load.running_requests == 1
+
+    await stream.aclose()  # type: ignore[attr-defined]
+
+    assert engine.status().load == EngineLoad(0, 0, 0, 1024, 1024)
+
+
+def test_a_decode_job_without_hand_off_has_neither_pull_nor_first_token() -> None:
+    job = decode_job(decode_request())
+
+    assert (job.pull, job.first, job.hand_off) == (None, None, False)
+
+
+@pytest.mark.parametrize("left_s", [None, 0.0, 2.5])
+async def test_a_decode_job_knows_its_priority_and_how_long_the_call_still_waits(left_s: float | None) -> None:
+    engine, request = FakeEngine(), decode_request(max_tokens=1)
+    request.priority = -7
+    service: Any = DecodeService(engine, registration(), lambda: None)
+
+    called = RecordingContext()
+    called.left_s = left_s
+
+    async for _ in service.Decode(request, called):
+        pass
+
+    assert [(job.priority, job.deadline_s) for job in engine.jobs] == [(-7, left_s)]
+
+
+def test_a_decode_job_takes_over_lease_and_first_token() -> None:
+    lease = KvLease("r#1", b'{"a":1}', UnixMs(1_700_000_000_123))
+    request = decode_request(wire.SampledFirstToken(token_id=0, sent_text=""))
+    request.handoff.CopyFrom(to_wire(lease, wire.KvHandoff, prefill_worker_id="prefill-0", prefill_generation=9))
+
+    job = decode_job(request)
+
+    assert job.pull == lease
+    assert job.first == FirstToken(0, "")
+
+
+async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric() -> None:
+    fabric: dict[str, FakeEngine] = {}
+    prefiller, decoder = FakeEngine("p", fabric), FakeEngine("d", fabric)
+    prefilled = await prefill(prefiller, prefill_request(temperature=0.0))
+    request = decode_request(
+        wire.SampledFirstToken(token_id=prefilled.first.token_ids[0], sent_text=prefilled.first.text)
+    )
+    request.handoff.CopyFrom(prefilled.handoff)
+
+    messages = await decode(decoder, request)
+
+    assert json.loads(prefilled.handoff.connector_params)["engine"] == "p"
+    assert messages[0].started.handoff == generation.HANDOFF_OUTCOME_PULLED
+    assert messages[0].started.pulled_tokens == len(PROMPT)
+    assert prefiller.status().load.free_blocks == prefiller.status().load.total_blocks
