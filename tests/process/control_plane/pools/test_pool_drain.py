@@ -9,7 +9,8 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError
-from tests.fakes.cluster import failure, named, text_of, until
+from tests.fakes.answers import failure, text_of
+from tests.fakes.cluster import named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
 
 

@@ -12,7 +12,8 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import StartError
 from control_plane.pools.timing import PoolTiming
 from control_plane.server.composition import RouterTiming
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, failure, named, running_cluster, text_of, until
+from tests.fakes.answers import failure, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.process.control_plane.pools.pool_world import followed, pools_of, quiet, sizes
 
 

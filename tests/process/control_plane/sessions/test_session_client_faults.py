@@ -10,17 +10,9 @@ import pytest
 from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    named,
-    running_cluster,
-    session_open,
-    session_text,
-    text_of,
-    until,
-)
+from tests.fakes.answers import session_text, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.session_call import session_open
 
 # The client.
 

@@ -8,17 +8,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    named,
-    retry_after_ms,
-    running_cluster,
-    session_text,
-    text_of,
-    until,
-)
+from tests.fakes.answers import retry_after_ms, session_text, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Prefill workers.
 
