@@ -9,7 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from fault_sim import virtual_time
 from fault_sim.network import BREAK_S, Link
-from tests.contract.test_transport_contract import Service, delta, error_of, local
+from tests.contract.transport_service import Service, delta, error_of, local
 
 
 def link_of(service: Service) -> Link:

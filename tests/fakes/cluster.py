@@ -6,25 +6,21 @@ register and nothing else.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import grpc
-import pytest
-from google.rpc.error_details_pb2 import BadRequest
-from google.rpc.status_pb2 import Status
 from rachis.redis_client import RedisClient
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import channel_options, next_message
+from rachis.wire import channel_options
 
 from cluster_configs.loading import load
-from cluster_core.engine_jobs import SamplingSpec
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
 from control_plane.pools.life import Actors
@@ -32,16 +28,15 @@ from control_plane.server.composition import ROUTER_TIMING, RouterPorts, RouterT
 from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
-from tests.fakes.engine import FakeEngine, expected_text
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import RegistryRedis
+from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.service import WorkerServiceBase
 
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
-HELLO = tuple(b"hello")
 SERVICE = "svc-test"
-
 
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
     PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),
@@ -109,81 +104,6 @@ class Worker:
     async def crash(self) -> None:
         """It is gone without a word: calls to it fail, its registration stays until its lease ends."""
         await self.server.stop(None)
-
-
-class SessionCall:
-    """A client's session, message by message. Every event but progress is read in turn; `progress` is the latest."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.progress = generation.SessionProgress()
-        self.progress_events = 0
-
-    async def open(self, prefix: str | None = "hello", mode: str = "APPEND", **values: Any) -> api.SessionAccepted:
-        """Sends `open` and waits until the session is accepted. `values` are fields of `open` or of its sampling."""
-        await self.send(open=session_open(prefix, mode, **values))
-        return (await self.event("accepted")).accepted
-
-    async def send(self, **event: Any) -> None:
-        await self.call.write(api.StreamGenerateRequest(**event))
-
-    async def append(self, text: str) -> None:
-        await self.send(append=api.SessionAppend(piece=api.SessionPiece(text=text)))
-
-    async def update(self, revision: int, *texts: str) -> None:
-        context = [api.SessionPiece(text=text) for text in texts]
-        await self.send(update=api.SessionUpdate(revision=revision, context=context))
-
-    async def finish(self, closing: str | None = None) -> None:
-        text = None if closing is None else generation.PromptInput(text=closing)
-        await self.send(finish=api.SessionFinish(closing=text))
-
-    async def next_event(self) -> api.StreamGenerateResponse | None:
-        """The next event that is no progress; None at the end."""
-        while (response := await next_message(self.call)) is not None:
-            if not response.HasField("progress"):
-                break
-            self._note(response.progress)
-        event: api.StreamGenerateResponse | None = response
-        return event
-
-    async def event(self, kind: str) -> api.StreamGenerateResponse:
-        event = await self.next_event()
-        assert event is not None, "the session has ended"
-        assert event.WhichOneof("event") == kind, event
-        return event
-
-    async def refused(self) -> tuple[str, str, int]:
-        """Status, field and number of the message that was refused."""
-        refused = (await self.event("refused")).refused
-        assert refused.message.startswith(refused.field)
-        return refused.status, refused.field, refused.message_number
-
-    async def progressed(self, holds: Callable[[generation.SessionProgress], bool]) -> generation.SessionProgress:
-        """Reads progress until it is as described; nothing else may come meanwhile."""
-        while not holds(self.progress):
-            response = await next_message(self.call)
-            assert response is not None and response.HasField("progress"), response
-            self._note(response.progress)
-        return self.progress
-
-    async def answer(self) -> list[api.StreamGenerateResponse]:
-        """Everything up to the end of the stream, progress aside."""
-        events = []
-        while (event := await self.next_event()) is not None:
-            events.append(event)
-        return events
-
-    async def failure(self) -> grpc.aio.AioRpcError:
-        return await failure(self._events())
-
-    def _note(self, progress: generation.SessionProgress) -> None:
-        self.progress = progress
-        self.progress_events += 1
-
-    async def _events(self) -> AsyncIterator[api.StreamGenerateResponse]:
-        while (event := await self.next_event()) is not None:
-            yield event
 
 
 class Cluster:
@@ -336,77 +256,5 @@ async def running_cluster(
         await cluster.close()
 
 
-# What tests ask of it and of its answers.
-
-_OPEN_FIELDS = ("model", "request_id", "cache_salt", "priority")
-
-
-def whole_text(max_tokens: int = 8, seed: int | None = None) -> str:
-    """What one engine alone answers to `hello`."""
-    return expected_text(
-        HELLO, SamplingSpec(max_tokens=max_tokens, temperature=0.0 if seed is None else 1.0, seed=seed)
-    )
-
-
 def named(cluster: Cluster, name: str) -> Worker:
     return next(worker for worker in cluster.workers if worker.name == name)
-
-
-def text_of(responses: Sequence[api.GenerateResponse | api.StreamGenerateResponse]) -> str:
-    return "".join(delta_of(response).text for response in responses)
-
-
-def tokens_of(responses: Sequence[api.GenerateResponse | api.StreamGenerateResponse]) -> list[int]:
-    return [token for response in responses for token in delta_of(response).token_ids]
-
-
-def delta_of(response: api.GenerateResponse | api.StreamGenerateResponse) -> generation.CompletionDelta:
-    if isinstance(response, api.StreamGenerateResponse) and response.HasField("first_token"):
-        return response.first_token.delta
-    return response.delta
-
-
-def session_open(prefix: str | None, mode: str, **values: Any) -> api.SessionOpen:
-    """Values that are no field of `open` are fields of its sampling."""
-    fields = {name: values.pop(name) for name in _OPEN_FIELDS if name in values}
-    sampling = generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **values})
-    number = generation.SessionMode.Value(f"SESSION_MODE_{mode}")
-    text = None if prefix is None else generation.PromptInput(text=prefix)
-    return api.SessionOpen(mode=number, prefix=text, sampling=sampling, **fields)
-
-
-def session_text(prompt: str, max_tokens: int = 8) -> str:
-    """What one engine alone answers to a prompt."""
-    return expected_text(tuple(prompt.encode()), SamplingSpec(max_tokens=max_tokens, temperature=0.0))
-
-
-def completion_of(responses: list[api.GenerateResponse]) -> generation.Completion:
-    """The one completion, which is last."""
-    assert [response.WhichOneof("event") for response in responses] == ["delta"] * (len(responses) - 1) + ["completion"]
-    return responses[-1].completion
-
-
-async def collected(call: Any) -> list[api.GenerateResponse]:
-    return [response async for response in call]
-
-
-async def failure(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value
-
-
-def trailer(error: grpc.aio.AioRpcError, key: str) -> Any:
-    metadata: Any = error.trailing_metadata()
-    return dict(metadata)[key]
-
-
-def retry_after_ms(error: grpc.aio.AioRpcError) -> int:
-    return int(trailer(error, "retry-after-ms"))
-
-
-def field_of(error: grpc.aio.AioRpcError) -> str:
-    bad = BadRequest()
-    assert Status.FromString(trailer(error, "grpc-status-details-bin")).details[0].Unpack(bad)
-    return str(bad.field_violations[0].field)

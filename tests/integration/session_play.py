@@ -15,7 +15,8 @@ from builtin_model import recall
 from builtin_model.vocabulary import VOCABULARY_SIZE
 from command_line.own_service import Target
 from control_plane.client import ClientSession, Generated, RachisClient, text_prompt
-from tests.fakes.cluster import SessionCall, text_of, tokens_of
+from tests.fakes.answers import text_of, tokens_of
+from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import all_blocks_free
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}

@@ -6,7 +6,7 @@ from typing import Any
 from kv_transfer import vllm_private
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.session_moves import Client
-from tests.campaign.fuzz.simulated import BLOCK_SIZE, SimulatedEngine
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
 
 
 def runner_view(output: Any, names_of_blocks: dict[int, int]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from vllm.v1.request import Request, RequestStatus
 from kv_transfer import vllm_private
 
 if TYPE_CHECKING:
-    from tests.campaign.fuzz.simulated import SimulatedEngine
+    from tests.campaign.fuzz.simulated_engine import SimulatedEngine
 
 pytestmark = pytest.mark.integration
 BLOCK_SIZE = 16
@@ -71,7 +71,7 @@ REQUEST_FIELDS: dict[str, type] = {
 @pytest.fixture(scope="module")
 def stock() -> "SimulatedEngine":
     """vLLM's own scheduler, with one request that waits."""
-    from tests.campaign.fuzz.simulated import SimulatedEngine, World
+    from tests.campaign.fuzz.simulated_engine import SimulatedEngine, World
 
     engine = SimulatedEngine(World(), Scheduler)
     engine.add("r", list(range(40)))

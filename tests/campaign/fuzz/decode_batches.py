@@ -21,7 +21,7 @@ from decode_worker.stop_policies import POLICIES
 from kv_transfer.tiers.tier_terms import TierCounters
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.simulated import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
 from tests.campaign.fuzz.tally import Tally, raised
 
 _MOST_TOKENS = 40

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.fuzz.simulated import BLOCK_SIZE, SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine, SteppedClock
 from tests.integration.decode_scheduler.requests import SETTINGS, MakeEngine, prompt, until
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer.handoff.rules import DEADLINE_PARAM
 from tests.campaign.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
-from tests.campaign.fuzz.simulated import BLOCK_SIZE, STEP_S, SteppedClock
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SteppedClock
 from tests.integration.decode_scheduler.requests import (
     EVERY_PROTOCOL,
     GREEDY,

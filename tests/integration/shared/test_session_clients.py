@@ -10,7 +10,8 @@ from rachis.v1 import generation_pb2 as generation
 
 from command_line.own_service import Target
 from control_plane.client import RachisClient, text_prompt
-from tests.fakes.cluster import SessionCall, tokens_of
+from tests.fakes.answers import tokens_of
+from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import all_blocks_free, until
 from tests.integration.session_play import answers_as, idle, session_call
 

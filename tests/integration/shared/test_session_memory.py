@@ -12,7 +12,8 @@ from rachis.wire import next_message
 from builtin_model import recall
 from command_line.own_service import Target
 from control_plane.client import ClientSession, Generated, RachisClient, text_prompt, token_prompt
-from tests.fakes.cluster import SessionCall, delta_of
+from tests.fakes.answers import delta_of
+from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import until
 from tests.integration.session_play import (
     FACTS,

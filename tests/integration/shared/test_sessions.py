@@ -21,7 +21,7 @@ from command_line.own_service import Target
 from control_plane.client import Generated, RachisClient, chat_prompt, token_prompt
 from control_plane.client.prompts import piece_of
 from control_plane.intake.tokenization import Tokenizer, document_text
-from tests.fakes.cluster import SessionCall
+from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import until
 from tests.integration.session_play import (
     CHAT,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.fuzz.simulated import SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import SimulatedEngine, SteppedClock, World
 from tests.integration.streaming_scheduler.sessions import MakeEngine
 
 

@@ -9,7 +9,7 @@ from vllm.v1.request import RequestStatus
 from kv_transfer import vllm_private
 from prefill_worker.streaming_request import LOADING, PARKED
 from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.simulated import BLOCK_SIZE, SimulatedEngine
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
 
 EVERY_PROTOCOL = [(v2, depth) for v2 in (False, True) for depth in (1, 2)]
 MakeEngine = Callable[..., SimulatedEngine]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
-from tests.campaign.fuzz.simulated import SteppedClock
+from tests.campaign.fuzz.simulated_engine import SteppedClock
 from tests.integration.streaming_scheduler.sessions import MakeEngine, held_blocks, park, scheduled_next, text, until
 
 pytestmark = pytest.mark.integration

@@ -4,7 +4,7 @@ import pytest
 
 from cluster_core.engine_jobs import SessionEventKind
 from prefill_worker.streaming_request import PARKED
-from tests.campaign.fuzz.simulated import SteppedClock
+from tests.campaign.fuzz.simulated_engine import SteppedClock
 from tests.integration.streaming_scheduler.sessions import MakeEngine, park, request, session_tokens, text, until
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from cluster_core.errors import NotFoundError
 from command_line import pools as commands
 from command_line.pools import parse_sizes
 from tests.fakes.cluster import until
-from tests.process.control_plane.pools.test_pools import pools_of, quiet
+from tests.process.control_plane.pools.pool_world import pools_of, quiet
 
 
 async def test_the_commands_follow_the_pools_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from rachis.v1 import router_pb2 as api
 from control_plane.client import ClientSession, RachisClient, RefusedError, chat_prompt, stream_documents, text_prompt
 from control_plane.client.prompts import each_of, piece_of, prompt_of
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, session_text, until
+from tests.fakes.answers import session_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 

@@ -19,7 +19,8 @@ from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import pool_metrics
 from control_plane.metrics.worker_metrics import node_metrics, registration_metrics, worker_metrics
 from control_plane.model.lifecycle import OUTCOMES
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, collected, failure, running_cluster, until
+from tests.fakes.answers import collected, failure
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
 RECORD = generation.SessionRecord(
     tokens=generation.SessionProgress(

@@ -11,20 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    collected,
-    completion_of,
-    failure,
-    field_of,
-    named,
-    running_cluster,
-    text_of,
-    until,
-    whole_text,
-)
+from tests.fakes.answers import collected, completion_of, failure, field_of, text_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 
 async def health_of(cluster: Cluster, service: str = "") -> int:

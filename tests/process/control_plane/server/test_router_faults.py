@@ -9,20 +9,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    collected,
-    completion_of,
-    failure,
-    named,
-    retry_after_ms,
-    running_cluster,
-    text_of,
-    until,
-    whole_text,
-)
+from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Cancelling and deadlines.
 

@@ -11,19 +11,8 @@ from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    collected,
-    completion_of,
-    named,
-    running_cluster,
-    text_of,
-    tokens_of,
-    until,
-    whole_text,
-)
+from tests.fakes.answers import collected, completion_of, text_of, tokens_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.engine import KV_BYTES_PER_TOKEN, expected_text
 
 

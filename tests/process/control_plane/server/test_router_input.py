@@ -11,19 +11,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    collected,
-    failure,
-    field_of,
-    retry_after_ms,
-    running_cluster,
-    text_of,
-    until,
-    whole_text,
-)
+from tests.fakes.answers import collected, failure, field_of, retry_after_ms, text_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
 # Waiting.
 

@@ -12,20 +12,10 @@ from rachis.v1 import router_pb2 as api
 
 from cluster_core.engine_jobs import SessionMode
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    SessionCall,
-    named,
-    running_cluster,
-    session_open,
-    session_text,
-    text_of,
-    tokens_of,
-    until,
-)
+from tests.fakes.answers import session_text, text_of, tokens_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.engine import KV_BYTES_PER_TOKEN
+from tests.fakes.session_call import SessionCall, session_open
 
 # The answer.
 

@@ -11,18 +11,10 @@ import grpc
 import pytest
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    SessionCall,
-    named,
-    running_cluster,
-    session_text,
-    text_of,
-    until,
-)
+from tests.fakes.answers import session_text, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.engine import FakeEngine
+from tests.fakes.session_call import SessionCall
 
 MAX_BACKLOG_TOKENS = 20
 MAX_UNAPPLIED_INPUTS = 8

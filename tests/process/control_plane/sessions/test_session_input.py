@@ -12,20 +12,9 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import (
-    DECODE,
-    PREFILL,
-    Cluster,
-    SessionCall,
-    field_of,
-    named,
-    retry_after_ms,
-    running_cluster,
-    session_open,
-    session_text,
-    text_of,
-    until,
-)
+from tests.fakes.answers import field_of, retry_after_ms, session_text, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.session_call import SessionCall, session_open
 
 # Refused before it is accepted: the call ends.
 

@@ -11,7 +11,9 @@ import grpc
 import pytest
 
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, SessionCall, running_cluster, session_text, text_of, until
+from tests.fakes.answers import session_text, text_of
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
+from tests.fakes.session_call import SessionCall
 
 SESSIONS = 40
 

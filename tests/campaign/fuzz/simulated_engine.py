@@ -1,0 +1,299 @@
+"""A real scheduler without a model, stepped by hand in the setting of one world, and the clock that goes with it."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any
+from unittest import mock
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from cluster_core.engine_jobs import SessionMode, SessionRecord
+from decode_worker import batch_settings
+from decode_worker.batch_settings import BatchSettings
+from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
+from kv_transfer import vllm_private
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers import tiered_scheduling
+from prefill_worker import scheduler_settings
+from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
+from prefill_worker.policies import POLICIES
+from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
+
+BLOCK_SIZE = 16
+STEP_S = 0.01
+MODEL_LEN = 4096
+_HASH = get_hash_fn_by_name("sha256_cbor")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One setting of the simulation.
+
+    depth: engine steps in flight; above 1 the asynchronous scheduler. loads: share of all prompts whose beginning comes
+    from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later. tiers: without
+    them the order of eviction is vLLM's own, and host memory is for swapped sessions only. decode: settings of a decode
+    scheduler, which has no sessions; None: a streaming one.
+    """
+
+    v2: bool = False
+    depth: int = 1
+    policy: str = "fcfs"
+    preemption: str = "swap"
+    starvation_s: float = 0.2
+    blocks: int = 30
+    host_slots: int = 24
+    places: int = 6
+    token_budget: int = 96
+    sessions: int = 30
+    requests: int = 6
+    loads: float = 0.0
+    consumer: bool = True
+    tiers: bool = True
+    eviction: str = "rachis"
+    admission: str = "selective"
+    frequency_threshold: int = 2
+    decode: BatchSettings | None = None
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> "World":
+        return cls(
+            v2=rng.random() < 0.5,
+            depth=rng.choice((1, 2)),
+            policy=rng.choice(list(POLICIES)),
+            preemption=rng.choice(("recompute", "swap", "swap", "cost")),
+            starvation_s=rng.choice((0.02, 0.2, 2.0)),
+            blocks=rng.choice((16, 24, 30, 40, 60)),
+            host_slots=rng.choice((0, 5, 24, 80)),
+            places=rng.choice((2, 4, 6, 12)),
+            token_budget=rng.choice((24, 96, 200)),
+            requests=rng.choice((0, 6, 20)),
+            loads=rng.choice((0.0, 0.0, 0.3)),
+            consumer=rng.random() < 0.7,
+            eviction=rng.choice(("rachis", "rachis", "hotprefix", "lru", "lfu", "fifo", "2q")),
+            admission=rng.choice(("none", "everything", "selective")),
+            frequency_threshold=rng.choice((1, 2, 3)),
+        )
+
+    @property
+    def scheduler_class(self) -> type:
+        if self.decode is not None:
+            return AsyncDecodeScheduler if self.depth > 1 else DecodeScheduler
+        return AsyncStreamingScheduler if self.depth > 1 else StreamingScheduler
+
+
+class SimulatedEngine:
+    """A real scheduler without a model, and the runner that stands in for one; stepped by `turn`.
+
+    scheduler_class: vLLM's own, to compare with. answers: tokens by request; records: those of ended sessions;
+    outputs: called with every scheduler output before it is carried out.
+    """
+
+    def __init__(self, world: World, scheduler_class: type | None = None) -> None:
+        self.world = world
+        self.scheduler, self._hasher = _make_scheduler(scheduler_class or world.scheduler_class, world)
+        self.runner = KvCheckingRunner(
+            v2=world.v2,
+            blocks=world.blocks,
+            block_size=BLOCK_SIZE,
+            places=world.places,
+            host_slots=world.host_slots,
+        )
+        self.answers: dict[str, list[int]] = {}
+        self.records: dict[str, SessionRecord] = {}
+        self.outputs: list[Any] = []
+        self._in_flight: deque[tuple[Any, Any]] = deque()
+
+    @property
+    def remote_tokens(self) -> dict[str, int]:
+        """Of which request how many tokens can be loaded from elsewhere."""
+        remote: dict[str, int] = self.scheduler.connector.remote_tokens
+        return remote
+
+    def request(self, name: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        return Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
+
+    def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
+        self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
+
+    def open(self, name: str, prompt: list[int], max_tokens: int = 1, mode: SessionMode = SessionMode.UPDATE) -> None:
+        self.scheduler.open_session(self.request(name, prompt, max_tokens), mode)
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def turn(self) -> bool:
+        """One turn of the engine. False: nothing was left to do."""
+        if self.scheduler.has_requests() and len(self._in_flight) < self.world.depth:
+            output = self.scheduler.schedule()
+            self.outputs.append(output)
+            self._in_flight.append((output, self.runner.step(output)))
+            if len(self._in_flight) < self.world.depth and output.total_num_scheduled_tokens:
+                return True
+        if not self._in_flight:
+            return bool(self.scheduler.has_requests())
+        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+            for each in outputs.outputs:
+                self.answers.setdefault(each.request_id, []).extend(each.new_token_ids)
+                self._take_record(each.request_id)
+        return True
+
+    def drain(self, most_turns: int = 2000) -> None:
+        """Turns until nothing is left to do. Raises AssertionError when that does not end."""
+        for _ in range(most_turns):
+            if not self.turn():
+                return
+            self.check_invariants()
+        raise AssertionError(f"stuck: {sorted(self.scheduler.requests)}")
+
+    def is_swapped(self, name: str) -> bool:
+        return bool(self.scheduler.swaps.tokens(name))
+
+    def free_blocks(self) -> int:
+        return int(vllm_private.pool_of(self.scheduler).get_num_free_blocks())
+
+    def check_invariants(self) -> None:
+        """Every block is free or held by as many as it counts, every host slot is free or held by one.
+
+        And nobody waits who has nothing to compute: the engine would turn and turn.
+        """
+        scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
+        swaps.check_invariants()
+        pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
+        if host_tier is not None:
+            pool.check_invariants()
+            self._check_slots()
+        (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+        held = [block for blocks in manager.req_to_blocks.values() for block in blocks]
+        held += [block for _, blocks in scheduler.deferred_frees for block in blocks]
+        held += host_tier.held_blocks() if host_tier is not None else []
+        owners: dict[int, int] = {}
+        for block in held:
+            owners[block.block_id] = owners.get(block.block_id, 0) + 1
+        for block in held:
+            expected = owners[block.block_id]
+            assert block.ref_cnt == expected, f"block {block.block_id}: {block.ref_cnt} references, {expected} owners"
+        free = self.free_blocks()
+        assert free + len(owners) == self.world.blocks - 1, f"{free} free and {len(owners)} held blocks"
+        for request in (*scheduler.waiting, *scheduler.kv_holding_waiting):
+            if request.status is RequestStatus.WAITING:
+                ready = max(request.num_computed_tokens, swaps.tokens(request.request_id))
+                assert ready < request.num_tokens, f"{request.request_id} waits with nothing to compute"
+
+    def _check_slots(self) -> None:
+        """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way."""
+        tiers, swaps = self.scheduler.tiers, self.scheduler.connector.swaps
+        cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
+        owned = cached + copying + swaps.used_slots + len(swaps._pending.slots_after)
+        assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
+
+    def check_idle(self) -> None:
+        """Nothing is left of anything."""
+        scheduler = self.scheduler
+        assert self.free_blocks() == self.world.blocks - 1
+        assert scheduler.connector.swaps.free_slots == self.world.host_slots
+        assert not scheduler.requests
+        if self.world.decode is None:
+            assert not scheduler._sessions
+            assert not scheduler._late_input
+            assert not scheduler._ended
+        assert not scheduler._begun
+        assert not scheduler._uncounted
+        assert not scheduler._counted_blocks
+        assert scheduler.num_waiting_for_streaming_input == 0
+
+    def _take_record(self, name: str) -> None:
+        take = getattr(self.scheduler, "take_session_record", None)
+        record = take(name) if take else None
+        if record is not None:
+            self.records[name] = record
+
+
+class SteppedClock:
+    """Seconds that pass when `advance` says so. Stands for the monotonic clock while it is a context."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._patch = mock.patch("time.monotonic", lambda: self.now_s)
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def __enter__(self) -> "SteppedClock":
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+
+def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
+    """(scheduler without a model, its block hasher)."""
+    asynchronous = world.depth > 1
+    scheduling = SchedulerConfig(
+        max_num_seqs=world.places,
+        max_num_batched_tokens=world.token_budget,
+        max_model_len=MODEL_LEN,
+        is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+        async_scheduling=asynchronous,
+    )
+    streaming = {key: getattr(world, key) for key in ("policy", "preemption", "starvation_s")}
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(resources.files("builtin_model") / "weights"), max_model_len=MODEL_LEN),
+        scheduler_config=scheduling,
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="SlowLoadConnector",
+            kv_connector_module_path="tests.campaign.fuzz.slow_load",
+            kv_role="kv_both" if world.consumer else "kv_producer",
+            kv_connector_extra_config={"rachis_host_bytes": world.host_slots},
+        ),
+        additional_config={
+            scheduler_settings.KEY: {**streaming, "cost_profile": None},
+            tiered_scheduling.KEY: _tiers(world) if world.tiers else None,
+            batch_settings.KEY: asdict(world.decode) if world.decode is not None else None,
+        },
+    )
+    # The CPU platform switches asynchronous scheduling off and sets its own block size.
+    config.scheduler_config.async_scheduling = asynchronous
+    config.cache_config.block_size = BLOCK_SIZE
+    config.cache_config.num_gpu_blocks = world.blocks
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    scheduler = kind(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=world.blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+        hash_block_size=BLOCK_SIZE,
+        log_stats=True,
+    )
+    scheduler.use_v2_model_runner = world.v2
+    init_none_hash(_HASH)
+    return scheduler, get_request_block_hasher(BLOCK_SIZE, _HASH)
+
+
+def _tiers(world: World) -> dict[str, Any]:
+    return {
+        "eviction": world.eviction,
+        "admission": world.admission,
+        "frequency_threshold": world.frequency_threshold,
+        "copy_blocks": 7,
+        "promotion_blocks": 5,
+        "promotion_pause": 2,
+        "filter_entries": 1024,
+        "requests_per_epoch": 4,
+    }

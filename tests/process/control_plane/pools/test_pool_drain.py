@@ -1,0 +1,93 @@
+"""Workers that leave their pools once they are idle, or when their time is over, in a cluster of fake engines."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import DeadlineError
+from tests.fakes.answers import failure, text_of
+from tests.fakes.cluster import named, until
+from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
+
+
+async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> None:
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy, running = await busy_worker(cluster)
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
+        await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+        assert actors.stops == []
+        assert text_of(await cluster.generate()), "the other one serves"
+
+        busy.engine.resume()
+        assert text_of(await running) == text_of(await cluster.generate(max_tokens=8))
+        await leaving
+        assert actors.stops == ["decode-0"]
+        assert sizes(pools) == [(1, 1), (1, 1)]
+        assert [status.lost_workers for status in pools.status()] == [0, 0]
+
+
+async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy, running = await busy_worker(cluster)
+        asked, ask = 0, cluster.parts.client.status
+
+        async def late(*args: Any) -> wire.GetWorkerStatusResponse:
+            nonlocal asked
+            asked += 1
+            if asked < 4:
+                raise DeadlineError("worker decode-0: Deadline Exceeded")
+            return await ask(*args)
+
+        # A worker that is really late takes two seconds each time.
+        monkeypatch.setattr(cluster.parts.client, "status", late)
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
+        await until(lambda: asked > 5)
+        assert actors.stops == []
+        busy.engine.resume()
+        assert text_of(await running)
+        await leaving
+        assert actors.stops == ["decode-0"]
+
+
+async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over() -> None:
+    async with pools_of(limits__drain_timeout_s=0.1) as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(failure(cluster.call(max_tokens=8)))
+        await busy.engine.held.wait()
+        await followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
+        assert actors.stops == ["decode-0"]
+        assert (await running).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_last_decode_worker_leaves_by_force_alone() -> None:
+    async with pools_of(decode=1) as (cluster, pools, _):
+        await pools.start(quiet)
+        request = admin.RemoveWorkerRequest(worker_id="decode-0")
+        refused = await failure(cluster.admin.RemoveWorker(request))
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "no decode worker is ready" in (refused.details() or "")
+        request.force = True
+        await followed(cluster.admin.RemoveWorker(request))
+        assert sizes(pools) == [(1, 1), (0, 0)]
+
+
+async def test_a_worker_that_is_taken_back_while_it_leaves_is_told_again() -> None:
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy, running = await busy_worker(cluster)
+        leaving = asyncio.create_task(removed(cluster, "decode-0"))
+        await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
+        await cluster.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id="decode-0"))
+        await until(lambda: busy.record.state == wire.WORKER_STATE_DRAINING)
+        busy.engine.resume()
+        assert text_of(await running)
+        await leaving
+        assert actors.stops == ["decode-0"]
