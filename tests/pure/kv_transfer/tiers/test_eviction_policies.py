@@ -205,7 +205,7 @@ def test_decayed_frequency_keeps_its_order_while_nothing_of_it_is_accessed(
     assert order(policy, list(range(10))) == before
 
 
-@pytest.mark.parametrize(("gap_requests", "frequency", "lifetimes"), [(20, 64, 6), (200, 4, 2)])
+@pytest.mark.parametrize(("gap_requests", "frequency", "lifetimes"), [(20, 64, 6), (100, 4, 2)])
 def test_decayed_frequency_halves_in_the_typical_time_between_two_accesses(
     gap_requests: int, frequency: int, lifetimes: int
 ) -> None:
