@@ -24,23 +24,29 @@ _SERVER = "tests.preloaded_server"
 
 @contextmanager
 def preloaded_python() -> Iterator[str]:
-    """A server of this process. The job configuration with which Ray has a service's workers forked from it."""
+    """A server of this process. The job configuration with which Ray has a service's workers forked from it.
+
+    Raises RuntimeError at the end where the server had died meanwhile.
+    """
     with tempfile.TemporaryDirectory(prefix="rachis-preloaded-") as folder:
-        address = Path(folder) / "server"
-        with socket.socket(socket.AF_UNIX) as listener:
+        address, log = Path(folder) / "server", Path(folder) / "log"
+        with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as output:
             listener.bind(os.fspath(address))
             listener.listen(64)
             # The server ends when its standard input does, so at the latest with this process.
             server = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(listener.fileno())],
-                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
+                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=output, cwd=ROOT,
             )  # fmt: skip
         try:
             yield json.dumps({"runtime_env": {"py_executable": f"{sys.executable} -I -S {__file__} {address}"}})
         finally:
+            died = server.poll()
             assert server.stdin is not None
             server.stdin.close()
             server.wait(30)
+        if died is not None:
+            raise RuntimeError(f"the Python with vLLM loaded had ended with {died}: {log.read_text()[-2000:]}")
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:

