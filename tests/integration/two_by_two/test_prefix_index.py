@@ -48,13 +48,14 @@ async def test_another_tenant_s_prompt_finds_nothing(families: Families) -> None
     await claims_are_true(families.client, 4, at_least=2 * PREFIX_CHUNKS)
 
 
-async def test_a_burst_of_siblings_is_not_spread_over_the_workers(families: Families) -> None:
-    """They are placed before any worker has told of a block. On a busy machine, where what a prefill costs is measured
-    as much, one of them may go elsewhere."""
+async def test_a_burst_of_siblings_computes_their_prefix_once_on_each_worker_that_has_one(families: Families) -> None:
+    """They are placed before any worker has told of a block. Whether they stay together is a matter of what prefills
+    are measured to cost, on a busy machine as much: `tests/pure/control_plane/placement` has it with known costs."""
     answers = await asyncio.gather(*(families.ask(7, closing) for closing in range(6)))
     workers = Counter(answer.completion.route.prefill_worker_id for answer in answers)
-    assert max(workers.values()) >= 5, workers
-    assert sum(answer.completion.usage.cached_tokens for answer in answers) >= 3 * PREFIX_TOKENS
+    # One more than the first may be in its first step.
+    reused = len(answers) - 2 * len(workers)
+    assert sum(answer.completion.usage.cached_tokens for answer in answers) >= reused * PREFIX_TOKENS, workers
 
 
 async def test_a_prompt_goes_the_way_that_its_prices_say_and_is_prefilled_once_on_either(
