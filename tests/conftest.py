@@ -1,10 +1,5 @@
-"""Which tests run on one worker when they are spread over several, in which order, and what each tier took.
-
-A group stays on one worker: what its tests share is started once. The tests of a folder below tests/integration are a
-group, those that fork engines are one, and those of any other file. What takes longest comes first, so that at the end
-no worker is left alone with it; what mostly waits runs beside what computes. Also: how many examples Hypothesis tries,
-and what the garbage collector leaves alone.
-"""
+"""The order and the groups of all tests (`tests.groups`), what each tier took, how many examples Hypothesis tries, and
+what the garbage collector leaves alone."""
 
 import gc
 from collections import defaultdict
@@ -14,28 +9,16 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import ROOT, examples
+from tests.groups import group_of, place_of
 
 examples.load()
-
-# Their engines are forked from a server that each worker would have to start for itself (`tests.engine_process`).
-_ENGINE_PROCESSES = frozenset(
-    f"tests/{name}.py"
-    for name in (
-        "campaign/fuzz/test_session_fuzz", "integration/test_block_events", "integration/test_decode_engine",
-        "integration/test_handoff", "integration/test_tiers_bench", "integration/test_tiers_on_the_engine",
-    )
-)  # fmt: skip
-_LONGEST_FIRST = (
-    "tests/integration/two_by_two", "engine processes", "tests/integration/test_alerts.py", "tests/integration/shared",
-    "tests/process", "tests/integration", "tests/contract", "tests/campaign", "tests/pure",
-)  # fmt: skip
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """pytest-xdist 3.8 marks groups in names of tests that pytest 9.2 forgets: here the path alone says the group."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(PurePath(nodeid.partition("::")[0]))
+        return group_of(PurePath(nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,15 +52,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{tier:<12} {len(names[tier]):>6} tests {spent_s:>8.1f} s")
 
 
-def _group(file: PurePath) -> str:
-    if file.as_posix() in _ENGINE_PROCESSES:
-        return "engine processes"
-    is_shared = file.parts[:2] == ("tests", "integration") and len(file.parts) > 3
-    return (file.parent if is_shared else file).as_posix()
-
-
 def _place(item: pytest.Item) -> tuple[int, bool]:
     """Items of one place stay in the order of their files, and in a file in its own."""
-    group = _group(item.path.relative_to(ROOT))
-    place = next((place for place, start in enumerate(_LONGEST_FIRST) if group.startswith(start)), 0)
-    return place, item.get_closest_marker("leaves_less") is not None
+    return place_of(item.path.relative_to(ROOT)), item.get_closest_marker("leaves_less") is not None

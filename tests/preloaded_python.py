@@ -17,41 +17,49 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# `ray.init` takes what this holds as part of its own job configuration.
-JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SERVER = "tests.preloaded_server"
+_END_S = 30
 
 
 @contextmanager
-def preloaded_python() -> Iterator[str]:
-    """A server of this process. The job configuration with which Ray has a service's workers forked from it.
+def preloaded_python(module: str = "tests.loaded_engine") -> Iterator[str]:
+    """A server of this process, which has imported the module: the command that runs a script in a fork of it.
 
     Raises RuntimeError at the end where the server had died meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="rachis-preloaded-") as folder:
         address, log = Path(folder) / "server", Path(folder) / "log"
-        with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as output:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, log.open("wb") as output:
             listener.bind(os.fspath(address))
             listener.listen(64)
             # The server ends when its standard input does, so at the latest with this process.
             server = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(listener.fileno())],
+                [sys.executable, "-m", _SERVER, str(listener.fileno()), module],
                 pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=output, cwd=ROOT,
             )  # fmt: skip
         try:
-            yield json.dumps({"runtime_env": {"py_executable": f"{sys.executable} -I -S {__file__} {address}"}})
+            yield f"{sys.executable} -I -S {__file__} {address}"
         finally:
             died = server.poll()
             assert server.stdin is not None
             server.stdin.close()
-            server.wait(30)
+            try:
+                server.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait(_END_S)
         if died is not None:
-            raise RuntimeError(f"the Python with vLLM loaded had ended with {died}: {log.read_text()[-2000:]}")
+            raise RuntimeError(f"the Python with {module} loaded had ended with {died}: {log.read_text()[-2000:]}")
+
+
+def job_config(command: str) -> dict[str, str]:
+    """The environment of a service whose workers Ray starts with the command: `ray.init` reads it."""
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": command}})}
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:
-    """As the server's fork ends, so does this process."""
-    with socket.socket(socket.AF_UNIX) as server:
+    """As the server's fork ends, so does this process: it waits as long as a worker lives, or the server."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
         call = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
         socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])

@@ -1,5 +1,6 @@
-"""The server behind `preloaded_python`: it has loaded vLLM, and is forked for each call."""
+"""The server behind `preloaded_python`: it has loaded vLLM, or another module, and is forked for each call."""
 
+import importlib
 import json
 import os
 import random
@@ -11,13 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Ray cannot be forked: what vLLM has loaded would be of the server, and connects nobody else. Each fork loads its own.
-sys.modules["ray"] = None  # type: ignore[assignment]
-import tests.loaded_engine  # noqa: E402, F401
-
-del sys.modules["ray"]
-
 _LARGEST_CALL = 1 << 20
+# A caller that has connected sends its call at once. One that does not must not keep the others waiting.
+_CALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,13 @@ class Call:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def preload(module: str) -> None:
+    """Without Ray, which cannot be forked: what vLLM would load of it is the server's, and connects no fork."""
+    sys.modules["ray"] = None  # type: ignore[assignment]
+    importlib.import_module(module)
+    del sys.modules["ray"]
+
+
 def next_call(listener: socket.socket) -> Call | None:
     """In each fork its call; in the server None, when its standard input has ended."""
     woken, wake = socket.socketpair()
@@ -62,16 +66,18 @@ def next_call(listener: socket.socket) -> Call | None:
                 if key.fileobj is sys.stdin:
                     return None
                 if key.fileobj is listener:
-                    caller, _ = listener.accept()
-                    text, files, _, _ = socket.recv_fds(caller, _LARGEST_CALL, 3)
+                    caller, call = _accept(listener)
+                    if call is None:
+                        caller.close()
+                        continue
                     forked = os.fork()
                     if not forked:
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         for other in (listener, woken, wake, caller, *running.values()):
                             other.close()
-                        return Call(**json.loads(text), files=files)
-                    for file in files:
+                        return call
+                    for file in call.files:
                         os.close(file)
                     running[forked] = caller
                     ready.register(caller, selectors.EVENT_READ, forked)
@@ -84,18 +90,32 @@ def next_call(listener: socket.socket) -> Call | None:
                     os.kill(key.data, signal.SIGKILL)
 
 
+def _accept(listener: socket.socket) -> tuple[socket.socket, Call | None]:
+    """None: the caller has gone again, or says nothing."""
+    caller, _ = listener.accept()
+    caller.settimeout(_CALL_S)
+    try:
+        text, files, _, _ = socket.recv_fds(caller, _LARGEST_CALL, 3)
+    except OSError:
+        return caller, None
+    caller.settimeout(None)
+    return caller, Call(**json.loads(text), files=files) if text else None
+
+
 def _answer_ended(running: dict[int, socket.socket], ready: selectors.BaseSelector) -> None:
     for forked in list(running):
         ended, status = os.waitpid(forked, os.WNOHANG)
         if ended:
-            caller = running.pop(forked)
+            caller, code = running.pop(forked), os.waitstatus_to_exitcode(status)
             if caller in ready.get_map():
                 ready.unregister(caller)
-                caller.send(str(max(os.waitstatus_to_exitcode(status), 0)).encode())
+                # Of a process that a signal has ended, what a shell would say.
+                caller.send(str(code if code >= 0 else 128 - code).encode())
             caller.close()
 
 
 if __name__ == "__main__":
+    preload(sys.argv[2])
     call = next_call(socket.socket(fileno=int(sys.argv[1])))
     if call is not None:
         call.become()

@@ -1,7 +1,7 @@
 """Checks the shape of the tree, and writes the map of its modules: `docs/modules.md`.
 
 `python tools/structure.py` writes the map; `--check` prints every place that breaks a rule, and exits with 1:
-    no module over 400 lines         generated code, the one literal table and the list of what is still to be cut aside
+    no module over 400 lines         generated code and the one literal table aside
     no function over 60 lines
     no constructor over 8 parameters (`__init__`; the fields of a frozen record are data)
     no cycle between modules         imports inside functions and for types alone count, too

@@ -19,7 +19,7 @@ from cluster_configs.loading import LoadedConfig, load
 from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
-from tests.preloaded_python import JOB_CONFIG, preloaded_python
+from tests.preloaded_python import job_config, preloaded_python
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
@@ -44,13 +44,13 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
     """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
     loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
-        with mock.patch.dict(os.environ, {JOB_CONFIG: _preloaded_workers()}):
+        with mock.patch.dict(os.environ, job_config(_preloaded_python())):
             target = await stack.enter_async_context(target_service(None, StateFile(folder), loaded, always_own=True))
         yield target, await stack.enter_async_context(RachisClient(target.address))
 
 
 @functools.cache
-def _preloaded_workers() -> str:
+def _preloaded_python() -> str:
     return _until_the_end.enter_context(preloaded_python())
 
 

@@ -1,0 +1,87 @@
+"""A Python that has loaded a module: its forks are as processes of their own, and end with whoever stands for them."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.preloaded_python import preloaded_python
+
+TIMEOUT_S = 60
+MODULE = "colorsys"
+
+
+@pytest.fixture
+def command() -> Iterator[list[str]]:
+    with preloaded_python(MODULE) as command:
+        yield shlex.split(command)
+
+
+def script(folder: Path, text: str) -> str:
+    file = folder / "script.py"
+    file.write_text(text)
+    return str(file)
+
+
+def run(
+    command: list[str], *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env, cwd=cwd
+    )
+
+
+def until_ended(pid: int) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < end_s, f"{pid} still runs"
+        time.sleep(0.02)
+
+
+def test_a_fork_has_its_callers_arguments_environment_folder_and_output(command: list[str], tmp_path: Path) -> None:
+    said = "import os, sys; print(sys.argv[1:], os.environ['MINE'], len(os.environ['LONG']), os.getcwd()); sys.exit(3)"
+    own = {**os.environ, "MINE": "this", "LONG": "x" * 100_000}
+    ended = run(command, script(tmp_path, said), "a", "b c", env=own, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (3, f"['a', 'b c'] this 100000 {tmp_path}\n"), ended.stderr
+
+
+def test_the_module_is_loaded_and_ray_is_not(command: list[str], tmp_path: Path) -> None:
+    ended = run(command, script(tmp_path, f"import sys; print('{MODULE}' in sys.modules, 'ray' in sys.modules)"))
+    assert ended.stdout == "True False\n", ended.stderr
+    assert (
+        MODULE
+        not in subprocess.run(
+            [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+
+
+def test_whoever_stands_for_a_killed_fork_says_so(command: list[str], tmp_path: Path) -> None:
+    ended = run(command, script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    assert ended.returncode == 128 + signal.SIGKILL
+
+
+def test_a_fork_ends_with_whoever_stands_for_it_and_others_do_not(command: list[str], tmp_path: Path) -> None:
+    waits = script(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    first, second = (subprocess.Popen([*command, waits], stdout=subprocess.PIPE, text=True) for _ in range(2))
+    assert first.stdout is not None and second.stdout is not None
+    with first, second:
+        forks = [int(first.stdout.readline()), int(second.stdout.readline())]
+        assert len({os.getpgid(fork) for fork in forks}) == 2, "Ray ends workers by their groups"
+        first.kill()
+        until_ended(forks[0])
+        assert psutil.pid_exists(forks[1]) and second.poll() is None
+        os.kill(forks[1], signal.SIGKILL)
+        assert second.wait(TIMEOUT_S) == 128 + signal.SIGKILL
+
+
+def test_a_module_that_does_not_load_is_said_at_the_end(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="No module named 'nowhere'"), preloaded_python("nowhere") as command:
+        assert run(shlex.split(command), script(tmp_path, "print(1)")).returncode != 0
