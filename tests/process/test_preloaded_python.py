@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,16 @@ def run(
     return subprocess.run(
         [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env, cwd=cwd
     )
+
+
+@contextmanager
+def killed_at_the_end(*processes: "subprocess.Popen[str]") -> Iterator[None]:
+    """Whatever the test has found, nobody waits for them."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def until_ended(pid: int) -> None:
@@ -72,7 +83,7 @@ def test_a_fork_ends_with_whoever_stands_for_it_and_others_do_not(command: list[
     waits = script(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     first, second = (subprocess.Popen([*command, waits], stdout=subprocess.PIPE, text=True) for _ in range(2))
     assert first.stdout is not None and second.stdout is not None
-    with first, second:
+    with first, second, killed_at_the_end(first, second):
         forks = [int(first.stdout.readline()), int(second.stdout.readline())]
         assert len({os.getpgid(fork) for fork in forks}) == 2, "Ray ends workers by their groups"
         first.kill()
