@@ -104,7 +104,7 @@ async def until(engine: Engine, holds: Callable[[EngineLoad], bool]) -> None:
 
     An engine publishes its load after it has obeyed, so what one round trip shows may still be old.
     """
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             for _ in range(3):
                 await engine.release("nothing")

@@ -35,7 +35,7 @@ async def settled(session: EngineSession, inputs: int, prompt_tokens: int) -> Se
         taken_in = (progress.inputs, progress.prompt_tokens) == (inputs, prompt_tokens)
         return taken_in and progress.ready_tokens >= prompt_tokens - 1
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds(session.progress()):
             await session.changed()
     return session.progress()

@@ -16,7 +16,7 @@ from tests.contract.transport_service import WAIT_S, Service, delta, error_of, h
 @pytest.fixture(params=[real, local], ids=["gRPC", "local"])
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     make: Callable[[], AbstractAsyncContextManager[Service]] = request.param
-    async with asyncio.timeout(4 * WAIT_S), make() as made:
+    async with asyncio.timeout(2 * WAIT_S), make() as made:
         yield made
 
 
@@ -97,7 +97,10 @@ async def test_a_deadline_ends_the_call_at_both_ends(service: Service) -> None:
 
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await happens(service.servicer.cancelled)
-    assert service.servicer.context.time_remaining() == 0
+    async with asyncio.timeout(WAIT_S):
+        # The client may have cancelled a moment before the server's own clock says so.
+        while service.servicer.context.time_remaining():  # noqa: ASYNC110 - a clock's reading
+            await asyncio.sleep(0.001)
 
 
 async def test_a_call_without_a_deadline_has_no_time_remaining(service: Service) -> None:

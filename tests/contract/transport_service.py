@@ -16,7 +16,7 @@ from control_plane.intake.malformed_input import MalformedInputInterceptor
 from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.network import Network
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):

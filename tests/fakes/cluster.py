@@ -37,6 +37,8 @@ from worker_runtime.service import WorkerServiceBase
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 SERVICE = "svc-test"
+# Of calls that are to expire at the router: long enough to get there on a busy machine.
+CLIENT_DEADLINE_S = 1.0
 
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
     PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),
@@ -44,8 +46,8 @@ _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]
 }
 
 
-async def until(holds: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-    """Lets everything else run until it is so; bounded."""
+async def until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """Lets everything else run until it is so; bounded, for what never comes: a busy machine takes its time."""
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - what is waited for sits in objects that know nothing of events
             await asyncio.sleep(0)

@@ -134,7 +134,7 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisCl
         return not left
 
     try:
-        await until(nothing_left, "no process and no port is left", timeout_s=20)
+        await until(nothing_left, "no process and no port is left", timeout_s=60)
     finally:
         assert left == {}
     assert len(cables()) == len(cluster.hosts)
@@ -198,7 +198,7 @@ async def _ended(cluster: Cluster, worker: wire.WorkerRegistration) -> None:
     async def gone() -> bool:
         return not _runs(cluster, worker)
 
-    await until(gone, f"the process of {worker.worker_id} is gone", timeout_s=10)
+    await until(gone, f"the process of {worker.worker_id} is gone", timeout_s=60)
 
 
 async def _no_cables() -> bool:

@@ -60,6 +60,6 @@ async def test_requests_that_share_a_prompt_are_told_as_a_batch_that_shares_it(
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
         return text

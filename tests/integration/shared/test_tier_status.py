@@ -66,6 +66,6 @@ async def test_a_prompt_that_is_sent_again_is_a_hit_and_among_the_hottest(
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
         return text

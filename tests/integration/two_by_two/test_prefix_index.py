@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
@@ -20,12 +22,22 @@ pytestmark = pytest.mark.integration
 _MOST_ASKED = 30
 
 
+@pytest_asyncio.fixture(scope="module")
+async def by_prefix(two_by_two: TwoByTwo) -> AsyncIterator[RachisClient]:
+    """The default policy's prices are measured: on a busy machine a worker may seem so slow that hits do not matter."""
+    flags = {"placement__policy": "prefix_only", "placement__disaggregation": "always"}
+    async with two_by_two.another_router(index__chunk_tokens=CHUNK_TOKENS, **flags) as client:
+        yield client
+
+
 @pytest.fixture
-def families(two_by_two: TwoByTwo) -> Families:
-    return Families(two_by_two.client)
+def families(by_prefix: RachisClient) -> Families:
+    return Families(by_prefix)
 
 
-async def test_prefixes_are_prefilled_once_and_found_again_and_claims_stay_true(families: Families) -> None:
+async def test_prefixes_are_prefilled_once_and_found_again_and_claims_stay_true(
+    two_by_two: TwoByTwo, families: Families
+) -> None:
     first = [await families.ask(family, 0) for family in range(FAMILIES)]
     placed = {family: answer.completion.route.prefill_worker_id for family, answer in enumerate(first)}
     assert set(placed.values()) == {"prefill-0", "prefill-1"}, "both get something of what nobody has"
@@ -36,6 +48,10 @@ async def test_prefixes_are_prefilled_once_and_found_again_and_claims_stay_true(
     for family, answer in again:
         assert answer.completion.route.prefill_worker_id == placed[family], "it goes where its prefix is"
         assert answer.completion.usage.cached_tokens == PREFIX_TOKENS, "and computes none of it"
+    for family in range(FAMILIES):
+        answer = await families.ask(family, 4, client=two_by_two.client)
+        has_it = answer.completion.route.prefill_worker_id == placed[family]
+        assert answer.completion.usage.cached_tokens == has_it * PREFIX_TOKENS, "whatever the default policy chose"
     await claims_are_true(families.client, 4, at_least=FAMILIES * PREFIX_CHUNKS)
 
 
@@ -48,10 +64,12 @@ async def test_another_tenant_s_prompt_finds_nothing(families: Families) -> None
     await claims_are_true(families.client, 4, at_least=2 * PREFIX_CHUNKS)
 
 
-async def test_a_burst_of_siblings_computes_their_prefix_once_on_each_worker_that_has_one(families: Families) -> None:
+async def test_a_burst_of_siblings_computes_their_prefix_once_on_each_worker_that_has_one(
+    two_by_two: TwoByTwo, families: Families
+) -> None:
     """They are placed before any worker has told of a block. Whether they stay together is a matter of what prefills
     are measured to cost, on a busy machine as much: `tests/pure/control_plane/placement` has it with known costs."""
-    answers = await asyncio.gather(*(families.ask(7, closing) for closing in range(6)))
+    answers = await asyncio.gather(*(families.ask(7, closing, client=two_by_two.client) for closing in range(6)))
     workers = Counter(answer.completion.route.prefill_worker_id for answer in answers)
     # One more than the first may be in its first step.
     reused = len(answers) - 2 * len(workers)
@@ -85,14 +103,16 @@ async def _reasons(client: RachisClient) -> Counter[str]:
     return Counter((await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())).disaggregation)
 
 
-async def test_a_killed_worker_s_claims_are_void_and_those_of_its_next_start_are_true(families: Families) -> None:
+async def test_a_killed_worker_s_claims_are_void_and_those_of_its_next_start_are_true(
+    two_by_two: TwoByTwo, families: Families
+) -> None:
     client = families.client
     for closing in (0, 1):
         for family in range(FAMILIES):
             await families.ask(family, closing)
     await claims_are_true(client, 4, at_least=1)
 
-    async with losing(client, prefill=1, decode=1):
+    async with losing(two_by_two.client, prefill=1, decode=1):
         for worker_id in ("prefill-0", "decode-1"):
             pid, number = await worker_of(client, worker_id)
             os.kill(pid, signal.SIGKILL)

@@ -241,7 +241,7 @@ def test_every_alert_has_a_fault_that_fires_it() -> None:
 
 async def test_every_figure_in_a_rule_is_on_the_page_of_a_router(cluster: Cluster) -> None:
     def page() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=60) as response:
             text: str = response.read().decode()
             return text
 

@@ -230,10 +230,10 @@ async def test_a_placement_is_found_by_the_id_that_generate_told(
     address = cluster.router.address
     cache(named(cluster, "prefill-1"), PROMPT)
     sampling = {"max_tokens": 4, "temperature": 0.0}
-    await generate(address, text_prompt(PROMPT), sampling, request_id="mine", timeout_s=10, as_json=True)
+    await generate(address, text_prompt(PROMPT), sampling, request_id="mine", timeout_s=60, as_json=True)
     cluster.calls += 1
     assert read_json(capsys)["request_id"] == "mine"
-    await generate(address, text_prompt(PROMPT), sampling, request_id="mine too", timeout_s=10, as_json=False)
+    await generate(address, text_prompt(PROMPT), sampling, request_id="mine too", timeout_s=60, as_json=False)
     cluster.calls += 1
     assert capsys.readouterr().err.endswith("request mine too\n")
 

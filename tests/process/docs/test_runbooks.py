@@ -13,7 +13,7 @@ RUNBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.m
 
 async def test_every_figure_that_a_runbook_names_is_on_the_page_of_a_router(cluster: Cluster) -> None:
     def page() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=60) as response:
             text: str = response.read().decode()
             return text
 

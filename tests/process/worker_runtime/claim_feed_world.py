@@ -66,7 +66,7 @@ async def _cluster_is_ok(client: redis.Redis) -> bool:
     return bool(info["cluster_state"] == "ok")
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
     pause = asyncio.Event()
     async with asyncio.timeout(timeout_s):
         while not await holds():

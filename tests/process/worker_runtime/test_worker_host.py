@@ -232,7 +232,7 @@ async def health(host: WorkerHost) -> list[str]:
     async with grpc.aio.insecure_channel(host._record.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         requests = [health_pb2.HealthCheckRequest(service=name) for name in ("", WORKER_SERVICE, LIVENESS)]
-        answers = [await stub.Check(request, timeout=5) for request in requests]
+        answers = [await stub.Check(request, timeout=60) for request in requests]
     return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
 
 
@@ -269,7 +269,7 @@ async def prefilling(host: WorkerHost, channel: Any) -> "asyncio.Task[Any]":
     stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
     request = wire.PrefillRequest(request_id="r", generation=host._record.generation, token_ids=[1, 2, 3])
     request.sampling.max_tokens = 1
-    return asyncio.ensure_future(stub.Prefill(request, timeout=20))
+    return asyncio.ensure_future(stub.Prefill(request, timeout=60))
 
 
 async def test_a_process_that_is_asked_to_end_ends_once_what_it_runs_has_ended(

@@ -14,7 +14,7 @@ from control_plane.client import ClientSession, RachisClient, RefusedError, chat
 from control_plane.client.prompts import each_of, piece_of, prompt_of
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 
@@ -174,7 +174,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
 
 
 async def test_the_clients_timeout_ends_the_session(cluster: Cluster, client: RachisClient) -> None:
-    async with opened(cluster, client, timeout_s=0.1) as session:
+    async with opened(cluster, client, timeout_s=CLIENT_DEADLINE_S) as session:
         await until(lambda: session.ended)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer(session)

@@ -15,7 +15,7 @@ from control_plane.fleet.worker_client import WorkerClient, WorkerLostError
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
-from tests.fakes.cluster import until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, until
 from tests.fakes.engine import FakeEngine
 
 
@@ -28,7 +28,7 @@ class Called:
         self.server = server
         self.worker = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, address)
 
-    def decode(self, name: str = "r#1", timeout_s: float = 5.0) -> AsyncIterator[wire.DecodeResponse]:
+    def decode(self, name: str = "r#1", timeout_s: float = 60.0) -> AsyncIterator[wire.DecodeResponse]:
         request = wire.DecodeRequest(
             request_id=name, generation=1, token_ids=[1, 2], sampling=generation.SamplingParams(max_tokens=1000)
         )
@@ -90,7 +90,7 @@ async def test_a_call_beyond_its_time_is_a_deadline_not_a_lost_worker(called: Ca
     called.engine.hold_before(0)
 
     with pytest.raises(DeadlineError):
-        await anext(called.decode(timeout_s=0.05))
+        await anext(called.decode(timeout_s=CLIENT_DEADLINE_S))
 
     await until(lambda: called.engine.status().load.running_requests == 0)
 

@@ -12,7 +12,7 @@ async def test_a_scrape_tells_of_batches_and_tiers_in_one_asking(empty: Cluster)
     await empty.generate()
 
     def read() -> str:
-        with urllib.request.urlopen(f"http://{empty.router.metrics.address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{empty.router.metrics.address}/metrics", timeout=60) as response:
             text: str = response.read().decode()
             return text
 

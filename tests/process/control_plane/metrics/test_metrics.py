@@ -51,7 +51,7 @@ async def fetched(metrics: RouterMetrics, path: str) -> tuple[int, str]:
 
     def fetch() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{metrics.address}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{metrics.address}{path}", timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -11,7 +11,7 @@ async def test_a_scrape_tells_of_index_and_placement(cluster: Cluster) -> None:
     await cluster.generate("hello " * 50)
 
     def read() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=60) as response:
             text: str = response.read().decode()
             return text
 

@@ -8,7 +8,7 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster
 
 async def scrape(cluster: Cluster) -> str:
     def read() -> str:
-        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{cluster.router.metrics.address}/metrics", timeout=60) as response:
             text: str = response.read().decode()
             return text
 

@@ -217,6 +217,6 @@ async def test_one_router_makes_copies_and_another_one_takes_over(tmp_path: Path
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for is a list
             await asyncio.sleep(0.01)

@@ -22,7 +22,7 @@ async def health_of(cluster: Cluster, service: str = "") -> int:
 
 
 async def until_health(cluster: Cluster, status: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await health_of(cluster) != status:
             pass
 
@@ -41,7 +41,7 @@ async def test_health_follows_whether_a_decode_worker_is_ready(empty: Cluster) -
 
 
 async def test_health_can_be_watched(empty: Cluster) -> None:
-    watch = health_pb2_grpc.HealthStub(empty.channel).Watch(health_pb2.HealthCheckRequest(), timeout=5)
+    watch = health_pb2_grpc.HealthStub(empty.channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
 
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     await empty.add(DECODE)

@@ -3,6 +3,8 @@
 Every test ends with a check that nothing is left: no blocks, no leases, no in-flight counts, one outcome a request.
 """
 
+import asyncio
+
 import grpc
 import pytest
 from rachis.v1 import generation_pb2 as generation
@@ -10,7 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Cancelling and deadlines.
 
@@ -57,7 +59,7 @@ async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_
 
 
 async def test_a_lease_that_a_decode_worker_was_told_of_is_released_only_when_it_cannot_pull_any_more() -> None:
-    async with running_cluster(handoff__deadline_s=0.3) as cluster:
+    async with running_cluster(handoff__deadline_s=1.0) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         call = cluster.call()
@@ -76,7 +78,7 @@ async def test_the_clients_deadline_ends_a_decode_and_frees_both_workers(cluster
     decoder = named(cluster, "decode-0").engine
     decoder.hold_before(4)
 
-    error = await failure(cluster.call(timeout_s=0.15))
+    error = await failure(cluster.call(timeout_s=CLIENT_DEADLINE_S))
 
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(cluster.idle)
@@ -85,8 +87,7 @@ async def test_the_clients_deadline_ends_a_decode_and_frees_both_workers(cluster
 async def test_a_request_whose_deadline_passed_counts_as_expired(cluster: Cluster) -> None:
     named(cluster, "decode-0").engine.hold_before(4)
 
-    for _ in range(3):
-        await failure(cluster.call(timeout_s=0.05))
+    await asyncio.gather(*(failure(cluster.call(timeout_s=CLIENT_DEADLINE_S)) for _ in range(3)))
 
     await until(cluster.idle)
     assert cluster.outcomes == {State.EXPIRED: 3}
@@ -210,7 +211,7 @@ async def test_a_decode_worker_whose_process_ends_under_a_request_ends_it_with_a
 
 
 async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted() -> None:
-    async with running_cluster(router__queue_timeout_s=0.5, handoff__deadline_s=1.0) as cluster:
+    async with running_cluster(router__queue_timeout_s=60, handoff__deadline_s=1.0) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
         await (await cluster.add(DECODE)).crash()
         call = cluster.call()

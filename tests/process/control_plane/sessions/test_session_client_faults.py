@@ -11,7 +11,7 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import session_open
 
 # The client.
@@ -115,7 +115,7 @@ async def test_a_client_that_never_opens_is_ended_after_the_idle_time() -> None:
 
 
 async def test_waiting_for_the_answer_is_not_idle() -> None:
-    async with running_cluster(streaming__idle_timeout_s=0.1) as cluster:
+    async with running_cluster(streaming__idle_timeout_s=1.0) as cluster:
         await cluster.add(PREFILL)
         engine = (await cluster.add(DECODE)).engine
         engine.hold_before(3)
@@ -124,14 +124,14 @@ async def test_waiting_for_the_answer_is_not_idle() -> None:
         await session.finish()
         await engine.held.wait()
 
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         engine.resume()
 
         assert text_of(await session.answer()) == session_text("hello")
 
 
 async def test_the_clients_deadline_ends_an_open_session(cluster: Cluster) -> None:
-    session = cluster.session(timeout_s=0.2)
+    session = cluster.session(timeout_s=CLIENT_DEADLINE_S)
     await session.open("hello")
 
     error = await session.failure()
