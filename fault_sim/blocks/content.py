@@ -42,7 +42,8 @@ class BlockContent:
     def replace_prompt(self, run: Run, tokens: list[int]) -> None:
         """Keeps the KV of the longest common prefix, up to a block less where others read that block."""
         size = self.size
-        keep = min(longest_common_prefix(run.tokens, tokens), run.computed)
+        # The last token is always computed: with it comes the first of the answer.
+        keep = min(longest_common_prefix(run.tokens, tokens), run.computed, max(0, len(tokens) - 1))
         run.tokens = tokens
         if keep < run.computed and keep % size:
             last = run.blocks[keep // size]

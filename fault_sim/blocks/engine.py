@@ -32,6 +32,7 @@ from cluster_core.errors import InvalidInputError, UnavailableError
 from fault_sim.blocks.commands import Commands
 from fault_sim.blocks.content import BlockContent
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
+from fault_sim.blocks.gate import Gate
 from fault_sim.blocks.leases import Leases
 from fault_sim.blocks.pool import BlockPool
 from fault_sim.blocks.pulls import Pulls
@@ -52,6 +53,7 @@ class BlockEngine:
         fabric: Fabric,
         settings: BlockEngineSettings,
         clock: ClusterClock | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.host = host
         # How many times as long steps take as the settings say.
@@ -68,7 +70,8 @@ class BlockEngine:
         )
         self._on_change: Callable[[PrefixClaimChange], None] = lambda change: None
         self.content = BlockContent(self.pool, self._claims)
-        self._schedule = BlockSchedule(self.content)
+        self._gate = gate or Gate()
+        self._schedule = BlockSchedule(self.content, self._gate)
         self._names: dict[str, Run] = {}
         self._commands = Commands()
         self._counters = EngineCounters()
@@ -83,7 +86,7 @@ class BlockEngine:
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
-        self._stepping = asyncio.create_task(self._work())
+        self._begin_stepping()
         settings = self.settings
         return EngineInfo(
             "blocks", "bytes", 256, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
@@ -148,7 +151,8 @@ class BlockEngine:
         if self._dead is not None:
             return
         self._dead = why
-        del self._fabric.engines[self._id]
+        if self._fabric.engines.get(self._id) is self:
+            del self._fabric.engines[self._id]
         if self._stepping is not None:
             self._stepping.cancel()
         self._pulls.stop()
@@ -192,6 +196,10 @@ class BlockEngine:
 
     # Its steps.
 
+    def _begin_stepping(self) -> None:
+        if self._stepping is None:
+            self._stepping = asyncio.create_task(self._work())
+
     async def _work(self) -> None:
         while True:
             self._between_two_steps()
@@ -211,7 +219,7 @@ class BlockEngine:
     def _between_two_steps(self) -> None:
         self._commands.carry_out()
         for run in list(self._names.values()):
-            if run.session is not None and run.session.take_in():
+            if run.session is not None and self._gate.takes_input(run) and run.session.take_in():
                 self._schedule.has_input(run)
         if self._dead is None:
             self._schedule.admit(self._pulls.begin, self._pulls.drop_late)

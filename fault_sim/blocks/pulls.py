@@ -17,7 +17,7 @@ from fault_sim.blocks.run import Run
 from kv_transfer.handoff.lease_params import decode_params
 from kv_transfer.handoff.rules import Pull, effective_deadline_s, is_late
 
-_KV_BYTES_PER_TOKEN = 64
+KV_BYTES_PER_TOKEN = 64
 
 
 class Pulls:
@@ -94,7 +94,7 @@ class Pulls:
         settings = self._settings
         params = decode_params(run.job.pull.connector_params)
         first = run.computed // settings.block_tokens
-        pull = Pull(monotonic_s(), tokens, tokens * _KV_BYTES_PER_TOKEN)
+        pull = Pull(monotonic_s(), tokens, tokens * KV_BYTES_PER_TOKEN)
         work_s = settings.pull_s + settings.pull_token_s * tokens
         content = await self._fabric.read(
             self._host, params["engine"], params["blocks"][first:], work_s, lambda: _is_late(run)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from fault_sim.blocks.content import BlockContent
+from fault_sim.blocks.gate import Gate
 from fault_sim.blocks.run import Run
 
 MOST_RUNNING = 32
@@ -16,11 +17,12 @@ _STEP_TOKENS = 64
 class BlockSchedule:
     """A run waits, runs, or is parked: a session whose blocks were taken while it had nothing to compute."""
 
-    def __init__(self, content: BlockContent) -> None:
+    def __init__(self, content: BlockContent, gate: Gate) -> None:
         self.waiting: deque[Run] = deque()
         self.running: list[Run] = []
         self.parked: list[Run] = []
         self._content = content
+        self._gate = gate
         self._pool = content.pool
 
     def admit(self, begun: Callable[[Run], None], tried: Callable[[Run], None]) -> None:
@@ -53,7 +55,8 @@ class BlockSchedule:
             count = min(run.wanted - run.computed, budget)
             if run.pulling or count <= 0 or run not in self.running:
                 continue
-            if self._has_room(run, run.computed + count, step):
+            count = self._gate.allows(run, count)
+            if count > 0 and self._has_room(run, run.computed + count, step):
                 step[run] = count
                 budget -= count
         return step

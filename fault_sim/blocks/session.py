@@ -44,10 +44,9 @@ class BlockSession:
     """See `cluster_core.engine.EngineSession`. The engine calls what `RunSession` has."""
 
     def __init__(self, engine: SessionEngine, run: Run, mode: SessionMode) -> None:
+        self.mode = mode
         self._engine = engine
         self._run = run
-        self._mode = mode
-        # The length of the prompt with all that has come.
         self._received_tokens = len(run.tokens)
         # Input that was not taken in yet: tokens, and whether they replace the prompt.
         self._pending: deque[tuple[list[int], bool]] = deque()
@@ -60,13 +59,27 @@ class BlockSession:
         self._events = [self._event(SessionEventKind.QUEUED, self._received_tokens)]
         self._news = asyncio.Event()
 
+    @property
+    def job(self) -> EngineJob:
+        return self._run.job
+
+    @property
+    def received_tokens(self) -> int:
+        """The length of the prompt with all that has come, taken in or not."""
+        return self._received_tokens
+
+    @property
+    def waiting_inputs(self) -> int:
+        """Inputs that were not taken in yet."""
+        return len(self._pending)
+
     def append(self, token_ids: Sequence[int]) -> None:
         self._check(self._received_tokens + len(token_ids))
         self._received_tokens += len(token_ids)
         self._put([*token_ids], replaces=False)
 
     def update(self, token_ids: Sequence[int]) -> None:
-        if self._mode is SessionMode.APPEND:
+        if self.mode is SessionMode.APPEND:
             raise OutOfOrderError("a session in APPEND mode takes no update")
         self._check(len(token_ids))
         self._received_tokens = len(token_ids)

@@ -96,6 +96,15 @@ async def test_an_update_gives_the_answer_of_the_new_prompt(
         await assert_answers(session, engine, replacement + PROMPT[-9:], PROMPT[-9:])
 
 
+@pytest.mark.parametrize("kept", [1, 50, len(LONG) - 1])
+async def test_an_update_to_a_part_of_what_is_computed_is_answered_without_more(engine: Engine, kept: int) -> None:
+    async with opened(engine, LONG, SessionMode.UPDATE) as session:
+        await settled(session, 0, len(LONG))
+        session.update(LONG[:kept])
+
+        await assert_answers(session, engine, LONG[:kept])
+
+
 async def test_updates_and_appends_in_turn_give_the_answer_of_what_is_left(engine: Engine) -> None:
     async with opened(engine, PROMPT[:20], SessionMode.UPDATE) as session:
         session.append(OTHER)

@@ -28,7 +28,7 @@ from control_plane.server.composition import ROUTER_TIMING, RouterPorts, RouterT
 from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, fabric
 from tests.fakes.registry import RegistryRedis
 from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
@@ -116,7 +116,7 @@ class Cluster:
         self.workers: list[Worker] = []
         self.calls = 0
         self.registry = registry
-        self._fabric: dict[str, FakeEngine] = {}
+        self._fabric = fabric()
         self._channel = grpc.aio.insecure_channel(router.address)
         self.api = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)

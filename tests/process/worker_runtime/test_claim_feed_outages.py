@@ -16,7 +16,6 @@ from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.redis_index import IndexFollower
-from tests.fakes.engine import FakeEngine
 from tests.process.worker_runtime.claim_feed_world import (
     INDEX,
     SERVICE,
@@ -88,21 +87,21 @@ async def test_changes_of_an_outage_are_merged_however_often_writing_is_tried(
 
 
 async def test_stored_blocks_are_told_once_they_are_written(server: Server, client: redis.Redis) -> None:
-    engine = FakeEngine()
+    stored_blocks = 0
     feed = ClaimFeed(
         connect(server.url, 1.0),
         SERVICE,
         WORKER,
         1000,
         INDEX,
-        count_stored_blocks=lambda: engine.status().counters.stored_blocks,
+        count_stored_blocks=lambda: stored_blocks,
     )
     await feed.open()
     task = asyncio.create_task(feed.keep())
-    engine.counters.stored_blocks = 3
+    stored_blocks = 3
     await until(lambda: holds(lambda: feed.stored_blocks == 3))
     server.stop()
-    engine.counters.stored_blocks = 5
+    stored_blocks = 5
     feed.changed(device(1))
     await until(lambda: holds(lambda: feed.counters.outages == 1))
     assert feed.stored_blocks == 3

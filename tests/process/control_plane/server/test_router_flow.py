@@ -11,9 +11,10 @@ from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
+from fault_sim.blocks.pulls import KV_BYTES_PER_TOKEN
 from tests.fakes.answers import collected, completion_of, text_of, tokens_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
-from tests.fakes.engine import KV_BYTES_PER_TOKEN, expected_text
+from tests.fakes.engine import expected_text
 
 
 async def test_a_request_is_prefilled_handed_off_and_decoded_into_one_completion(cluster: Cluster) -> None:
@@ -29,8 +30,8 @@ async def test_a_request_is_prefilled_handed_off_and_decoded_into_one_completion
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-0",
         handoff=generation.HANDOFF_OUTCOME_PULLED,
-        kv_bytes=5 * KV_BYTES_PER_TOKEN,
-        pulled_tokens=5,
+        kv_bytes=4 * KV_BYTES_PER_TOKEN,
+        pulled_tokens=4,
     )
     assert cluster.outcomes == {State.FINISHED: 1}
 
@@ -38,8 +39,7 @@ async def test_a_request_is_prefilled_handed_off_and_decoded_into_one_completion
 async def test_timings_are_set_and_fit_together(cluster: Cluster) -> None:
     timings = completion_of(await cluster.generate()).timings
 
-    assert timings.transfer_ms == 0.5
-    assert min(timings.queue_ms, timings.prefill_ms, timings.decode_ms) >= 0
+    assert min(timings.transfer_ms, timings.queue_ms, timings.prefill_ms, timings.decode_ms) >= 0
     assert timings.ttft_ms > 0
     assert timings.queue_ms + timings.prefill_ms == pytest.approx(timings.ttft_ms, abs=1e-6)
 

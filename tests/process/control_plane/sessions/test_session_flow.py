@@ -12,9 +12,9 @@ from rachis.v1 import router_pb2 as api
 
 from cluster_core.engine_jobs import SessionMode
 from control_plane.model.lifecycle import State
+from fault_sim.blocks.pulls import KV_BYTES_PER_TOKEN
 from tests.fakes.answers import session_text, text_of, tokens_of
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
-from tests.fakes.engine import KV_BYTES_PER_TOKEN
 from tests.fakes.session_call import SessionCall, session_open
 
 # The answer.
@@ -42,8 +42,8 @@ async def test_appended_pieces_are_prefilled_handed_off_and_decoded_into_one_com
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-0",
         handoff=generation.HANDOFF_OUTCOME_PULLED,
-        kv_bytes=17 * KV_BYTES_PER_TOKEN,
-        pulled_tokens=17,
+        kv_bytes=16 * KV_BYTES_PER_TOKEN,
+        pulled_tokens=16,
     )
     assert cluster.outcomes == {State.FINISHED: 1}
 

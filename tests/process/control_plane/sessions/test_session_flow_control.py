@@ -43,10 +43,10 @@ async def two_workers(cluster: Cluster) -> FakeEngine:
 
 async def stops_at(engine: FakeEngine, tokens: int) -> None:
     """So many tokens of the session reach its worker, and then no more, however long everything runs that can."""
-    await until(lambda: engine.sessions[0].told_tokens >= tokens)
+    await until(lambda: engine.sessions[0].received_tokens >= tokens)
     for _ in range(2000):
         await asyncio.sleep(0)
-    assert engine.sessions[0].told_tokens == tokens
+    assert engine.sessions[0].received_tokens == tokens
 
 
 async def test_appends_are_read_only_up_to_the_backlog_limit(small: Cluster) -> None:
@@ -103,7 +103,7 @@ async def test_a_client_that_sends_faster_than_the_engine_takes_in_has_to_wait(s
 
     # The rest waits in the client: what has left it fits the window of the stream, and the buffers of both sides.
     assert written * 400 < 1 << 20
-    await until(lambda: len(engine.sessions[0].pending) == MAX_UNAPPLIED_INPUTS)
+    await until(lambda: engine.sessions[0].waiting_inputs == MAX_UNAPPLIED_INPUTS)
     engine.resume()
     await writing
     await session.finish()
