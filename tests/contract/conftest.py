@@ -22,8 +22,9 @@ PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rom
 _names = itertools.count()
 
 
-@pytest.fixture(scope="session", params=["fake", "blocks", pytest.param("vllm", marks=pytest.mark.integration)])
+@pytest.fixture(scope="module", params=["fake", "blocks", pytest.param("vllm", marks=pytest.mark.integration)])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
+    """Stopped before the next module starts: vLLM has one engine a process at a time."""
     engine: Engine
     match request.param:
         case "fake":

@@ -26,7 +26,7 @@ async def test_real_engine_shares_what_the_shapes_say() -> None:
     assert figures["kv_bytes_per_token"] == 4096
     assert figures["left_out"] == 0
     assert len(figures["points"]) == len({*grid.plain(), *grid.trees()})
-    assert all(0 < point["step_ms"] < 1000 and point["samples"] == 32 for point in figures["points"])
+    assert all(point["step_ms"] > 0 and point["samples"] == 32 for point in figures["points"])
     assert figures["fit"]["base_ms"] > 0
     assert figures["verdict"]["all_or_nothing"] in (True, False)
 
