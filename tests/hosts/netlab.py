@@ -115,6 +115,7 @@ class Host:
         self._process.kill()
         self._process.wait(_START_S)
         self._until(self._is_dead, "has processes that do not end")
+        self._until(self._is_unplugged, "has a cable that does not go")
         self._process = None
 
     def cut(self) -> None:
@@ -184,6 +185,10 @@ class Host:
             return Path(f"/proc/{self._init_pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except (FileNotFoundError, ProcessLookupError):
             return True
+
+    def _is_unplugged(self) -> bool:
+        """The kernel takes a namespace's end of the cable away some time after its last process has ended."""
+        return self._cable not in {name for _, name in socket.if_nameindex()}
 
     def _answers(self) -> bool:
         try:
