@@ -206,7 +206,7 @@ class Cluster:
     def idle(self) -> bool:
         """No request anywhere: neither counted by the router, nor in an engine that lives, nor as a lease."""
         members = self.router.membership.members()
-        loads = [worker.engine.status().load for worker in self.workers]
+        loads = [worker.engine.status().load for worker in self.workers if not worker.engine.is_dead]
         return (
             all(member.in_flight_requests == member.in_flight_tokens == 0 for member in members)
             and all(load.leased_handoffs == load.running_requests == 0 for load in loads)

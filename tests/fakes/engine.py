@@ -109,6 +109,11 @@ class FakeEngine(BlockEngine):
         self._costs = costs
 
     @property
+    def is_dead(self) -> bool:
+        """A dead engine gives nothing back, leases least of all: its worker's process ends with all that it holds."""
+        return self._dead is not None
+
+    @property
     def held(self) -> asyncio.Event:
         return self._holds.held
 

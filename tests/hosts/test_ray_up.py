@@ -134,7 +134,7 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisCl
         return not left
 
     try:
-        await until(nothing_left, "no process and no port is left", timeout_s=60)
+        await until(nothing_left, "no process and no port is left", timeout_s=180)
     finally:
         assert left == {}
     assert len(cables()) == len(cluster.hosts)

@@ -16,6 +16,7 @@ import pytest
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
+from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
 from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
@@ -45,8 +46,20 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
     loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
         with mock.patch.dict(os.environ, job_config(_preloaded_python())):
-            target = await stack.enter_async_context(target_service(None, StateFile(folder), loaded, always_own=True))
+            target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))
         yield target, await stack.enter_async_context(RachisClient(target.address))
+
+
+async def _started(
+    stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
+) -> Target:
+    """Ray gives its own node 30 s to come up, whatever else the machine has to do; a second service gets another 30."""
+    try:
+        return await stack.enter_async_context(service())
+    except StartError as error:
+        if "Ray did not start" not in str(error):
+            raise
+    return await stack.enter_async_context(service())
 
 
 @functools.cache
