@@ -77,6 +77,7 @@ class Stage(Enum):
     PROMPT = "prompt"
     DECODE_WORKER = "decode_worker"
     DECODE = "decode"
+    DECODE_CALL_ENDS = "decode_call_ends"
     OVER = "over"
 
 
@@ -116,7 +117,7 @@ class Journey:
     def check_invariants(self) -> None:
         """A lease is held by who may have to release it, and by nobody once the request is over."""
         assert self._lease is None or self.stage is not Stage.OVER
-        assert self._worker is not None or self.stage not in {Stage.PREFILL, Stage.DECODE}
+        assert self._worker is not None or self.stage not in {Stage.PREFILL, Stage.DECODE, Stage.DECODE_CALL_ENDS}
         assert self._lost <= max(self._limits.prefill_attempts, self._limits.decode_attempts)
 
     # Prefill.
@@ -232,7 +233,15 @@ class Journey:
 
     def _ended(self, event: Ended, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
-        return self._complete(event.finish_reason, event.completion_tokens)
+        completed = self._complete(event.finish_reason, event.completion_tokens)
+        self.stage = Stage.DECODE_CALL_ENDS
+        return completed
+
+    def _lost_after_the_answer(self, event: WorkerLost, now_s: float) -> Instructions:
+        """Nothing is missing of the answer; others should know of the worker."""
+        worker = self._worker
+        assert worker is not None
+        return (MarkDraining(worker) if event.is_draining else Suspect(worker, event.sentence),)
 
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
         worker = self._worker
@@ -295,4 +304,5 @@ _HANDLERS: dict[tuple[Stage, type[Event]], Callable[..., Instructions]] = {
     (Stage.DECODE, Generated): Journey._generated,
     (Stage.DECODE, Ended): Journey._ended,
     (Stage.DECODE, WorkerLost): Journey._decode_lost,
+    (Stage.DECODE_CALL_ENDS, WorkerLost): Journey._lost_after_the_answer,
 }

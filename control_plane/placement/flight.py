@@ -54,5 +54,7 @@ class Flight:
         if self._has_ended:
             return
         self._has_ended = True
-        self._running.remove(self._placement.worker.worker_id, self._placement.prompt.keys)
-        self._membership.release(self._member, self._work, self._now_s())
+        try:
+            self._running.remove(self._placement.worker.worker_id, self._placement.prompt.keys)
+        finally:
+            self._membership.release(self._member, self._work, self._now_s())

@@ -73,7 +73,8 @@ class Ledger:
         """The request is sent to the worker: counted there, and its prefix is predicted to be there from now on."""
         now_s = self._now_s()
         worker_id, keys = placement.worker.worker_id, placement.prompt.keys
-        member = self._membership.acquire(placement.worker, placement.work, now_s)
         self._index.predict(worker_id, keys, now_s + self._prediction_s)
+        # What may raise comes before what a flight has to give back.
         self.running.add(worker_id, keys)
+        member = self._membership.acquire(placement.worker, placement.work, now_s)
         return Flight(placement, self._membership, member, self.running, self._now_s)

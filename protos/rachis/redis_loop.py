@@ -52,6 +52,8 @@ class RedisLoop:
         self.connected = True
         # True from a defect until a try has worked.
         self.has_defect = False
+        # Each defect is logged once until a try has worked.
+        self._logged_defect = ""
 
     @property
     def is_well(self) -> bool:
@@ -69,11 +71,13 @@ class RedisLoop:
                 self.connected = False
             except Exception as error:
                 await self._on_defect()
-                if not self.has_defect:
+                if repr(error) != self._logged_defect:
+                    self._logged_defect = repr(error)
                     self._words.logger.error(self._words.defect, exc_info=error)
                 self.has_defect = True
             else:
                 if not self.is_well:
                     self._words.logger.log(self._words.level, self._words.back)
-                self.connected, self.has_defect = True, False
-            await self._pause()
+                self.connected, self.has_defect, self._logged_defect = True, False, ""
+            if not_cancelled():
+                await self._pause()

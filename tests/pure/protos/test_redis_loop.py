@@ -57,6 +57,12 @@ async def test_a_defect_is_logged_with_its_traceback_when_it_begins(caplog: pyte
     assert [record.exc_info is not None for record in caplog.records] == [True, False, True]
 
 
+async def test_another_defect_is_logged_though_no_try_has_worked_between(caplog: pytest.LogCaptureFixture) -> None:
+    other = ValueError("another one")
+    assert await said(caplog, [DEFECT, other, other]) == ["a defect", "a defect"]
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [DEFECT, other]
+
+
 async def test_an_outage_and_a_defect_are_told_apart_until_a_try_works() -> None:
     played = Played(None, AWAY, DEFECT, None)
     await played.loop.run()
@@ -84,9 +90,14 @@ async def test_it_ends_though_a_call_of_redis_swallowed_the_cancelling() -> None
         except asyncio.CancelledError:
             return
 
-    task = asyncio.create_task(RedisLoop(swallows, lambda: asyncio.sleep(0), WORDS).run())
+    pauses: list[None] = []
+
+    async def pause() -> None:
+        pauses.append(None)
+
+    task = asyncio.create_task(RedisLoop(swallows, pause, WORDS).run())
     await is_asking.wait()
     task.cancel()
     await asyncio.wait({task})
 
-    assert tries == 1
+    assert (tries, pauses) == (1, [])

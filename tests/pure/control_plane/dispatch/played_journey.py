@@ -115,7 +115,7 @@ class PlayedJourney:
                 for lease in self._held():
                     lease.ended = handoff == PULLED
                     lease.given_up |= handoff == RECOMPUTED
-            case steps.WorkerLost(is_draining=is_draining):
+            case steps.WorkerLost(is_draining=is_draining) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
                 failed.add((call.worker.worker_id, call.worker.generation))

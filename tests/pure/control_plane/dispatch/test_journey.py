@@ -51,6 +51,18 @@ def test_a_prompt_goes_through_both_pools_and_its_lease_ends_with_the_pull() -> 
     assert played.journey.job.route.decode_worker_id == "decode-0"
 
 
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_worker_that_is_lost_after_the_whole_answer_costs_the_request_nothing(is_draining: bool) -> None:
+    played = decoding()
+    played.tell(steps.DecodeStarted(PULLED))
+    played.tell(steps.Ended(FINISHED, 2))
+    played.tell(steps.WorkerLost("socket closed", is_draining=is_draining))
+    played.close()
+
+    assert played.endings == [steps.Complete(FINISHED, 2)]
+    assert played.journey.job.lifecycle.state is State.FINISHED
+
+
 def test_an_answer_of_one_token_needs_no_decode_worker_and_holds_no_lease() -> None:
     played = PlayedJourney.begun(new_job(max_tokens=1))
     played.tell(steps.Placed(P0, decode_is_usable=False))

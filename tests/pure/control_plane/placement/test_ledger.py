@@ -190,3 +190,28 @@ def test_a_whole_prompt_counts_as_one_access_and_a_fragment_of_a_chunk_as_none()
     world.placer.keep(world.job(prompt(1)))
     world.placer.keep(world.job([1, 2, 3]))
     assert [len(keys) for keys in world.accesses] == [10]
+
+
+@pytest.mark.parametrize("what", ["predict", "add"])
+def test_a_request_that_could_not_be_sent_is_counted_nowhere(what: str) -> None:
+    world = RouterWorld()
+    placement = placed(world, prompt(1))
+    before = world.left_behind()["loads"]
+    target = world.index if what == "predict" else world.placer._ledger.running
+    with mock.patch.object(target, what, side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+        world.placer.begin(placement)
+    assert world.left_behind()["loads"] == before
+
+
+def test_a_request_whose_prefix_cannot_be_taken_back_is_not_counted_any_more() -> None:
+    world = RouterWorld()
+    placement = placed(world, prompt(1))
+    flight = world.placer.begin(placement)
+    with (
+        mock.patch.object(world.placer._ledger.running, "remove", side_effect=ZeroDivisionError),
+        pytest.raises(ZeroDivisionError),
+    ):
+        flight.end()
+    member = world.membership.get(placement.worker.worker_id)
+    assert member is not None
+    assert (member.in_flight_requests, member.in_flight_tokens) == (0, 0)
