@@ -18,7 +18,7 @@ async def test_real_engine_shares_what_the_shapes_say() -> None:
         "config": RachisConfig().model_dump(mode="json"),
         "grid": asdict(grid),
         "rounds": 2,
-        "limit_s": 60.0,
+        "limit_s": 600.0,
         "seed": 0,
     }
     figures = await measure_in_process("benchmarks.decode_locality.measure", arguments, SilentReports())
@@ -37,7 +37,7 @@ async def test_batch_that_no_model_takes_is_refused() -> None:
         "config": RachisConfig().model_dump(mode="json"),
         "grid": asdict(Grid((1,), (1,), (5000,), (32,))),
         "rounds": 1,
-        "limit_s": 60.0,
+        "limit_s": 600.0,
         "seed": 0,
     }
     with pytest.raises(InvalidInputError, match="no batch of the grid fits"):

@@ -46,7 +46,7 @@ async def reported(worker: CopyWorker, copies: int) -> CopyReport:
             total = joined
         return total.ended.total() >= copies
 
-    await until(all_ended, f"{copies} copies have ended", timeout_s=10)
+    await until(all_ended, f"{copies} copies have ended", timeout_s=60)
     return total
 
 
