@@ -51,16 +51,15 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-test: setup ## All tests: many hosts beside the pure and process tests, then the other tiers; the time of each
+test: setup ## All tests: many hosts beside the pure ones, then the other tiers over both cores; the time of each
 	failed=0
 	hosts=$$(mktemp)
 	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
 	$(PYTEST) tests/pure || failed=1
-	$(PYTEST) tests/process $(SPREAD) || failed=1
 	wait $$! || failed=1
 	cat "$$hosts"
 	rm "$$hosts"
-	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/process $(SPREAD) || failed=1
+	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure $(SPREAD) || failed=1
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing

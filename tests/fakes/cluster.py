@@ -37,8 +37,10 @@ from worker_runtime.service import WorkerServiceBase
 MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 SERVICE = "svc-test"
-# Of calls that are to expire at the router: long enough to get there on a busy machine.
+# Of calls that are to expire at the router: long enough to get there on a busy machine, and for a session, to be where
+# it is to expire.
 CLIENT_DEADLINE_S = 1.0
+SESSION_DEADLINE_S = 5.0
 
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
     PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),

@@ -103,11 +103,13 @@ class Cluster:
             raise LabError(f"rachis serve did not stop in {_STOP_S:g} s:\n{self._serve_log.read_text()}") from None
 
     async def down(self) -> str:
-        """Takes Ray down as the shipped file says: the others first, then `ray down`, whose output it gives."""
+        """Takes Ray down as the shipped file says: `ray down`, whose output it gives, then the others. The head's
+        autoscaler would start a node again that stops before it."""
         others = [host for host in self.hosts.values() if host is not self.head]
         ssh = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR root@{} 'bash -ic \"ray stop\"'"
+        output = await asyncio.to_thread(self.laptop.run, "ray down --yes cluster.yaml", _RAY_UP_S)
         await asyncio.gather(*(asyncio.to_thread(self.laptop.run, ssh.format(host.address)) for host in others))
-        return await asyncio.to_thread(self.laptop.run, "ray down --yes cluster.yaml", _RAY_UP_S)
+        return output
 
     def _nodes(self) -> set[str]:
         try:

@@ -14,7 +14,7 @@ from control_plane.client import ClientSession, RachisClient, RefusedError, chat
 from control_plane.client.prompts import each_of, piece_of, prompt_of
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
-from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 
@@ -161,7 +161,7 @@ async def test_leaving_the_answer_early_cancels_the_session(cluster: Cluster, cl
 
 
 async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_after_it() -> None:
-    async with running_cluster(streaming__idle_timeout_s=0.05) as cluster:
+    async with running_cluster(streaming__idle_timeout_s=2.0) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         async with RachisClient(cluster.router.address) as client, opened(cluster, client) as session:
@@ -174,7 +174,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
 
 
 async def test_the_clients_timeout_ends_the_session(cluster: Cluster, client: RachisClient) -> None:
-    async with opened(cluster, client, timeout_s=CLIENT_DEADLINE_S) as session:
+    async with opened(cluster, client, timeout_s=SESSION_DEADLINE_S) as session:
         await until(lambda: session.ended)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer(session)

@@ -12,7 +12,7 @@ import pytest
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.session_call import SessionCall
 
@@ -148,7 +148,7 @@ async def test_a_cancelled_call_ends_a_session_whose_client_is_stopped(small: Cl
 
 
 async def test_the_deadline_ends_a_session_whose_client_is_stopped(small: Cluster) -> None:
-    session = await stopped(small, await two_workers(small), timeout_s=CLIENT_DEADLINE_S)
+    session = await stopped(small, await two_workers(small), timeout_s=SESSION_DEADLINE_S)
 
     error = await session.failure()
 
@@ -158,7 +158,7 @@ async def test_the_deadline_ends_a_session_whose_client_is_stopped(small: Cluste
 
 
 async def test_the_routers_deadline_ends_a_session_whose_client_is_stopped() -> None:
-    async with small_cluster(router__request_timeout_s=1.0) as cluster:
+    async with small_cluster(router__request_timeout_s=SESSION_DEADLINE_S) as cluster:
         session = await stopped(cluster, await two_workers(cluster))
 
         error = await session.failure()
@@ -169,11 +169,11 @@ async def test_the_routers_deadline_ends_a_session_whose_client_is_stopped() -> 
 
 
 async def test_a_client_that_is_stopped_is_not_idle() -> None:
-    async with small_cluster(streaming__idle_timeout_s=1.0) as cluster:
+    async with small_cluster(streaming__idle_timeout_s=3.0) as cluster:
         engine = await two_workers(cluster)
         session = await stopped(cluster, engine)
 
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(3.5)
         engine.resume()
         await session.finish()
 
