@@ -206,13 +206,14 @@ class Cluster:
         return [response async for response in self.call(text, **options)]
 
     def idle(self) -> bool:
-        """No request anywhere: neither counted by the router, nor in an engine that lives, nor as a lease."""
+        """No request anywhere: neither counted by the router, nor in an engine, nor as a lease of one that lives."""
         members = self.router.membership.members()
-        loads = [worker.engine.status().load for worker in self.workers if not worker.engine.is_dead]
+        running = sum(worker.engine.status().load.running_requests for worker in self.workers)
+        living = [worker.engine.status().load for worker in self.workers if not worker.engine.is_dead]
         return (
             all(member.in_flight_requests == member.in_flight_tokens == 0 for member in members)
-            and all(load.leased_handoffs == load.running_requests == 0 for load in loads)
-            and all(load.free_blocks == load.total_blocks for load in loads)
+            and running == 0
+            and all(load.leased_handoffs == 0 and load.free_blocks == load.total_blocks for load in living)
             and sum(self.outcomes.values()) == self.calls
         )
 

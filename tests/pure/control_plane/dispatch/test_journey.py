@@ -56,9 +56,10 @@ def test_a_worker_that_is_lost_after_the_whole_answer_costs_the_request_nothing(
     played = decoding()
     played.tell(steps.DecodeStarted(PULLED))
     played.tell(steps.Ended(FINISHED, 2))
-    played.tell(steps.WorkerLost("socket closed", is_draining=is_draining))
+    told = played.tell(steps.WorkerLost("socket closed", is_draining=is_draining))
     played.close()
 
+    assert told == (steps.MarkDraining(D0) if is_draining else steps.Suspect(D0, "socket closed"),)
     assert played.endings == [steps.Complete(FINISHED, 2)]
     assert played.journey.job.lifecycle.state is State.FINISHED
 
