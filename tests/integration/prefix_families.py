@@ -1,5 +1,6 @@
 """Prompts of a few families that share a long prefix each, and whether what the index says of them is true."""
 
+import asyncio
 import itertools
 import random
 from collections.abc import Sequence
@@ -38,12 +39,20 @@ class Families:
         return answer
 
 
+async def checked_index(client: RachisClient) -> Sequence[admin.WorkerCheck]:
+    """A check in which every worker had its say: on a busy machine one may not get to it in its two seconds."""
+    async with asyncio.timeout(60):
+        while True:
+            checked = (await client.admin.CheckIndex(admin.CheckIndexRequest())).workers
+            if not any(check.error for check in checked):
+                return checked
+
+
 async def claims_are_true(client: RachisClient, workers: int, *, at_least: int) -> Sequence[admin.WorkerCheck]:
     """The index against the engines' own block pools."""
-    checked = (await client.admin.CheckIndex(admin.CheckIndexRequest())).workers
+    checked = await checked_index(client)
     assert len(checked) == workers
     for check in checked:
-        assert not check.error, check
         assert check.index_generation == check.generation, check
         for tier in (check.device, check.host):
             assert (tier.untrue, tier.missing) == (0, 0), check

@@ -15,6 +15,7 @@ from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
 from tests.fakes.claims_reader import Read, read_claims
+from tests.fakes.redis_server import hold_cluster_port
 from worker_runtime.claim_feed import FEED_TIMING, ClaimFeed, FeedTiming
 
 SERVICE, WORKER = "svc-test", "prefill-0"
@@ -26,8 +27,8 @@ class Server:
 
     def __init__(self, folder: Path, *, cluster: bool) -> None:
         self._folder, self._cluster = folder, cluster
-        # Held, as it is stopped and started again; a cluster's node also listens on its port plus 10,000.
-        self._port = next(port for port in iter(lambda: hold_port("127.0.0.1"), 0) if port < 55_000)
+        # Held, as it is stopped and started again.
+        self._port = hold_cluster_port() if cluster else hold_port("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis{'+cluster' if cluster else ''}://127.0.0.1:{self._port}/0"
 

@@ -136,12 +136,22 @@ async def _worker_lives(url: str, generation: int, membership: Membership, index
         if step in (20, 40):
             await client.flushall()
         await asyncio.sleep(0.002)
-        record = wire.WorkerRegistration(worker_id="decode-0", generation=generation, claims_sequence=feed.sequence)
-        membership.replace([record], monotonic_s())
-    await until(lambda: feed.waiting_keys() == 0 and _told(index) == claims)
+        _register(membership, feed, generation)
+
+    def is_all_known() -> bool:
+        # What was written anew after a loss is announced by the registration alone, until the next change.
+        _register(membership, feed, generation)
+        return feed.waiting_keys() == 0 and _told(index) == claims
+
+    await until(is_all_known)
     await cancelled(writing)
     await feed.close()
     await client.aclose()
+
+
+def _register(membership: Membership, feed: ClaimFeed, generation: int) -> None:
+    record = wire.WorkerRegistration(worker_id="decode-0", generation=generation, claims_sequence=feed.sequence)
+    membership.replace([record], monotonic_s())
 
 
 def _told(index: PrefixIndex) -> tuple[set[int], set[int]]:
