@@ -212,23 +212,24 @@ async def _a_killed_worker(client: RachisClient, alarms: Alarms) -> None:
     """The only decode worker: what waits for it is told to come back."""
     pid = next(view.registration.pid for view in await client.workers() if view.registration.worker_id == "decode-0")
     os.kill(pid, signal.SIGKILL)
-    async with _crowd(client):
+    # No more clients than slots: among many that are refused the few that fail would be no share of note.
+    async with _crowd(client, TIGHT["router__max_in_flight_requests"]):
         await alarms.all_seen("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
     await alarms.over("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
 
 
 @asynccontextmanager
-async def _crowd(client: RachisClient) -> AsyncIterator[None]:
+async def _crowd(client: RachisClient, clients: int = CLIENTS) -> AsyncIterator[None]:
     """Clients that ask again whatever they are answered, until the block ends."""
 
     async def ask(number: int) -> None:
         while True:
             with suppress(grpc.aio.AioRpcError):
                 await _generate(client, number)
-            number += CLIENTS
+            number += clients
             await asyncio.sleep(0.05)
 
-    asking = [asyncio.create_task(ask(number)) for number in range(CLIENTS)]
+    asking = [asyncio.create_task(ask(number)) for number in range(clients)]
     try:
         yield
     finally:
