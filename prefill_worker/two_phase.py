@@ -35,6 +35,8 @@ class TwoPhase(SessionInput):
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
+    # Of `TieredScheduling`.
+    tokens_in_host_memory: Callable[[Any, int], int]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
@@ -149,9 +151,15 @@ class TwoPhase(SessionInput):
         return fits
 
     def _look_up(self, contender: Contender) -> None:
-        """What the prefix cache has of a contender that holds nothing. Changes nothing of the cache."""
+        """What the prefix cache has of a contender that holds nothing, in either tier. Changes nothing of the cache.
+
+        What is loaded from host memory takes blocks and no budget, as vLLM itself counts it.
+        """
         request = self.requests[contender.request_id]
         blocks, hit_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
+        if not contender.computed_tokens:
+            # A swapped session takes its own copy back instead.
+            hit_tokens += self.tokens_in_host_memory(request, hit_tokens)
         if hit_tokens > contender.computed_tokens:
             contender.remaining_tokens = request.num_tokens - hit_tokens
         in_use = vllm_private.blocks_in_use(blocks)

@@ -112,16 +112,22 @@ class HostTier:
     def hit(self, request: "Request", num_computed_tokens: int) -> int:
         """Tokens of a waiting request that host memory has behind those it finds on the device."""
         self.miss(request.request_id)
+        count = self._blocks_behind(request, num_computed_tokens)
+        if count:
+            self._hits[request.request_id] = num_computed_tokens // self._block_size, count
+        return count * self._block_size
+
+    def tokens_behind(self, request: "Request", num_computed_tokens: int) -> int:
+        """What `hit` would say; changes nothing."""
+        return self._blocks_behind(request, num_computed_tokens) * self._block_size
+
+    def _blocks_behind(self, request: "Request", num_computed_tokens: int) -> int:
         remote = (request.kv_transfer_params or {}).get("do_remote_prefill")
         if remote or request.skip_reading_prefix_cache or num_computed_tokens % self._block_size:
             return 0
         # One token at least has to be computed.
         match = self.tiers.match(request.block_hashes[: (request.num_tokens - 1) // self._block_size])
-        first = num_computed_tokens // self._block_size
-        if not match.host or len(match.device) != first:
-            return 0
-        self._hits[request.request_id] = first, len(match.host)
-        return len(match.host) * self._block_size
+        return len(match.host) if len(match.device) == num_computed_tokens // self._block_size else 0
 
     def load(self, request: "Request", blocks: "KVCacheBlocks") -> bool:
         """The request is admitted and has got these device blocks. False: it reads nothing from here."""

@@ -64,6 +64,10 @@ class TieredScheduling(_Scheduler):
             if not may_change:
                 self._uncounted[request.request_id] = request
 
+    def tokens_in_host_memory(self, request: Request, device_tokens: int) -> int:
+        """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
+        return 0 if self._host_tier is None else self._host_tier.tokens_behind(request, device_tokens)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         for name in [name for name in self._uncounted if name in self._begun]:
             self._count(name)
