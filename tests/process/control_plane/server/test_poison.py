@@ -1,0 +1,97 @@
+"""A request that ends every engine it gets to ends two of them, and neither it nor its retries a third one."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from rachis.wire import RETRY_AFTER
+
+from cluster_core.engine_jobs import EngineJob, EngineOutput
+from control_plane.model.lifecycle import State
+from tests.fakes.answers import failure, text_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster, until
+
+POISON = "poison"
+
+
+def dies_of(worker: Worker, text: str = POISON) -> None:
+    """Its engine ends with the first step that has this prompt in it."""
+    generate = worker.engine.generate
+
+    async def deadly(job: EngineJob) -> AsyncIterator[EngineOutput]:
+        if bytes(job.token_ids).startswith(text.encode()):
+            worker.engine.die("poison")
+        async for output in generate(job):
+            yield output
+
+    worker.engine.generate = deadly  # type: ignore[method-assign]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(router__queue_timeout_s=60) as cluster:
+        for pool in (PREFILL, DECODE):
+            for _ in range(4):
+                dies_of(await cluster.add(pool))
+        yield cluster
+
+
+def dead(cluster: Cluster) -> int:
+    return sum(worker.engine.is_dead for worker in cluster.workers)
+
+
+async def test_poison_ends_two_engines_and_is_refused_then(cluster: Cluster) -> None:
+    error = await failure(cluster.call(POISON))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "2 engines died" in str(error.details())
+    assert RETRY_AFTER not in {name for name, _ in error.trailing_metadata()}
+    assert dead(cluster) == 2
+
+    for _ in range(3):
+        again = await failure(cluster.call(POISON))
+        assert again.code() is grpc.StatusCode.INTERNAL
+    assert dead(cluster) == 2
+    await until(lambda: sum(cluster.outcomes.values()) == 4)
+    assert cluster.outcomes == {State.FAILED: 4}
+
+
+async def test_others_go_on_beside_it(cluster: Cluster) -> None:
+    await failure(cluster.call(POISON))
+    assert text_of(await cluster.generate()) == whole_text()
+
+
+async def test_the_second_try_goes_where_nothing_else_runs() -> None:
+    async with running_cluster(placement__policy="prefix_only") as cluster:
+        workers = [await cluster.add(PREFILL) for _ in range(3)]
+        await cluster.add(DECODE)
+        dies_of(workers[0])
+        # Runs on the second worker, for as long as the other one is tried.
+        workers[0].engine.hold_before(0)
+        busy = cluster.call("busy")
+        await until(lambda: bool(workers[0].engine.jobs))
+        first, second = workers[0], workers[1]
+        second.engine.hold_before(0)
+        filler = cluster.call("filler")
+        await until(lambda: sum(len(worker.engine.jobs) for worker in workers) == 2)
+        tried = [worker for worker in workers if not worker.engine.jobs]
+
+        first.engine.die("of something that was not the request's fault")
+        second.engine.resume()
+
+        assert text_of([response async for response in busy])
+        assert text_of([response async for response in filler])
+        assert all(len(worker.engine.jobs) >= 1 for worker in tried)
+
+
+async def test_an_answer_absolves() -> None:
+    async with running_cluster() as cluster:
+        workers = [await cluster.add(PREFILL) for _ in range(3)]
+        await cluster.add(DECODE)
+        for worker in workers[:2]:
+            worker.engine.hold_before(0)
+            call = cluster.call()
+            await worker.engine.held.wait()
+            worker.engine.die("of a test")
+            assert text_of([response async for response in call]) == whole_text()
+        assert text_of(await cluster.generate()) == whole_text()
+        assert len(cluster.parts.dispatcher.poison) == 0

@@ -1,0 +1,81 @@
+"""Sessions that wait for their clients keep nobody from the router, and no client opens more than its share."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from control_plane.model.lifecycle import State
+from tests.fakes.answers import session_text, text_of, whole_text
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
+
+SLOTS = 8
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(
+        router__max_in_flight_requests=SLOTS, router__max_queued_requests=4, router__queue_timeout_s=60
+    ) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        yield cluster
+
+
+async def test_as_many_idle_sessions_as_there_are_slots_keep_nobody_out_and_are_answered_in_the_end(
+    cluster: Cluster,
+) -> None:
+    sessions = [cluster.session() for _ in range(SLOTS)]
+    for number, session in enumerate(sessions):
+        await session.open(f"prompt {number}")
+    await until(lambda: cluster.parts.admission.in_flight == 0)
+
+    for _ in range(3):
+        assert text_of(await cluster.generate()) == whole_text()
+
+    for session in sessions:
+        await session.append(" and more")
+        await session.finish()
+    for number, session in enumerate(sessions):
+        assert text_of(await session.answer()) == session_text(f"prompt {number} and more")
+    await until(cluster.idle)
+    assert cluster.outcomes == {State.FINISHED: SLOTS + 3}
+    assert cluster.parts.admission.in_flight == 0
+
+
+async def test_a_session_that_computes_has_a_slot(cluster: Cluster) -> None:
+    engine = cluster.workers[0].engine
+    engine.compute_at_most(3)
+    session = cluster.session()
+    await session.open("a prompt of which only three tokens are computed")
+    await until(lambda: engine.status().load.running_requests == 1)
+    assert cluster.parts.admission.in_flight == 1
+    engine.resume()
+    await until(lambda: cluster.parts.admission.in_flight == 0)
+    session.call.cancel()
+    await until(cluster.idle)
+
+
+@pytest.mark.parametrize("limit", ["max_open_sessions", "max_client_sessions"])
+async def test_no_more_sessions_are_open_than_the_limit_says(limit: str) -> None:
+    flags: dict[str, Any] = {f"streaming__{limit}": 2}
+    async with running_cluster(**flags) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        opened = [cluster.session() for _ in range(2)]
+        for session in opened:
+            await session.open("hello")
+        refused = cluster.session()
+
+        error = await refused.failure()
+
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"streaming.{limit}" in (error.details() or "")
+        for session in opened:
+            await session.finish()
+            assert text_of(await session.answer()) == session_text("hello")
+        again = cluster.session()
+        await again.open("hello")
+        await again.finish()
+        assert text_of(await again.answer()) == session_text("hello")

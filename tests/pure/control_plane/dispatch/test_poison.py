@@ -1,0 +1,58 @@
+"""What is remembered of requests during which engines died."""
+
+from typing import Any
+
+import pytest
+
+from control_plane.dispatch.poison import _MOST_REMEMBERED, REMEMBER_S, PoisonMemory
+from control_plane.model.job import Job
+from tests.pure.control_plane.dispatch.played_journey import new_job
+
+
+@pytest.fixture
+def memory() -> PoisonMemory:
+    return PoisonMemory()
+
+
+def job(**changes: Any) -> Job:
+    made = new_job(max_tokens=changes.pop("max_tokens", 8))
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_deaths_add_up_over_requests_that_ask_for_the_same(memory: PoisonMemory) -> None:
+    memory.blame(job(), 0.0)
+    memory.blame(job(), 1.0)
+    assert memory.deaths(job(), 2.0) == 2
+
+
+@pytest.mark.parametrize("other", [{"token_ids": [9, 9]}, {"cache_salt": "another tenant"}, {"max_tokens": 9}])
+def test_another_prompt_tenant_or_sampling_is_another_request(memory: PoisonMemory, other: dict[str, Any]) -> None:
+    memory.blame(job(), 0.0)
+    assert memory.deaths(job(**other), 0.0) == 0
+
+
+def test_a_whole_answer_absolves(memory: PoisonMemory) -> None:
+    memory.blame(job(), 0.0)
+    memory.absolve(job())
+    assert memory.deaths(job(), 0.0) == 0
+    assert len(memory) == 0
+
+
+def test_it_is_forgotten_so_long_after_the_last_death(memory: PoisonMemory) -> None:
+    memory.blame(job(), 0.0)
+    memory.blame(job(token_ids=[1]), 10.0)
+    memory.blame(job(), 20.0)
+    assert memory.deaths(job(), 20.0 + REMEMBER_S - 1) == 2
+    assert memory.deaths(job(token_ids=[1]), 20.0 + REMEMBER_S - 1) == 0
+    assert memory.deaths(job(), 20.0 + REMEMBER_S) == 0
+    assert len(memory) == 0
+
+
+def test_no_more_than_so_many_are_remembered(memory: PoisonMemory) -> None:
+    for number in range(_MOST_REMEMBERED + 10):
+        memory.blame(job(token_ids=[number]), 0.0)
+    assert len(memory) == _MOST_REMEMBERED
+    assert memory.deaths(job(token_ids=[0]), 0.0) == 0
+    assert memory.deaths(job(token_ids=[_MOST_REMEMBERED]), 0.0) == 1
