@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults check check-quick hooks protos map \
+.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
 	bench bench-papers bench-system bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time; property tests with many examples
 	$(BIN)/python -m fault_sim --runs 5000
 	RACHIS_WIDE=1 $(BIN)/python -m pytest tests/pure -q -n 2
+
+chaos: setup ## Ten minutes of faults on a real service of 2 + 2 workers and two routers, with 20 streams open
+	$(BIN)/rachis chaos --minutes 10
 
 check: check-quick $(BUF) ## ruff, mypy strict, import-linter, proto lint, generated files fresh, shape of the tree
 	$(BIN)/mypy

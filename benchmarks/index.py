@@ -81,7 +81,7 @@ class IndexWorld:
         self._random = np.random.default_rng(seed)
         self._names = [f"prefill-{number}" for number in range(workers)]
         self._membership = Membership()
-        self._membership.replace([_registration(name) for name in self._names], 0.0)
+        self._membership.replace([_registration(name) for name in self._names])
         self.index = PrefixIndex(entries, _HALF_LIFE_S)
         for name in self._names:
             self.index.join(name, 1)

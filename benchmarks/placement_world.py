@@ -146,6 +146,7 @@ class PlacementWorld:
             assert outcome.kind is not OutcomeKind.REFUSED, "a prompt does not fit on the device"
             if outcome.kind is OutcomeKind.FINISHED:
                 prompt, flight = self._in_flight.pop(outcome.job.number)
+                flight.prefilled()
                 flight.end()
                 begun_s = max(prompt.arrival_s, self._free_from_s[number])
                 self._free_from_s[number] = outcome.at_s
@@ -163,7 +164,7 @@ class SimulatedRouter:
         self._names = cluster.names
         self._now_s = now_s
         self.membership = Membership()
-        self.membership.replace([_registration(name, cluster) for name in self._names], 0.0)
+        self.membership.replace([_registration(name, cluster) for name in self._names])
         self._index = PrefixIndex(entries + _SPARE_ENTRIES, _HALF_LIFE_S)
         for name in self._names:
             self._index.join(name, _GENERATION)

@@ -205,6 +205,9 @@ class RouterSection(Section):
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
     queue_timeout_s: Seconds = 30.0
     request_timeout_s: Seconds = Field(600.0, description="Longest a request may take, whatever deadline it brings.")
+    send_timeout_s: Seconds = Field(
+        30.0, description="How long a client may take nothing of its answer before its request is ended."
+    )
     max_message_mib: int = Field(16, ge=1, le=1024)
     prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
@@ -230,6 +233,9 @@ class StreamingSection(Section):
     )
     max_unapplied_inputs: int = Field(256, ge=1, le=100_000, description="Inputs on their way to the engine, likewise.")
     idle_timeout_s: Seconds = Field(120.0, description="A session without input for so long is ended.")
+    open_timeout_s: Seconds = Field(10.0, description="How long a call may take to send `open`.")
+    max_open_sessions: int = Field(4096, ge=1, le=1_000_000, description="Of one router, whether they work or wait.")
+    max_client_sessions: int = Field(1024, ge=1, le=1_000_000, description="Of these, from one address.")
     progress_interval_ms: int = Field(50, ge=0, le=60_000, description="Least time between two progress events.")
 
 
@@ -428,6 +434,10 @@ class LimitsSection(Section):
     )
     session_grace_s: Seconds = Field(
         5.0, description="How long sessions that wait for input stay on a draining worker before they move to another."
+    )
+    stall_timeout_s: Seconds = Field(
+        60.0,
+        description="How long an engine may hang in one step before its process is ended and started again.",
     )
 
 

@@ -79,6 +79,22 @@ class DeadlineError(OperatingFault):
     status = "DEADLINE_EXCEEDED"
 
 
+class SlowReaderError(DeadlineError):
+    """The client takes nothing of its answer: what is held for it is given to others."""
+
+
+class JobFailedError(OperatingFault):
+    """An engine could not carry out this one job, and goes on with the others."""
+
+    status = "INTERNAL"
+
+
+class PoisonedRequestError(OperatingFault):
+    """Engines died while they worked on the request. It is not tried again: another one would die."""
+
+    status = "INTERNAL"
+
+
 class StaleGenerationError(OperatingFault):
     """The call was meant for an earlier start of this worker."""
 

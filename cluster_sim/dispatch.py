@@ -163,7 +163,7 @@ class SimDispatcher:
                 case steps.Emit():
                     self._requests.emitted(run, self._events.now_s)
                 case steps.Suspect(snapshot):
-                    self._membership.suspect(snapshot, self._events.now_s)
+                    self._membership.suspect(snapshot)
                 case steps.MarkDraining(snapshot):
                     self._membership.drains(snapshot)
                 case steps.Release(lease):
@@ -243,6 +243,7 @@ class SimDispatcher:
         attempt = run.prefill
         if attempt is None or attempt.number != number:
             return
+        attempt.flight.prefilled()
         attempt.end()
         is_over = run.request.output_tokens <= 1
         if not is_over:

@@ -70,7 +70,7 @@ class World:
     def __init__(self, name: str, settings: WorldSettings) -> None:
         self._settings = settings
         self.events = EventQueue()
-        self.membership = Membership(trust_after_s=settings.lease_s)
+        self.membership = Membership()
         self.index = PrefixIndex(settings.index_entries, settings.half_life_s)
         models = [pool.cost_model for pool in settings.pools.values() if pool.workers]
         gpus = [(pool.workers * pool.cost_model.gpus, pool.cost_model) for pool in settings.pools.values()]
@@ -188,7 +188,7 @@ class World:
                 records += [known.registration] if known is not None else []
             else:
                 self.index.leave(worker.name)
-        self.membership.replace(records, now_s)
+        self.membership.replace(records)
         self._add_to_series(now_s)
         if self._more_to_come or self.dispatcher.open_requests:
             self.events.after(self._settings.report_s, self._report)

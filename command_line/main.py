@@ -7,6 +7,7 @@ import typer
 
 from cluster_core.errors import RachisError
 from command_line import (
+    chaos,
     cluster,
     config,
     demo,
@@ -24,7 +25,7 @@ from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 
-COMMANDS = (serve, route, generate, overview, pools, demo, verify, profile, simulate, plan)
+COMMANDS = (serve, route, generate, overview, pools, demo, verify, chaos, profile, simulate, plan)
 GROUPS = (config, bench, index, placement, cluster)
 
 app = typer.Typer(

@@ -16,6 +16,8 @@ _COUNTED = {
     "DEADLINE_EXCEEDED": {State.EXPIRED, State.FINISHED, State.FAILED, State.CANCELLED},
     "UNAVAILABLE": {State.FAILED},
     "RESOURCE_EXHAUSTED": {State.REFUSED},
+    # Two engines died under it.
+    "INTERNAL": {State.FAILED},
 }
 
 

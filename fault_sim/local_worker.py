@@ -9,6 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
@@ -59,7 +60,9 @@ class LocalWorker:
         )
         self._server: LocalServer | None = None
         lease_s = config.redis.worker_lease_s
-        place = RegistryPlace(lambda: redis(lease_s), service_id, lease_s, config.index)
+        stall_timeout_s = config.limits.stall_timeout_s
+        place = RegistryPlace(lambda: redis(lease_s), service_id, lease_s, config.index, stall_timeout_s)
+        self._ending = BackgroundTasks()
         self._worker = WorkerStart(place, self.record, clock, self)
         self._main = asyncio.create_task(self._start())
 
@@ -122,6 +125,10 @@ class LocalWorker:
             return DecodeService(engine, record, on_state, feed)
         interval_ms = self._config.streaming.progress_interval_ms
         return PrefillService(engine, record, on_state, feed, progress_interval_ms=interval_ms)
+
+    def give_up(self, why: str) -> None:
+        """As a process that ends itself; nobody starts it again."""
+        self._ending.start(self.kill())
 
     async def with_retries(self, write: Callable[[], Awaitable[object]]) -> None:
         while True:

@@ -133,7 +133,11 @@ def drawn(seed: int) -> Plan:
         faults=(),
     )
     faults = rng.randint(8, 14) if theme is HANDOFFS else rng.randint(1, 8)
-    return replace(plan, faults=tuple(_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)))
+    drawn_faults = [_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)]
+    stalling = Random(f"stalls {seed}")
+    if theme and stalling.random() < _STALLING_RUNS:
+        drawn_faults += [_fault(stalling, STALLS, plan.workers) for _ in range(stalling.randint(1, 4))]
+    return replace(plan, faults=tuple(drawn_faults))
 
 
 def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
@@ -230,6 +234,7 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 # What can go wrong, and what it hits:
 #   kill          the worker is gone without a word, and starts again at the end
 #   drain         the worker takes no new requests until the end
+#   stall         the engine hangs in its step
 #   slow_engine   steps take `value` times as long
 #   slow_link     messages and pulls take `value` times as long
 #   slow_pulls    the same, between two workers
@@ -243,6 +248,7 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 FAULTS: dict[str, _Target] = {
     "kill": _worker,
     "drain": _worker,
+    "stall": _worker,
     "slow_engine": lambda rng, workers: _worker(rng, workers, rng.choice((10.0, 100.0))),
     "slow_link": lambda rng, workers: _link(rng, workers, rng.choice((10.0, 100.0, 1000.0))),
     "slow_pulls": lambda rng, workers: _pull_link(rng, workers, rng.choice((2.0, 5.0, 20.0))),
@@ -261,7 +267,18 @@ FAULTS: dict[str, _Target] = {
 NOTHING: tuple[str, ...] = ()
 HANDOFFS = (*["half_open"] * 4, *["slow_pulls"] * 3, "cut", "loss")
 WORKERS = ("kill", "drain", "cut_registry", "redis_down", "redis_empty")
-_THEMES = (NOTHING, HANDOFFS, HANDOFFS, HANDOFFS, WORKERS, WORKERS, *([tuple(FAULTS)] * 4))
+# These come on top of whatever a seed has, in one run of eight.
+STALLS = ("stall",)
+_STALLING_RUNS = 0.125
+_THEMES = (
+    NOTHING,
+    HANDOFFS,
+    HANDOFFS,
+    HANDOFFS,
+    WORKERS,
+    WORKERS,
+    *([tuple(kind for kind in FAULTS if kind not in STALLS)] * 4),
+)
 
 
 def encode(plan: Plan) -> str:

@@ -21,7 +21,7 @@ from cluster_core.ids import RequestId
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
-from control_plane.server.composition import RouterPorts, build_router
+from control_plane.server.composition import RouterPorts, RouterTiming, build_router
 from control_plane.server.router_server import RouterServer
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.local_grpc.transport import LocalTransport
@@ -38,6 +38,8 @@ _MODEL_TOKENS = 250
 _MOST_SKEW_MS = 600_000
 # A job whose request has ended is aborted by then.
 _HEEDED_S = 0.05
+# Nothing holds the loop up in virtual time.
+_TIMING = RouterTiming(loop_look_s=3600.0)
 _SETTINGS: dict[str, Any] = {
     "router.port": 0,
     "router.request_timeout_s": REQUEST_TIMEOUT_S,
@@ -79,7 +81,7 @@ class World:
 
     async def start(self) -> None:
         """Returns once every worker may get requests."""
-        self.router = build_router(self.config, SERVICE, self._ports())
+        self.router = build_router(self.config, SERVICE, self._ports(), _TIMING)
         await self.router.start()
         channel: Any = self.transport.channel("client", self.router.address)
         self.api = router_pb2_grpc.RouterServiceStub(channel)
@@ -199,6 +201,17 @@ class World:
 
     def _set_draining(self, fault: Fault, *, draining: bool) -> None:
         self.workers[fault.target].set_draining(draining=draining)
+
+    async def _begin_stall(self, fault: Fault) -> None:
+        engine = self.workers[fault.target].engine
+        if engine is not None:
+            engine.hang()
+
+    async def _end_stall(self, fault: Fault) -> None:
+        """Whichever start of the worker it is by now."""
+        engine = self.workers[fault.target].engine
+        if engine is not None:
+            engine.go_on()
 
     async def _begin_slow_engine(self, fault: Fault) -> None:
         self._slow_down(fault.target, fault.value)

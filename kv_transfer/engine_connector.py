@@ -1,8 +1,8 @@
 """vLLM's NIXL pull connector, with the hand-off rules of `kv_transfer.handoff.rules` enforced inside the engine.
 
 Scheduler side: a request whose deadline has passed computes its prompt itself instead of pulling; pulls are
-recorded for the report; a lease can be ended early. Worker side: a pull that ended after its deadline counts as
-failed, so that the engine recomputes it (`kv_load_failure_policy=recompute`).
+recorded for the report; a lease can be ended early. Worker side: a pull that ended after its deadline, or has not ended
+by then (`overdue_pulls`), counts as failed, so that the engine recomputes it (`kv_load_failure_policy=recompute`).
 
 Who owns the prompt's blocks on the prefill side:
     until the prefill ends             its request
@@ -10,14 +10,18 @@ Who owns the prompt's blocks on the prefill side:
     pulled, released or expired        nobody: back in the pool, still findable as cached prefix
 """
 
+import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import HandoffReport
 from kv_transfer import vllm_private
 from kv_transfer.handoff.nixl_progress import progress_interval
+from kv_transfer.handoff.overdue_pulls import OverduePulls, PullReport, Quarantine
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
 from kv_transfer.tiers.host_tier import HostTiering
 
@@ -30,8 +34,27 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput, KVConnectorTransferResults
     from vllm.v1.request import Request
 
+logger = logging.getLogger(__name__)
+
 PROGRESS_INTERVAL_US = "rachis_progress_interval_us"
 _DEADLINES = "rachis_deadlines"
+
+
+@dataclass(slots=True)
+class WorkerReport(KVConnectorWorkerMetadata):
+    """What a worker says beside the results of its transfers, where any pull of it was overdue or is over now."""
+
+    copies: KVConnectorWorkerMetadata | None
+    pulls: PullReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
+        copies, pulls = self.copies, self.pulls
+        others = other.copies if isinstance(other, WorkerReport) else other
+        if copies is not None and others is not None:
+            copies = copies.aggregate(others)
+        if isinstance(other, WorkerReport):
+            pulls += other.pulls
+        return WorkerReport(copies or others, pulls)
 
 
 class RachisNixlConnector(HostTiering, NixlPullConnector):
@@ -46,6 +69,10 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_pulled = 0
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
+        # Scheduler side: blocks that overdue pulls may still write into.
+        self.quarantine: Quarantine | None = None
+        self._pulled_blocks: dict[str, list[Any]] = {}
+        self._overdue = OverduePulls(lambda transfers: vllm_private.take_ended_transfers(self, transfers))
         self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
         self._deadlines: dict[str, float] = {}
 
@@ -66,6 +93,10 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             pulled = sum(len(group) for group in blocks.get_unhashed_block_ids_all_groups())
             self.pulls.start(request.request_id, monotonic_s(), num_external_tokens, pulled * self._bytes_per_block)
             self._deadlines[request.request_id] = params[DEADLINE_PARAM]
+            written = {block_id for group in blocks.get_unhashed_block_ids_all_groups() for block_id in group}
+            self._pulled_blocks[request.request_id] = [
+                block for group in blocks.blocks for block in group if block.block_id in written
+            ]
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
@@ -74,7 +105,22 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self._deadlines = {}
         return metadata
 
+    def use_pool(self, pool: Any) -> None:
+        super().use_pool(pool)
+        self.quarantine = Quarantine(pool)
+
+    def has_pending_push_work(self) -> bool:
+        """The engine goes on stepping for transfers that only it can see the end of."""
+        return bool(self.quarantine) or super().has_pending_push_work()
+
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            assert self.quarantine is not None
+            for request_id in report.pulls.given_up:
+                vllm_private.stop_lease_renewal(self, request_id)
+            self.quarantine.take_in(report.pulls, lambda request_id: self._pulled_blocks[request_id])
+            connector_output.kv_connector_worker_meta = report.copies
         super().update_connector_output(connector_output)
         finished = connector_output.finished_recving or set()
         failed = finished & (connector_output.failed_recving or set())
@@ -82,6 +128,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_recomputed += len(failed)
         for request_id in finished:
             self.pulls.end(request_id, monotonic_s(), failed=request_id in failed)
+            self._pulled_blocks.pop(request_id, None)
         stats = connector_output.kv_connector_stats
         if stats is not None:
             self.kv_bytes_pulled += sum(stats.data.get("bytes_transferred", ()))
@@ -98,6 +145,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._deadlines.update(getattr(vllm_private.bound_metadata(self), _DEADLINES, {}))
+        vllm_private.drop_pulls_given_up(self)
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
@@ -106,4 +154,20 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         for request_id in results.finished_recving:
             if is_late(self._deadlines.pop(request_id, now_s + 1), now_s):
                 results.failed_recving.add(request_id)
+        self._give_up_overdue(results, now_s)
+        self._overdue.poll()
         return results
+
+    def _give_up_overdue(self, results: "KVConnectorTransferResults", now_s: float) -> None:
+        for request_id in [name for name, deadline_s in self._deadlines.items() if is_late(deadline_s, now_s)]:
+            del self._deadlines[request_id]
+            handles = vllm_private.give_up_pull(self, request_id)
+            if handles is not None:
+                logger.warning("the pull of %s is overdue, its request computes its prompt", request_id)
+                self._overdue.give_up(request_id, handles)
+                results.finished_recving.add(request_id)
+                results.failed_recving.add(request_id)
+
+    def build_connector_worker_meta(self) -> "KVConnectorWorkerMetadata | None":
+        copies, pulls = super().build_connector_worker_meta(), self._overdue.report()
+        return WorkerReport(copies, pulls) if pulls else copies

@@ -90,6 +90,12 @@ def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:
     pool._insert_block_hash(keyed_hash, block, None)
 
 
+def quarantined_blocks(engine: Any) -> int:
+    """Device blocks that overdue pulls may still write into."""
+    quarantine = getattr(scheduler_of(engine).connector, "quarantine", None)
+    return len(quarantine) if quarantine is not None else 0
+
+
 def blocks_held_by_copies(scheduler: Any) -> int:
     """Device blocks that only copies to or from host memory refer to."""
     host_tier = getattr(scheduler.connector, "host_tier", None)
@@ -141,6 +147,35 @@ def expire_lease(connector: Any, request_id: str) -> None:
 def stop_lease_renewal(connector: Any, request_id: str) -> None:
     """The decode side stops renewing the lease of a request that it will not pull."""
     connector.connector_scheduler._stop_heartbeat(request_id)
+
+
+def give_up_pull(connector: Any, request_id: str) -> list[Any] | None:
+    """A worker forgets a pull that it waits for: handles of its transfers that are under way.
+
+    None where it waits for none of that name. One whose handshake is not done will not begin: `drop_pulls_given_up`.
+    """
+    worker = connector.connector_worker
+    if worker._recving_metadata.pop(request_id, None) is None:
+        return None
+    worker._pending_recv_notifs.pop(request_id, None)
+    worker._recv_failures.discard(request_id)
+    handles: list[Any] = worker._recving_transfers.pop(request_id, [])
+    return handles
+
+
+def drop_pulls_given_up(connector: Any) -> None:
+    """Those whose handshakes are done by now, and that nobody waits for any more, do not begin."""
+    worker = connector.connector_worker
+    for _ in range(worker._ready_requests.qsize()):
+        entry = worker._ready_requests.get_nowait()
+        if entry[0] in worker._recving_metadata:
+            worker._ready_requests.put(entry)
+
+
+def take_ended_transfers(connector: Any, transfers: dict[str, list[Any]]) -> set[str]:
+    """Removes from `transfers` those that are over, and releases them; returns the requests that have none left."""
+    ended: set[str] = connector.connector_worker._pop_done_transfers(transfers)[0]
+    return ended
 
 
 def bytes_per_block(kv_cache_config: Any) -> int:

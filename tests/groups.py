@@ -13,7 +13,8 @@ FORKING_ENGINES = frozenset(
     f"tests/{name}.py"
     for name in (
         "campaign/fuzz/test_session_fuzz", "integration/test_block_events", "integration/test_decode_engine",
-        "integration/test_handoff", "integration/test_tiers_bench", "integration/test_tiers_on_the_engine",
+        "integration/test_frozen_pull", "integration/test_handoff", "integration/test_tiers_bench",
+        "integration/test_tiers_on_the_engine",
     )
 )  # fmt: skip
 _LONGEST_FIRST = (

@@ -51,7 +51,17 @@ class EngineFigures:
         running, waiting = vllm_private.queue_lengths(self._engine)
         free, total = vllm_private.block_counts(self._engine)
         sessions, free_host, total_host = vllm_private.session_counts(self._engine)
-        load = EngineLoad(running, waiting, leased_handoffs, free, total, sessions, free_host, total_host)
+        load = EngineLoad(
+            running,
+            waiting,
+            leased_handoffs,
+            free,
+            total,
+            sessions,
+            free_host,
+            total_host,
+            quarantined_blocks=vllm_private.quarantined_blocks(self._engine),
+        )
         self.counters.stored_blocks = stored_blocks
         if self._settings.role is not EngineRole.ALONE:
             self._count_handoffs()

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
+from cluster_core.heartbeat import Heartbeat
 from worker_runtime.engine_work import EngineWork
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
@@ -40,6 +41,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self.heartbeat = Heartbeat()
         # None before the engine is up.
         self.work: EngineWork | None = None
 
@@ -117,7 +119,8 @@ class EngineThread:
         if not work.has_requests():
             work.publish_status()
             return
-        work.step()
+        with self.heartbeat.step():
+            work.step()
         if not work.is_computing():
             self._carry_out(work, block=True, timeout_s=_NAP_S)
 

@@ -63,6 +63,8 @@ class WorkerSettings:
     # What a worker whose process is asked to end leaves to what it runs, and to sessions that still take input.
     drain_timeout_s: float = 600.0
     session_grace_s: float = 5.0
+    # How long its engine may hang in one step.
+    stall_timeout_s: float = 60.0
 
 
 class WorkerHost:
@@ -161,7 +163,11 @@ class WorkerHost:
         ends.push_async_callback(engine.stop)
         lease_s = settings.redis_lease_s
         place = RegistryPlace(
-            lambda: connect(settings.redis_url, lease_s), settings.service_id, lease_s, settings.engine.index
+            lambda: connect(settings.redis_url, lease_s),
+            settings.service_id,
+            lease_s,
+            settings.engine.index,
+            settings.stall_timeout_s,
         )
         ports = _ProcessPorts(replace(settings, engine=engine_settings), self._service, self._record, engine)
         servicer = await WorkerStart(place, self._record, self._clock, ports).bring_up(ends)
@@ -224,7 +230,7 @@ class _ProcessPorts:
 
         try:
             async with asyncio.timeout(timeout_s):
-                return await engine.start(on_phase, self._end_process)
+                return await engine.start(on_phase, self.give_up)
         except TimeoutError:
             # Into the worker's log: where each thread stands is all there is to know of a start that hangs.
             faulthandler.dump_traceback()
@@ -245,7 +251,9 @@ class _ProcessPorts:
             with attempt:
                 await write()
 
-    def _end_process(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """A worker without an engine is of no use: its process ends, its clients see it at once."""
-        logger.error("the engine of %s died: %s", self._settings.worker_id, why)
+        logger.error("the engine of %s is lost: %s", self._settings.worker_id, why)
+        # Into the worker's log: where each thread stands is all there is to know of an engine that hangs.
+        faulthandler.dump_traceback()
         os._exit(ENGINE_DIED_EXIT_CODE)

@@ -7,6 +7,7 @@ Who holds a job:
     abandoned           nobody: vLLM aborts it; one that had just finished has its lease ended
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from cluster_core.engine_jobs import (
     SessionMode,
     SessionProgress,
 )
-from cluster_core.errors import InvalidInputError, NotSupportedError, UnavailableError
+from cluster_core.errors import InvalidInputError, JobFailedError, NotSupportedError, UnavailableError
 from kv_transfer import vllm_private
 from kv_transfer.handoff.lease_params import encode_params
 from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
@@ -29,6 +30,8 @@ from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineSettings
 from worker_runtime.job_stream import JobStream
+
+logger = logging.getLogger(__name__)
 
 Made = list[tuple[JobStream, EngineOutput | Exception]]
 
@@ -101,6 +104,11 @@ class RunningJobs:
         except (ValueError, TypeError, VLLMClientError) as error:
             self._fail(stream, InvalidInputError(str(error).strip(), field="request"))
             return
+        except Exception:
+            # Whatever taking in one job raises is that job's end, and not the engine's.
+            logger.exception("%s cannot be begun", stream.job.request_id)
+            self._fail(stream, JobFailedError("the engine could not take the request in"))
+            return
         self._streams[stream.job.request_id] = stream
         self._counters.requests += 1
 
@@ -147,7 +155,9 @@ class RunningJobs:
         first_output = not stream.started
         if first_output and job.first is not None:
             if tokens[:1] != [job.first.token_id]:
-                raise AssertionError(f"replayed token {job.first.token_id}, sampled {tokens[:1]}")
+                logger.error("%s: replayed %d, sampled %s", job.request_id, job.first.token_id, tokens[:1])
+                self.abandon(stream)
+                return JobFailedError("the first token was not the one that was replayed")
             tokens, rows = tokens[1:], rows[1:]
         skipped = min(stream.skip_chars, len(text))
         stream.skip_chars -= skipped

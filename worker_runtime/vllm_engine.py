@@ -6,6 +6,7 @@ of a job reaches its caller through a `JobStream`.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -86,8 +87,10 @@ class VllmEngine:
         return await self._thread.answer(lambda work: work.jobs.release(lease_id))
 
     def status(self) -> EngineStatus:
-        work = self._thread.work
-        return work.figures.status if work is not None else EngineStatus()
+        """A snapshot of when the last step had ended, but for how long the one that runs now hangs."""
+        work, stalled_s = self._thread.work, self._thread.heartbeat.stalled_s
+        status = work.figures.status if work is not None else EngineStatus()
+        return replace(status, load=replace(status.load, stalled_s=stalled_s)) if stalled_s else status
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         return await self.look(lambda work: work.hottest_prefixes(at_most))

@@ -5,6 +5,7 @@
 3  server started          the record has its address
 4  feed opened             what the generation before has claimed is void
 5  state READY published   a reader that sees this generation ready finds its claims
+6  engine watched          the record says when it hangs; one that does not come back ends the worker
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
+from worker_runtime import stall_watch
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
@@ -38,6 +40,8 @@ class RegistryPlace:
     # Of the registration.
     lease_s: float
     index: IndexSection
+    # How long an engine may hang.
+    stall_timeout_s: float
 
 
 class Server(Protocol):
@@ -66,6 +70,10 @@ class WorkerPorts(Protocol):
     def make_service(
         self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None], feed: ClaimFeed
     ) -> WorkerServiceBase: ...
+
+    def give_up(self, why: str) -> None:
+        """The engine is of no use any more: the worker ends, and is started again by whoever keeps it."""
+        ...
 
     async def with_retries(self, write: Callable[[], Awaitable[None]]) -> None:
         """Until Redis has answered: a model that took minutes to load is not given up because it is away."""
@@ -126,6 +134,10 @@ class WorkerStart:
         record.state = wire.WORKER_STATE_READY
         await ports.with_retries(registration.publish)
         server.state_changed()
+        watching = stall_watch.watch(
+            engine, on_change=registration.changed, give_up=ports.give_up, give_up_after_s=place.stall_timeout_s
+        )
+        self.background.start(watching)
         return servicer
 
     def _bring_up_to_date(self) -> None:

@@ -6,6 +6,7 @@ from command_line.bench import (
     cht,
     decode_locality,
     feather,
+    hostile,
     index,
     ordering,
     overhead,
@@ -30,6 +31,7 @@ COMMANDS = (
     placement,
     system,
     decode_locality,
+    hostile,
 )
 
 

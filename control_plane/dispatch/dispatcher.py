@@ -20,13 +20,15 @@ from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import DeadlineError, RachisError, UnavailableError
+from cluster_core.errors import DeadlineError, PoisonedRequestError, RachisError, UnavailableError
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import Journey, JourneyLimits
+from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits
+from control_plane.dispatch.poison import PoisonMemory
 from control_plane.dispatch.prefilling import Prefilling, WholePrompt
 from control_plane.dispatch.worker_calls import WorkerCalls
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job, Lease
 from control_plane.placement.placer import Placer
 
@@ -48,6 +50,7 @@ class Dispatcher:
         client: WorkerClient,
         placer: Placer,
         limits: JourneyLimits,
+        probes: WorkerProbes,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._membership = membership
@@ -55,8 +58,10 @@ class Dispatcher:
         self._client = client
         self._placer = placer
         self._limits = limits
+        self._probes = probes
         self._now_s = now_s
         self._releases = BackgroundTasks()
+        self.poison = PoisonMemory()
         self.overhead_ms: deque[float] = deque(maxlen=OVERHEAD_SAMPLES)
 
     @property
@@ -68,11 +73,14 @@ class Dispatcher:
         """Yields deltas as they come, then the completion. Closing it early frees all that is held.
 
         `prefilling` brings the prompt to a prefill worker; by default whole, as the job has it.
-        Raises DeadlineError, UnavailableError, and what a worker refuses the request with.
+        Raises DeadlineError, UnavailableError, PoisonedRequestError, and what a worker refuses the request with.
         """
+        self._refuse_poison(job)
         journey = Journey(job, self._limits)
         way = prefilling or WholePrompt(self._client, job, self._now_s)
-        calls = WorkerCalls(job, way, self._client, self._placer, self._membership, self._workers_changed, self._now_s)
+        calls = WorkerCalls(
+            job, way, self._client, self._placer, self._membership, self._workers_changed, self._probes, self._now_s
+        )
         waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), self._now_s()))
         try:
             while waiting:
@@ -84,6 +92,7 @@ class Dispatcher:
                                 case steps.Emit(piece):
                                     yield piece
                                 case steps.Complete(reason, tokens):
+                                    self.poison.absolve(job)
                                     yield _completion(job, reason, tokens, self._now_s())
                                 case steps.Fail():
                                     raise _error_of(instruction)
@@ -93,6 +102,14 @@ class Dispatcher:
             self.overhead_ms.append(job.own_s * 1000)
             for instruction in journey.handle(steps.Closed(), self._now_s()):
                 self._done(job, instruction)
+
+    def _refuse_poison(self, job: Job) -> None:
+        job.deaths = self.poison.deaths(job, self._now_s())
+        if job.deaths >= MOST_DEATHS:
+            raise PoisonedRequestError(
+                f"{job.deaths} engines died while they worked on a request like this, it is refused until none has for "
+                f"{self.poison.remember_s:g} s"
+            )
 
     async def close(self) -> None:
         await self._releases.wait(RELEASE_TIMEOUT_S)
@@ -104,7 +121,10 @@ class Dispatcher:
                 self._placer.keep(job)
             case steps.Suspect(worker, sentence):
                 logger.warning("%s: %s", job.request_id, sentence)
-                self._membership.suspect(worker, self._now_s())
+                self._membership.suspect(worker)
+            case steps.Blame():
+                logger.error("%s: an engine died while it worked on it, the %d. of them", job.request_id, job.deaths)
+                self.poison.blame(job, self._now_s())
             case steps.MarkDraining(worker):
                 self._membership.drains(worker)
             case steps.Release(lease):
@@ -124,6 +144,8 @@ class Dispatcher:
 def _error_of(failure: steps.Fail) -> RachisError:
     if failure.cause is steps.Cause.DEADLINE:
         return DeadlineError(failure.sentence)
+    if failure.cause is steps.Cause.POISON:
+        return PoisonedRequestError(failure.sentence)
     return UnavailableError(failure.sentence, retry_after_ms=failure.retry_after_ms)
 
 

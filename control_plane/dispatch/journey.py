@@ -4,6 +4,7 @@
 `cluster_sim.dispatch` in simulated time. What a journey owns:
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
                   until the first of its messages; a worker that drains counts as no attempt
+    poison        a request during which two engines have died is tried no more (`poison` remembers it for others)
     exclusions    what failed the request gets it no more, in this pool
     the lease     on the KV that a prefill worker computed: from the prefill call until the decode worker says that it
                   has the KV. One that is still held at the end is released, on every path, but not while a decode
@@ -20,6 +21,7 @@ from enum import Enum
 from control_plane.dispatch.journey_steps import (
     AwaitPrompt,
     Begun,
+    Blame,
     CallDecode,
     CallPrefill,
     Cause,
@@ -52,6 +54,9 @@ Instructions = tuple[Instruction, ...]
 
 _RETRY_AFTER_WORKER_LOST_MS = 1000
 _RETRY_AFTER_NO_WORKER_MS = 2000
+# Engines that one request may end.
+MOST_DEATHS = 2
+_POISON = Fail(Cause.POISON, f"{MOST_DEATHS} engines died while they worked on this request, it is not tried again")
 _DEADLINE_PASSED = Fail(Cause.DEADLINE, "the request's deadline passed")
 
 
@@ -143,6 +148,8 @@ class Journey:
     def _prefill_lost(self, event: WorkerLost, now_s: float) -> Instructions:
         told = self._set_aside(event)
         released = self._released()
+        if self._is_poison:
+            return (*told, *released, *self._fail(_POISON))
         if self._lost >= self._limits.prefill_attempts:
             return (*told, *released, *self._decode_alone())
         return (*told, *released, *self._await(Stage.PREFILL_WORKER, PlacePrefill(frozenset(self._excluded))))
@@ -248,11 +255,17 @@ class Journey:
         assert worker is not None
         attempts = self._lost + (not event.is_draining)
         if self._decode_started or attempts >= self._limits.decode_attempts:
-            failure = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
-            return (Suspect(worker, event.sentence), *self._fail(failure))
-        return (*self._set_aside(event), *self._seek_decode_worker(now_s, again=True))
+            blame = self._blamed(event)
+            lost = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
+            return (Suspect(worker, event.sentence), *blame, *self._fail(_POISON if self._is_poison else lost))
+        told = self._set_aside(event)
+        return (*told, *(self._fail(_POISON) if self._is_poison else self._seek_decode_worker(now_s, again=True)))
 
     # Both.
+
+    @property
+    def _is_poison(self) -> bool:
+        return self.job.deaths >= MOST_DEATHS
 
     @property
     def _hands_off(self) -> bool:
@@ -268,7 +281,13 @@ class Journey:
         if event.is_draining:
             return (MarkDraining(worker),)
         self._lost += 1
-        return (Suspect(worker, event.sentence),)
+        return (Suspect(worker, event.sentence), *self._blamed(event))
+
+    def _blamed(self, event: WorkerLost) -> Instructions:
+        if not event.has_died:
+            return ()
+        self.job.deaths += 1
+        return (Blame(),)
 
     def _released(self) -> Instructions:
         lease, self._lease = self._lease, None

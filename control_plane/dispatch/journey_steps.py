@@ -20,6 +20,7 @@ class Cause(Enum):
     DEADLINE = "deadline"
     NO_DECODE_WORKER = "no_decode_worker"
     DECODE_WORKER_LOST = "decode_worker_lost"
+    POISON = "poison"
 
 
 # Events.
@@ -89,6 +90,8 @@ class WorkerLost:
     sentence: str = ""
     # The worker takes nothing new: it has not touched the lease, and counts as no attempt.
     is_draining: bool = False
+    # Its process or its engine ended while the request was there.
+    has_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,11 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Blame:
+    """A worker died while it worked on the request, which may be why."""
+
+
+@dataclass(frozen=True, slots=True)
 class MarkDraining:
     """The worker said that it drains, before the registry did."""
 
@@ -213,5 +221,5 @@ class Fail:
     retry_after_ms: int = 0
 
 
-Deed = CountPrompt | Emit | Suspect | MarkDraining | Release | Complete | Fail
+Deed = CountPrompt | Emit | Suspect | Blame | MarkDraining | Release | Complete | Fail
 Instruction = Call | Deed

@@ -13,7 +13,8 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.prefilling import Prefilling
 from control_plane.fleet.membership import Membership
-from control_plane.fleet.worker_client import WorkerClient, WorkerDrainingError, WorkerLostError
+from control_plane.fleet.worker_client import WorkerClient, WorkerDiedError, WorkerDrainingError, WorkerLostError
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
 from control_plane.placement.placer import Placement, Placer
 
@@ -29,6 +30,7 @@ class WorkerCalls:
         placer: Placer,
         membership: Membership,
         workers_changed: asyncio.Condition,
+        probes: WorkerProbes,
         now_s: Callable[[], float],
     ) -> None:
         self._job = job
@@ -37,6 +39,7 @@ class WorkerCalls:
         self._placer = placer
         self._membership = membership
         self._workers_changed = workers_changed
+        self._probes = probes
         self._now_s = now_s
         # Of the call that comes next.
         self._placement: Placement | None = None
@@ -84,7 +87,9 @@ class WorkerCalls:
     async def _prefill(self, call: steps.CallPrefill) -> AsyncIterator[steps.Event]:
         flight = self._placer.begin(self._taken_placement())
         try:
-            response = await self._prefilling.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
+            async with self._probes.waiting_for(call.worker, self._may_leave_prefill):
+                response = await self._prefilling.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
+            flight.prefilled()
         except WorkerLostError as error:
             event: steps.Event = _lost(error)
         else:
@@ -115,8 +120,7 @@ class WorkerCalls:
         flight = self._placer.begin(self._taken_placement())
         has_ended = False
         try:
-            messages = self._client.decode(call.worker, request, call.until_s - self._now_s())
-            async with aclosing(messages) as stream:  # type: ignore[type-var]
+            async with aclosing(self._messages(call, request)) as stream:  # type: ignore[type-var]
                 message: wire.DecodeResponse
                 async for message in stream:
                     match message.WhichOneof("event"):
@@ -137,6 +141,26 @@ class WorkerCalls:
         finally:
             flight.end()
         yield lost
+
+    async def _messages(
+        self, call: steps.CallDecode, request: wire.DecodeRequest
+    ) -> AsyncIterator[wire.DecodeResponse]:
+        """What the worker sends. Until the first of it the request may still go to another worker."""
+        messages = self._client.decode(call.worker, request, call.until_s - self._now_s())
+        async with aclosing(messages) as stream:  # type: ignore[type-var]
+            async with self._probes.waiting_for(call.worker, self._may_leave_decode):
+                message: wire.DecodeResponse | None = await anext(stream, None)
+            while message is not None:
+                self._probes.heard(call.worker)
+                yield message
+                message = await anext(stream, None)
+
+    def _may_leave_prefill(self) -> bool:
+        return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode()
+
+    def _may_leave_decode(self) -> bool:
+        """The worker that hangs is suspect already, and not among them."""
+        return bool(self._membership.usable(wire.POOL_DECODE))
 
     def _decode_request(self, call: steps.CallDecode) -> wire.DecodeRequest:
         job = self._job
@@ -162,7 +186,8 @@ class WorkerCalls:
 
 
 def _lost(error: WorkerLostError) -> steps.WorkerLost:
-    return steps.WorkerLost(str(error), is_draining=isinstance(error, WorkerDrainingError))
+    is_draining, has_died = isinstance(error, WorkerDrainingError), isinstance(error, WorkerDiedError)
+    return steps.WorkerLost(str(error), is_draining=is_draining, has_died=has_died)
 
 
 def _prefilled(response: wire.PrefillResponse) -> steps.Prefilled:

@@ -4,7 +4,7 @@ A row belongs to one worker while it is a member. Values are this router's own: 
 is not among them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -28,7 +28,7 @@ class Load(IntEnum):
     UNCOMPUTED = 2
     # Engine time that the prefills in flight are expected to take.
     PENDING_S = 3
-    # When one of them ended last, or began on an idle worker.
+    # When one of them was over last, or began on an idle worker.
     PROGRESS_S = 4
     # What the longest of them is expected to take.
     LONGEST_S = 5
@@ -89,18 +89,18 @@ class Loads:
             load[Load.LONGEST_S] = max(load[Load.LONGEST_S], work.expected_s)
         load[: Load.PROGRESS_S] += (1, work.tokens, work.uncomputed_tokens, work.pending_s)
 
-    def end(self, row: int, work: Work, now_s: float) -> None:
+    def end(self, row: int, work: Work) -> None:
         load = self._columns[:, row]
         load[: Load.PROGRESS_S] -= (1, work.tokens, work.uncomputed_tokens, work.pending_s)
         if load[Load.PENDING_S] < _NOTHING_S:
             load[Load.PENDING_S] = load[Load.LONGEST_S] = 0.0
-        if work.pending_s:
-            load[Load.PROGRESS_S] = now_s
 
     def prefilled(self, row: int, work: Work, now_s: float) -> None:
-        """The request's prefill is over, and it goes on."""
-        self.end(row, Work(0, work.uncomputed_tokens, work.expected_s), now_s)
+        """The request's prefill is over, and it goes on. One that is given up is no progress of the worker's."""
+        self.end(row, replace(work, tokens=0))
         self._columns[Load.REQUESTS, row] += 1
+        if work.pending_s:
+            self._columns[Load.PROGRESS_S, row] = now_s
 
     def of(self, rows: NDArray[np.int64]) -> Floats:
         """(columns, rows): a copy."""

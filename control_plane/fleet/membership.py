@@ -1,8 +1,8 @@
 """Which workers there are, as one router sees them, and what it has on each. Pure: events in, snapshots out.
 
-A worker is usable when its registration says READY, its versions fit and it is not suspect. It becomes suspect when a
-call to it fails, and is trusted again when it registers under a new generation, or when its registration has been
-renewed for `trust_after_s` since.
+A worker is usable when its registration says READY and that its engine works, its versions fit and it is not suspect.
+It becomes suspect when a call to it fails, and is trusted again when it registers under a new generation, or has
+answered when it was asked (`control_plane.fleet.worker_probes`): the registry is not needed for that.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Member:
     row: int
     # In which versions the worker differs from this router, in words; empty where they fit.
     version_skew: str = ""
-    suspect_since_s: float | None = None
+    is_suspect: bool = False
 
     @property
     def worker_id(self) -> WorkerId:
@@ -58,14 +58,13 @@ class _UsablePool:
 class Membership:
     """The workers of one service. `now_s` is monotonic."""
 
-    trust_after_s: float = 5.0
     # The router's; those of the workers have to fit.
     versions: Versions = field(default_factory=Versions)
     loads: Loads = field(default_factory=Loads)
     _members: dict[WorkerId, Member] = field(default_factory=dict)
     _pools: dict[Pool, _UsablePool] = field(default_factory=dict)
 
-    def replace(self, registrations: Iterable[wire.WorkerRegistration], now_s: float) -> bool:
+    def replace(self, registrations: Iterable[wire.WorkerRegistration]) -> bool:
         """Takes over what the registry holds now; True when anything that placement sees changed."""
         fresh = {WorkerId(record.worker_id): record for record in registrations}
         changed = fresh.keys() != self._members.keys()
@@ -80,11 +79,8 @@ class Membership:
                 self._members[worker_id] = Member(record, self.loads, self.loads.take_row(), self._skew(record))
                 changed = True
                 continue
-            changed |= member.registration.state != record.state
+            changed |= may_work(member.registration) != may_work(record)
             member.registration = record
-            if member.suspect_since_s is not None and now_s - member.suspect_since_s >= self.trust_after_s:
-                member.suspect_since_s = None
-                changed = True
         return changed
 
     def usable(self, pool: Pool) -> list[WorkerSnapshot]:
@@ -120,24 +116,36 @@ class Membership:
             self.loads.begin(member.row, work, now_s)
         return member
 
-    def release(self, member: Member | None, work: Work, now_s: float) -> None:
+    def release(self, member: Member | None, work: Work) -> None:
         """The request that `acquire` counted on this member has left it.
 
         A worker that left the registry meanwhile and came back is another member, which never had the request.
         """
         if member is not None and self._members.get(member.worker_id) is member:
-            self.loads.end(member.row, work, now_s)
+            self.loads.end(member.row, work)
 
     def prefilled(self, member: Member | None, work: Work, now_s: float) -> None:
         """The prefill of a request that `acquire` counted is over, and it goes on there."""
         if member is not None and self._members.get(member.worker_id) is member:
             self.loads.prefilled(member.row, work, now_s)
 
-    def suspect(self, worker: WorkerSnapshot, now_s: float) -> None:
+    def suspect(self, worker: WorkerSnapshot) -> None:
         member = self._same_generation(worker)
         if member is not None:
-            member.suspect_since_s = now_s
+            member.is_suspect = True
             self._pools.clear()
+
+    def trust(self, worker: WorkerSnapshot) -> bool:
+        """The worker has answered, and its engine works; True where it was suspect."""
+        member = self._same_generation(worker)
+        if member is None or not member.is_suspect:
+            return False
+        member.is_suspect = False
+        self._pools.clear()
+        return True
+
+    def suspects(self) -> list[WorkerSnapshot]:
+        return [_snapshot(member) for member in self._members.values() if member.is_suspect]
 
     def drains(self, worker: WorkerSnapshot) -> None:
         """The worker said so itself: it gets nothing more, unless the registry says otherwise."""
@@ -174,8 +182,8 @@ class Membership:
             member
             for member in self.members()
             if member.registration.pool == pool
-            and member.registration.state == wire.WORKER_STATE_READY
-            and member.suspect_since_s is None
+            and may_work(member.registration)
+            and not member.is_suspect
             and not member.version_skew
         ]
         workers = [_snapshot(member) for member in usable]
@@ -183,6 +191,11 @@ class Membership:
         registrations = [member.registration for member in usable]
         everybody = [member.registration for member in self.members()]
         return _UsablePool(workers, rows, fixed_columns(workers, registrations, everybody))
+
+
+def may_work(record: wire.WorkerRegistration) -> bool:
+    """By its own account."""
+    return record.state == wire.WORKER_STATE_READY and not record.load.stalled_s
 
 
 def _snapshot(member: Member) -> WorkerSnapshot:

@@ -71,7 +71,7 @@ class RegistryFollower:
             self._keep_until_s = now + self._worker_lease_s
         if now < self._keep_until_s:
             registrations = self._with_known(registrations)
-        changed = self._membership.replace(registrations, now)
+        changed = self._membership.replace(registrations)
         self._complain_of_skew()
         self._on_read()
         if changed:

@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.errors import (
     DeadlineError,
     InvalidInputError,
+    JobFailedError,
     NotSupportedError,
     OperatingFault,
     OutOfRangeError,
@@ -29,6 +31,9 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 # How long the calls on a channel may still run when its worker has left the registry.
 CLOSE_GRACE_S = 600.0
 
+# What gRPC, or the worker itself, says of a call whose server has ended, as against one that cannot be reached, is cut
+# off, or stops in good order.
+_DEATHS = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg|sendmsg|the engine died")
 # What gRPC says when a message could not be written because the call had just ended.
 _WRITE_FAILED = "Internal error from Core"
 
@@ -43,6 +48,14 @@ class WorkerDrainingError(WorkerLostError):
     """The worker takes nothing new, or gave the session back: nothing of it was lost there."""
 
 
+class WorkerDiedError(WorkerLostError):
+    """The worker's process or its engine ended under the call; who could not be reached at all has not died of it."""
+
+
+class WorkerStalledError(WorkerLostError):
+    """The worker's process or its engine hangs: it may come back, and answers nothing now."""
+
+
 _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.UNAVAILABLE: WorkerLostError,
     grpc.StatusCode.FAILED_PRECONDITION: WorkerLostError,
@@ -53,6 +66,7 @@ _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.INTERNAL: JobFailedError,
 }
 
 
@@ -177,4 +191,6 @@ def _translated(worker: WorkerSnapshot | None):  # type: ignore[no-untyped-def]
         # Also where the worker had ended the call for a reason of its own, which gRPC then does not tell any more.
         broke = (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, _WRITE_FAILED)
         kind = WorkerLostError if broke else _ERRORS.get(error.code(), UnavailableError)
+        if error.code() is grpc.StatusCode.UNAVAILABLE and _DEATHS.search(error.details() or ""):
+            kind = WorkerDiedError
         raise kind(f"{name}{error.details() or error.code().name}") from None

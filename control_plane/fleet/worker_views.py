@@ -31,7 +31,7 @@ class WorkerViews:
         view = admin.WorkerView(
             registration=member.registration,
             in_flight_requests=member.in_flight_requests,
-            suspect=member.suspect_since_s is not None,
+            suspect=member.is_suspect,
             version_skew=member.version_skew,
         )
         if not member.registration.address:

@@ -13,6 +13,19 @@ from cluster_core.errors import OverloadedError
 _PACE_WEIGHT = 0.1
 
 
+class Slot:
+    """A place among the running requests, until it is given back."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """A second time changes nothing."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
 class Admission:
     """One router's slots. Fair: who waits longest is next."""
 
@@ -34,21 +47,29 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Holds a slot. Raises OverloadedError when the queue is full or the wait too long."""
+        """Holds a slot for as long as the block runs; raises as `take` does."""
+        slot = await self.take()
+        try:
+            yield
+        finally:
+            slot.release()
+
+    async def take(self) -> Slot:
+        """A slot. Raises OverloadedError when the queue is full or the wait too long."""
         if self._slots.locked() and self.queued >= self._max_queued:
             raise OverloadedError(
                 f"{self.in_flight} requests run and {self.queued} wait, more are not taken",
                 retry_after_ms=self.retry_after_ms(),
             )
         await self._wait()
-        started = self._now_s()
+        started_s = self._now_s()
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            self._slots.release()
-            self._service_s += _PACE_WEIGHT * (self._now_s() - started - self._service_s)
+        return Slot(lambda: self._given_back(started_s))
+
+    def _given_back(self, started_s: float) -> None:
+        self.in_flight -= 1
+        self._slots.release()
+        self._service_s += _PACE_WEIGHT * (self._now_s() - started_s - self._service_s)
 
     def retry_after_ms(self) -> int:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight

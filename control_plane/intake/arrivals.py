@@ -15,6 +15,8 @@ class Arrivals:
 
     # The longest that a request may take.
     request_timeout_s: float
+    # How long a client may take nothing of its answer.
+    send_timeout_s: float
     now_s: Callable[[], float] = monotonic_s
     make_lifecycle: Callable[[RequestId], RequestLifecycle] = RequestLifecycle
     make_job: Callable[..., Job] = Job

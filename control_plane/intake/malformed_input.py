@@ -1,4 +1,4 @@
-"""What protobuf refuses to parse, answered as bad input that names the field, instead of as a server's fault.
+"""What protobuf refuses to parse, or leaves out in silence, answered as bad input that names the field.
 
 gRPC hands a message to its deserializer before any handler runs, and answers INTERNAL when that raises. So the
 deserializers of our services are wrapped by an interceptor: what does not parse, or is too large, arrives at the
@@ -7,19 +7,24 @@ the `Malformed` itself among them, and answers it as it answers any bad message.
 """
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from rachis import wire as conventions
 from rachis.wire import Context
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError, RachisError
 
+# Of a list: those that are longer than any limit are refused for it.
+_MOST_LOOKED_AT = 5000
 _OUR_METHODS = "/rachis.v1."
 
 
@@ -47,9 +52,9 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, handler.response_serializer)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                _checked_stream(handler.unary_stream), parse, handler.response_serializer
-            )
+            behaviour = handler.unary_stream
+            checked = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked_unary
+            return grpc.unary_stream_rpc_method_handler(checked(behaviour), parse, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(
             _checked_unary(handler.unary_unary), parse, handler.response_serializer
         )
@@ -61,13 +66,41 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
                 OutOfRangeError(f"has {len(data)} bytes, the limit is {self._max_message_bytes}", field="request")
             )
         try:
-            return deserializer(data)
+            message = deserializer(data)
+            unknown = unknown_field(message)
+            if unknown:
+                sentence = "is not known here: what it asks for would be left out"
+                return Malformed(InvalidInputError(sentence, field=unknown))
+            return message
         except DecodeError:
             kind = getattr(deserializer, "__self__", None)
             field = invalid_utf8_field(kind.DESCRIPTOR, data) if kind is not None else None
             if field is None:
                 return Malformed(InvalidInputError("is not a message of this method", field="request"))
             return Malformed(InvalidInputError("is not valid UTF-8", field=field))
+
+
+def unknown_field(message: Message) -> str:
+    """The first field that the message's type does not have, as a path that ends in its number; empty: there is none.
+
+    protobuf keeps such fields and says nothing, so that a wish from a newer schema would be dropped in silence.
+    """
+    return _first_unknown(message, "")
+
+
+def _first_unknown(message: Message, prefix: str) -> str:
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        return f"{prefix}{unknown[0].field_number}"
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for index, item in enumerate(islice(value, _MOST_LOOKED_AT) if field.is_repeated else [value]):
+            path = f"{prefix}{field.name}" + (f"[{index}]" if field.is_repeated else "")
+            found = _first_unknown(item, f"{path}.")
+            if found:
+                return found
+    return ""
 
 
 def invalid_utf8_field(descriptor: Descriptor, data: bytes) -> str | None:

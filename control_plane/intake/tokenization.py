@@ -5,6 +5,7 @@ template is rendered with a mark at its end, and what stands around the mark is 
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from cluster_core.errors import InvalidInputError, StartError
 
 # Below this many characters a thread costs more than the tokenizer.
 _INLINE_CHARACTERS = 8_192
+# What a message or a piece costs, however short its text is.
+_EACH_CHARACTERS = 64
 # Two characters for private use: no template changes them, and nobody's text has them.
 _MARK = "\ue0f0session\ue0f1"
 
@@ -47,7 +50,7 @@ class Tokenizer:
             return list(prompt.token_ids.ids)
         if prompt.HasField("text"):
             return await self._encode(prompt.text, special=True)
-        return await self._encode(self._rendered(prompt.chat), special=False)
+        return await self._encode(await self._render(prompt.chat), special=False)
 
     async def frame(self, prefix: generation.PromptInput, closing: generation.ChatMessages | None = None) -> Frame:
         """The frame of a session with that prefix; `closing` are turns after the open one.
@@ -57,7 +60,7 @@ class Tokenizer:
         """
         if not prefix.HasField("chat"):
             return Frame(await self.token_ids(prefix) if prefix.WhichOneof("input") else [], [])
-        before, mark, after = self._rendered(_marked(prefix.chat, closing)).partition(_MARK)
+        before, mark, after = (await self._render(_marked(prefix.chat, closing))).partition(_MARK)
         if not mark or _MARK in after:
             raise InvalidInputError(
                 "the chat template does not show where its last message ends", field="open.prefix.chat"
@@ -68,12 +71,23 @@ class Tokenizer:
         """Tokens of a piece, by itself."""
         if piece.HasField("token_ids"):
             return list(piece.token_ids.ids)
-        text = document_text(piece.document) if piece.HasField("document") else piece.text
-        return await self._encode(text, special=False)
+        return await self._encode(_text_of(piece), special=False)
+
+    async def pieces(self, pieces: Sequence[api.SessionPiece]) -> list[int]:
+        """Tokens of all of them, each by itself. Many small ones take as long as a large one."""
+        if sum(len(_text_of(piece)) + _EACH_CHARACTERS for piece in pieces) < _INLINE_CHARACTERS:
+            return self._pieces_now(pieces)
+        return await asyncio.to_thread(self._pieces_now, pieces)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text as a prompt."""
         return self._encode_now(text, special=True)
+
+    async def _render(self, chat: generation.ChatMessages) -> str:
+        size = sum(len(message.content) + _EACH_CHARACTERS for message in chat.messages)
+        if size < _INLINE_CHARACTERS:
+            return self._rendered(chat)
+        return await asyncio.to_thread(self._rendered, chat)
 
     def _rendered(self, chat: generation.ChatMessages) -> str:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
@@ -88,9 +102,20 @@ class Tokenizer:
             return self._encode_now(text, special=special)
         return await asyncio.to_thread(self._encode_now, text, special=special)
 
+    def _pieces_now(self, pieces: Sequence[api.SessionPiece]) -> list[int]:
+        tokens: list[int] = []
+        for piece in pieces:
+            is_text = not piece.HasField("token_ids")
+            tokens += self._encode_now(_text_of(piece), special=False) if is_text else piece.token_ids.ids
+        return tokens
+
     def _encode_now(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+
+def _text_of(piece: api.SessionPiece) -> str:
+    return document_text(piece.document) if piece.HasField("document") else piece.text
 
 
 def document_text(document: api.Document) -> str:

@@ -16,11 +16,16 @@ MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
+MAX_CHAT_MESSAGES = 4096
+# Of one `update`.
+MAX_PIECES = 4096
+# No token stands for more: runs of spaces are the longest that vocabularies have.
+MOST_CHARACTERS_PER_TOKEN = 128
 CHAT_ROLES = ("system", "user", "assistant")
 
 # Field -> (lowest, lowest is allowed, highest).
 _RANGES: dict[str, tuple[float, bool, float]] = {
-    "temperature": (0, True, 100),
+    "temperature": (0, True, 2),
     "top_p": (0, False, 1),
     "min_p": (0, True, 1),
     "presence_penalty": (-2, True, 2),
@@ -60,8 +65,11 @@ def check_model(asked: str, served: str, within: str = "") -> None:
         raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field=f"{within}model")
 
 
-def check_prompt_form(prompt: generation.PromptInput) -> None:
-    """The prompt is there, in a form that can be turned into tokens."""
+def check_prompt_form(prompt: generation.PromptInput, model: wire.ModelInfo) -> None:
+    """The prompt is there, in a form that can be turned into tokens, and not larger than any prompt may be.
+
+    Only counts are looked at: what is too large costs nobody the time to read it.
+    """
     form = prompt.WhichOneof("input")
     if form is None:
         raise InvalidInputError("one of text, token_ids or chat must be set", field="prompt")
@@ -69,14 +77,19 @@ def check_prompt_form(prompt: generation.PromptInput) -> None:
         raise InvalidInputError("must not be empty", field="prompt.text")
     if form == "token_ids" and not prompt.token_ids.ids:
         raise InvalidInputError("must not be empty", field="prompt.token_ids")
+    check_count(len(prompt.token_ids.ids), model, "prompt.token_ids")
+    check_characters(len(prompt.text), model, "prompt.text")
     if form == "chat":
         check_chat(prompt.chat.messages, "prompt.chat.messages")
+        check_characters(sum(len(each.content) for each in prompt.chat.messages), model, "prompt.chat.messages")
 
 
 def check_chat(messages: Sequence[generation.ChatMessage], field: str) -> None:
     """There are messages, with known roles."""
     if not messages:
         raise InvalidInputError("must not be empty", field=field)
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise OutOfRangeError(f"at most {MAX_CHAT_MESSAGES} are taken, got {len(messages)}", field=field)
     for index, message in enumerate(messages):
         if message.role not in CHAT_ROLES:
             raise InvalidInputError(
@@ -130,19 +143,51 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
             f"{model.max_model_len}",
             field="open.sampling.max_tokens",
         )
+    check_count(len(opened.prefix.token_ids.ids), model, "open.prefix.token_ids")
+    check_characters(len(opened.prefix.text), model, "open.prefix.text")
     check_vocabulary(opened.prefix.token_ids.ids, model, "open.prefix.token_ids")
     if opened.prefix.HasField("chat"):
         check_chat(opened.prefix.chat.messages, "open.prefix.chat.messages")
 
 
+def check_count(tokens: int, model: wire.ModelInfo, field: str) -> None:
+    """So many tokens are no more than the model's length."""
+    if tokens >= model.max_model_len:
+        raise OutOfRangeError(f"{tokens} tokens, the model's length is {model.max_model_len}", field=field)
+
+
+def check_characters(characters: int, model: wire.ModelInfo, field: str) -> None:
+    """So much text may be a prompt of the model's length; tokenizing more would be for nothing."""
+    most = model.max_model_len * MOST_CHARACTERS_PER_TOKEN
+    if characters > most:
+        raise OutOfRangeError(
+            f"{characters} characters, the model's length of {model.max_model_len} tokens is at most {most}",
+            field=field,
+        )
+
+
+def check_pieces(pieces: Sequence[api.SessionPiece], model: wire.ModelInfo, field: str) -> None:
+    """Of one update."""
+    if len(pieces) > MAX_PIECES:
+        raise OutOfRangeError(f"at most {MAX_PIECES} are taken, got {len(pieces)}", field=field)
+    check_count(sum(len(piece.token_ids.ids) for piece in pieces), model, field)
+    check_characters(sum(map(_characters, pieces)), model, field)
+    for index, piece in enumerate(pieces):
+        check_piece(piece, model, f"{field}[{index}]")
+
+
 def check_piece(piece: api.SessionPiece, model: wire.ModelInfo, field: str) -> None:
     if piece.WhichOneof("piece") is None:
         raise InvalidInputError("one of text, token_ids or document must be set", field=field)
+    check_count(len(piece.token_ids.ids), model, f"{field}.token_ids")
+    check_characters(_characters(piece), model, field)
     check_vocabulary(piece.token_ids.ids, model, f"{field}.token_ids")
 
 
 def check_closing(closing: generation.PromptInput, prefix: generation.PromptInput, model: wire.ModelInfo) -> None:
     """May be absent or empty; chat messages go with chat messages only."""
+    check_count(len(closing.token_ids.ids), model, "finish.closing.token_ids")
+    check_characters(len(closing.text), model, "finish.closing.text")
     check_vocabulary(closing.token_ids.ids, model, "finish.closing.token_ids")
     if closing.HasField("chat"):
         if not prefix.HasField("chat"):
@@ -158,6 +203,10 @@ def check_vocabulary(token_ids: Sequence[int], model: wire.ModelInfo, field: str
         raise OutOfRangeError(
             f"token {largest} is outside the vocabulary of {model.vocabulary_size} tokens", field=field
         )
+
+
+def _characters(piece: api.SessionPiece) -> int:
+    return len(piece.text) + len(piece.document.title) + len(piece.document.content)
 
 
 def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str) -> None:

@@ -77,6 +77,11 @@ _REFUSALS = _Figure(
     "Messages of clients that were refused while their session went on, by status",
     "status",
 )
+_LOOP_STALL = _Figure(
+    "rachis_router_loop_stall_seconds",
+    "How late the router's event loop was, whenever it was looked at",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
 # In the order in which Prometheus reads them.
 _FIGURES = (
     _TTFT,
@@ -88,6 +93,7 @@ _FIGURES = (
     _SESSION_TOKENS,
     _PREEMPTIONS,
     _REFUSALS,
+    _LOOP_STALL,
 )
 
 
@@ -132,6 +138,8 @@ class RouterMetrics:
         for handoff in generation.HandoffOutcome.values()[1:]:
             self._counters[_HANDOFFS].labels(_handoff_label(handoff))
         self.recent_ttft = RecentTtft()
+        # Of the router's event loop, since the start.
+        self.longest_stall_s = 0.0
         self._make_endpoint = endpoint
         self._now_s = now_s
         self._endpoint: Endpoint | None = None
@@ -164,6 +172,10 @@ class RouterMetrics:
     def failed(self, status: str) -> None:
         """A request or session was answered with this gRPC status."""
         self._counters[_ERRORS].labels(status).inc()
+
+    def loop_was_late(self, seconds: float) -> None:
+        self._histograms[_LOOP_STALL].observe(seconds)
+        self.longest_stall_s = max(self.longest_stall_s, seconds)
 
     def refused(self, status: str) -> None:
         self._counters[_REFUSALS].labels(status).inc()

@@ -12,13 +12,14 @@ from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import RachisConfig
 from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.intake.admission import Admission
-from control_plane.metrics.families import counters, gauge, gauges, pool_label
+from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
 from control_plane.metrics.loop_collector import LoopCollector
 
 
 class ServiceCollector(LoopCollector):
-    """pools: as `GetPools` tells them."""
+    """sessions: how many are open. poisoned: requests that are refused for it. pools: as `GetPools` tells them."""
 
     what = "the service"
 
@@ -27,6 +28,9 @@ class ServiceCollector(LoopCollector):
         config: RachisConfig,
         admission: Admission,
         follower: RegistryFollower,
+        probes: WorkerProbes,
+        sessions: Callable[[], int],
+        poisoned: Callable[[], int],
         pools: Callable[[], Sequence[admin.PoolStatus]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -34,6 +38,9 @@ class ServiceCollector(LoopCollector):
         self._config = config
         self._admission = admission
         self._follower = follower
+        self._probes = probes
+        self._sessions = sessions
+        self._poisoned = poisoned
         self._pools = pools
         self._version = importlib.metadata.version("rachis")
 
@@ -51,6 +58,22 @@ class ServiceCollector(LoopCollector):
                 "rachis_router_max_queued_requests",
                 "Requests that may wait for a slot; above this they are refused",
                 router.max_queued_requests,
+            ),
+            gauge("rachis_open_sessions", "Streaming sessions that are open", self._sessions()),
+            gauge(
+                "rachis_poisoned_requests",
+                "Requests, by what they ask for, that are refused because engines died while they worked on them",
+                self._poisoned(),
+            ),
+            counter(
+                "rachis_workers_found_hanging_total",
+                "Times that a worker did not answer when it was asked whether it is alive, or its engine hung",
+                self._probes.found_lost,
+            ),
+            counter(
+                "rachis_calls_moved_total",
+                "Calls that left a worker that hangs for another one",
+                self._probes.left_calls,
             ),
             gauge("rachis_registry_connected", "1 while the registry in Redis answers", self._follower.connected),
             gauge(

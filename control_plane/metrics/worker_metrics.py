@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from rachis.v1 import admin_pb2 as admin
-from rachis.v1 import worker_pb2 as wire
 
+from control_plane.fleet.membership import may_work
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.metrics.decode_metrics import decode_metrics
 from control_plane.metrics.families import by_worker, gauges, pool_label
@@ -81,7 +81,7 @@ def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
     records = {view.registration.worker_id: view.registration for view in views}
     usable: dict[tuple[str, ...], float] = {
         (view.registration.worker_id, pool_label(view.registration.pool), view.registration.node): float(
-            view.registration.state == wire.WORKER_STATE_READY and not view.suspect and not view.version_skew
+            may_work(view.registration) and not view.suspect and not view.version_skew
         )
         for view in views
     }
@@ -96,6 +96,11 @@ def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
             "rachis_worker_version_skew",
             "1 for a worker whose versions do not fit the router's: it gets no requests",
             {view.registration.worker_id: bool(view.version_skew) for view in views},
+        ),
+        by_worker(
+            "rachis_worker_stalled_seconds",
+            "How long the worker's engine has been hanging in a step; 0 where it works",
+            {worker: record.load.stalled_s for worker, record in records.items()},
         ),
         by_worker(
             "rachis_worker_clock_ahead_seconds",

@@ -44,6 +44,8 @@ class Job:
     engine_queue_ms: float = 0.0
     transfer_ms: float = 0.0
     attempts: int = 0
+    # Engines that died while they worked on it, or on one that asked for the same.
+    deaths: int = 0
     # Workers know a request by this alone: a name aborts and releases there, and clients may repeat theirs, or choose
     # one that means something in the connector's own messages.
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))

@@ -57,4 +57,4 @@ class Flight:
         try:
             self._running.remove(self._placement.worker.worker_id, self._placement.prompt.keys)
         finally:
-            self._membership.release(self._member, self._work, self._now_s())
+            self._membership.release(self._member, self._work)

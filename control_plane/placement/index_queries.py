@@ -136,7 +136,7 @@ class IndexQueries:
         model = self._membership.served_model()
         sampling = generation.SamplingParams(max_tokens=max_tokens)
         validation.check_cache_salt(cache_salt)
-        validation.check_prompt_form(prompt)
+        validation.check_prompt_form(prompt, model)
         validation.check_sampling(sampling, model)
         token_ids = await self._tokenizer.token_ids(prompt)
         validation.check_tokens(token_ids, sampling, model)

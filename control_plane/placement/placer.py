@@ -174,4 +174,4 @@ class Placer:
 
 
 def _question(job: Job, excluded: frozenset[tuple[str, int]] = frozenset()) -> Question:
-    return Question(len(job.token_ids), max_tokens_of(job.sampling), excluded)
+    return Question(len(job.token_ids), max_tokens_of(job.sampling), excluded, alone=job.deaths > 0)

@@ -27,6 +27,8 @@ class Question:
     prompt_tokens: int
     max_tokens: int
     excluded: frozenset[tuple[str, int]] = frozenset()
+    # An engine died while it worked on the request: it goes where it harms nobody else, if there is such a worker.
+    alone: bool = False
 
 
 Filter = Callable[[Question, PoolView], NDArray[np.bool_]]
@@ -59,12 +61,24 @@ def not_excluded(question: Question, view: PoolView) -> NDArray[np.bool_]:
     return np.array([(each.worker_id, each.generation) not in question.excluded for each in workers], dtype=np.bool_)
 
 
+def harms_nobody(question: Question, view: PoolView) -> NDArray[np.bool_]:
+    """Of a request that goes alone, workers without any other request of this router; all where there is none.
+
+    A refusal would hit the many that were merely there when an engine died.
+    """
+    everybody = np.ones(len(view.candidates), dtype=np.bool_)
+    if not question.alone:
+        return everybody
+    idle = view.candidates.in_flight_requests == 0
+    return idle if (idle & not_excluded(question, view)).any() else everybody
+
+
 @dataclass(frozen=True)
 class PlacementPolicy:
     """terms: by name, each with its weight. Without terms all candidates are equal."""
 
     terms: tuple[tuple[str, Term, float], ...]
-    filters: tuple[Filter, ...] = (not_excluded,)
+    filters: tuple[Filter, ...] = (not_excluded, harms_nobody)
     name: str = field(default="")
 
     @cached_property

@@ -114,6 +114,7 @@ class Replicator:
         flight = self._placer.begin(placement)
         try:
             await self._workers.prefill(placement.worker, request, self._timing.copy_timeout_s)
+            flight.prefilled()
         except RachisError as error:
             self.failed += 1
             self.plan.failed(copy, self._now_s())

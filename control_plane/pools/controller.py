@@ -199,6 +199,7 @@ class Controller:
             versions=versions.installed(),
             drain_timeout_s=limits.drain_timeout_s,
             session_grace_s=limits.session_grace_s,
+            stall_timeout_s=limits.stall_timeout_s,
         )
         actor = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
         came_up = actor.wait_ready.remote(limits.start_timeout_s).future()

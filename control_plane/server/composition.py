@@ -18,12 +18,15 @@ from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
+from control_plane.fleet.vitality import VITALITY_TIMING, VitalityTiming
 from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import MalformedInputInterceptor
 from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.loop_stall import LOOK_S
 from control_plane.metrics.probe_server import ProbeServer
 from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
@@ -46,8 +49,12 @@ from control_plane.sessions.serving import StreamingSessions
 
 # How long any part waits for an answer of Redis.
 _REDIS_TIMEOUT_S = 2.0
-# gRPC itself cuts messages off at this multiple of our limit; below it we answer with a sentence.
-_HARD_LIMIT_FACTOR = 4
+# A worker is sent the tokens of what came as text: so many times as many bytes at most.
+_WORKER_MESSAGE_FACTOR = 4
+# Above our limit and this much more gRPC itself refuses a message before it is received; below a sentence does.
+_SENTENCE_BYTES = 1 << 20
+# Calls of one connection at a time are bounded by what the router takes in all, and this many more.
+_SPARE_STREAMS = 1024
 # What a client may have on its way to a session that is not read. gRPC would widen it by measurement, to megabytes.
 _STREAM_WINDOW_BYTES = 256 << 10
 _FIXED_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES)]
@@ -85,6 +92,10 @@ class RouterTiming:
     # Of a check of the index: how long differences may be on their way, and from one look to the next.
     check_settle_s: float = SETTLE_S
     check_between_s: float = BETWEEN_LOOKS_S
+    # Whether workers live is looked at, and asked.
+    vitality: VitalityTiming = VITALITY_TIMING
+    # How often it is looked how late the event loop is.
+    loop_look_s: float = LOOK_S
 
 
 ROUTER_TIMING = RouterTiming()
@@ -95,21 +106,22 @@ def build_router(
 ) -> RouterServer:
     """A router that has not started. Nothing is set on any of its parts after this."""
     config = loaded.config
-    membership = Membership(trust_after_s=config.redis.worker_lease_s, versions=versions.installed())
-    client = WorkerClient(_hard_limit_bytes(config), ports.channel)
+    membership = Membership(versions=versions.installed())
+    client = WorkerClient((config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR, ports.channel)
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     follower = _follower(config, service_id, membership, prefixes, ports)
     index = _index_ports(prefixes)
     placer = _placer(config, service_id, membership, index, ports)
-    dispatcher = _dispatcher(config, membership, follower, client, placer, ports)
+    probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
+    dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
     limits = config.router
     admission = Admission(
         limits.max_in_flight_requests, limits.max_queued_requests, limits.queue_timeout_s, ports.now_s
     )
-    arrivals = Arrivals(limits.request_timeout_s, ports.now_s, ports.lifecycle, ports.job)
+    arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
     sessions = StreamingSessions(
         membership, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
@@ -123,11 +135,13 @@ def build_router(
         membership=membership,
         follower=follower,
         client=client,
+        probes=probes,
         views=views,
         prefixes=prefixes,
         placer=placer,
         replicator=_replicator(config, service_id, prefixes, placer, client, ports),
         dispatcher=dispatcher,
+        sessions=sessions,
         admission=admission,
         tokenizer=tokenizer,
         metrics=metrics,
@@ -139,17 +153,19 @@ def build_router(
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
         server=_server(config, ports),
     )
-    return RouterServer(config, parts)
-
-
-def _hard_limit_bytes(config: RachisConfig) -> int:
-    return (config.router.max_message_mib << 20) * _HARD_LIMIT_FACTOR
+    return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
 
 
 def _server(config: RachisConfig, ports: RouterPorts) -> grpc.aio.Server:
+    section, limit_bytes = config.router, config.router.max_message_mib << 20
+    streams = section.max_in_flight_requests + section.max_queued_requests + config.streaming.max_client_sessions
     return ports.server(
-        interceptors=[MalformedInputInterceptor(config.router.max_message_mib << 20)],
-        options=[*conventions.channel_options(_hard_limit_bytes(config)), *_FIXED_WINDOW],
+        interceptors=[MalformedInputInterceptor(limit_bytes)],
+        options=[
+            *conventions.channel_options(limit_bytes + _SENTENCE_BYTES),
+            ("grpc.max_concurrent_streams", streams + _SPARE_STREAMS),
+            *_FIXED_WINDOW,
+        ],
     )
 
 
@@ -197,6 +213,7 @@ def _dispatcher(
     follower: RegistryFollower,
     client: WorkerClient,
     placer: Placer,
+    probes: WorkerProbes,
     ports: RouterPorts,
 ) -> Dispatcher:
     return Dispatcher(
@@ -209,6 +226,7 @@ def _dispatcher(
             worker_wait_s=config.router.queue_timeout_s,
             handoff_deadline_s=config.handoff.deadline_s,
         ),
+        probes,
         ports.now_s,
     )
 

@@ -16,9 +16,11 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
 from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
@@ -33,6 +35,7 @@ from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.server.admin_service import AdminService
 from control_plane.server.router_service import RouterService
+from control_plane.sessions.serving import StreamingSessions
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 # Whether the process is alive, whatever it can serve; the other names say whether it is ready for requests.
@@ -50,6 +53,7 @@ class RouterParts:
     admission: Admission
     tokenizer: Tokenizer
     dispatcher: Dispatcher
+    sessions: StreamingSessions
     placer: Placer
     replicator: Replicator
     prefixes: FollowedIndex
@@ -58,6 +62,7 @@ class RouterParts:
     membership: Membership
     follower: RegistryFollower
     client: WorkerClient
+    probes: WorkerProbes
     views: WorkerViews
     metrics: RouterMetrics
     # Where their controller runs beside this router.
@@ -68,9 +73,10 @@ class RouterParts:
 class RouterServer:
     """Starts, serves and stops the parts of one router: `start`, then `stop`; `address` is set in between."""
 
-    def __init__(self, config: RachisConfig, parts: RouterParts) -> None:
+    def __init__(self, config: RachisConfig, parts: RouterParts, *, loop_look_s: float) -> None:
         self._config = config
         self.parts = parts
+        self._loop_look_s = loop_look_s
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._background = BackgroundTasks()
         self._stopping = False
@@ -112,6 +118,8 @@ class RouterServer:
         await parts.tokenizer.load()
         await parts.server.start()
         self._background.start(parts.follower.follow())
+        self._background.start(parts.probes.run())
+        self._background.start(watch_loop(parts.metrics.loop_was_late, self._loop_look_s))
         self._background.start(self._watch_health())
         self._background.start(parts.prefixes.claims.follow())
         self._background.start(parts.prefixes.accesses.follow())
@@ -155,7 +163,13 @@ class RouterServer:
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
         pools = parts.pools.status if parts.pools is not None else list
-        registry.register(ServiceCollector(self._config, parts.admission, parts.follower, pools, loop))
+        sessions = lambda: parts.sessions.open_sessions  # noqa: E731
+        poisoned = lambda: parts.dispatcher.poison.poisoned  # noqa: E731
+        registry.register(
+            ServiceCollector(
+                self._config, parts.admission, parts.follower, parts.probes, sessions, poisoned, pools, loop
+            )
+        )
         untrue = lambda: parts.check.untrue  # noqa: E731
         registry.register(PlacementCollector(parts.queries.status, parts.placer.counts, parts.replicator, untrue, loop))
 

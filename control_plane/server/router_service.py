@@ -51,16 +51,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         # How many requests and sessions have ended how.
         self.outcomes: Counter[State] = Counter()
 
-    async def Generate(self, request: api.GenerateRequest, context: Context) -> AsyncIterator[api.GenerateResponse]:
+    async def Generate(  # type: ignore[override]  # it writes through the context, to bound each write
+        self, request: api.GenerateRequest, context: Context
+    ) -> None:
         arrived_s = self._arrivals.now_s()
         request_id = RequestId(request.request_id) or new_request_id()
-        async with (
-            self._counted(request_id, context) as lifecycle,
-            aclosing(self._generate(request, context, lifecycle, arrived_s)) as responses,  # type: ignore[type-var]
-        ):
-            response: api.GenerateResponse
-            async for response in responses:
-                yield response
+        async with self._counted(request_id, context) as lifecycle:
+            await self._generate(request, context, lifecycle, arrived_s)
 
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
@@ -77,7 +74,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except RachisError as error:
             _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
             self._metrics.failed(error.status)
-            await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+            await conventions.abort(context, error)
         except (asyncio.CancelledError, GeneratorExit):
             _end(lifecycle, _left(context))
             raise
@@ -96,7 +93,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context: Context,
         lifecycle: RequestLifecycle,
         arrived_s: float,
-    ) -> AsyncIterator[api.GenerateResponse]:
+    ) -> None:
         token_ids = await self._checked_tokens(request)
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
@@ -122,8 +119,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         self._metrics.first_token(job.first_token_s - job.arrived_s)
                     response = api.GenerateResponse(request_id=job.request_id)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
-                    job.own_s += self._arrivals.now_s() - received_s
-                    yield response
+                    now_s = self._arrivals.now_s()
+                    job.own_s += now_s - received_s
+                    timeout_s = min(self._arrivals.send_timeout_s, job.remaining_s(now_s))
+                    await conventions.write(context, response, timeout_s)
 
     async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
@@ -132,7 +131,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         validation.check_cache_salt(request.cache_salt)
         validation.check_priority(request.priority)
         validation.check_model(request.model, model.name)
-        validation.check_prompt_form(request.prompt)
+        validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)

@@ -5,6 +5,7 @@ workers write again by themselves.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import subprocess
@@ -23,21 +24,27 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
+_PING_TIMEOUT_S = 2.0
+# How often it is looked after, and how often in a row it may leave a ping unanswered: one that is slow answers late,
+# one that hangs never.
+LOOK_S = 1.0
+_MOST_SILENT_LOOKS = 4
 
 
 class EmbeddedRedis:
-    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die.
+    """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die or hang.
 
     host: the one address it listens on. port: 0 takes a free one.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0, *, look_s: float = LOOK_S) -> None:
         self._folder = folder
         self._password = secrets.token_urlsafe(24)
         self._host = host
         self._ports = PortRange(port, port) if port else None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._look_s = look_s
 
     @property
     def url(self) -> str:
@@ -62,15 +69,44 @@ class EmbeddedRedis:
         await self._wait_until_it_answers()
 
     async def keep(self) -> None:
-        """Starts it again whenever it has died, until cancelled."""
+        """Starts it again whenever it has died, or answers no ping any more, until cancelled."""
+        silent_looks = 0
         while True:
-            await asyncio.sleep(1.0)
-            if self._process is not None and self._process.poll() is not None:
-                logger.warning("the embedded Redis ended with %s and is started again", self._process.returncode)
-                try:
-                    await self.start()
-                except (StartError, OSError) as error:
-                    logger.error("the embedded Redis does not come back, trying on: %s", error)
+            await asyncio.sleep(self._look_s)
+            process = self._process
+            if process is None:
+                continue
+            if process.poll() is not None:
+                logger.warning("the embedded Redis ended with %s and is started again", process.returncode)
+            elif await self._answers():
+                silent_looks = 0
+                continue
+            else:
+                silent_looks += 1
+                if silent_looks < _MOST_SILENT_LOOKS:
+                    continue
+                logger.error("the embedded Redis hangs: %d pings had no answer; it is started again", silent_looks)
+                process.kill()
+                await asyncio.to_thread(process.wait)
+            silent_looks = 0
+            try:
+                await self.start()
+            except (StartError, OSError) as error:
+                logger.error("the embedded Redis does not come back, trying on: %s", error)
+
+    async def _answers(self) -> bool:
+        """Whatever it says: that it is busy with a script, or loads, is an answer."""
+        client = redis.asyncio.Redis.from_url(self.url, socket_timeout=_PING_TIMEOUT_S)
+        try:
+            await client.ping()
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            return isinstance(error, redis.BusyLoadingError)
+        except redis.RedisError:
+            return True
+        finally:
+            with contextlib.suppress(redis.RedisError, OSError):
+                await client.aclose()
+        return True
 
     async def stop(self) -> None:
         if self._process is not None:

@@ -4,6 +4,7 @@ The client's next message is read only while `has_room`. A worker counts the inp
 was opened there; what workers that were lost had computed stays in the sums that clients are told.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from rachis.v1 import generation_pb2 as generation
@@ -15,11 +16,15 @@ _SUMS = ("computed_tokens", "reused_tokens", "invalidated_tokens")
 
 @dataclass(slots=True)
 class Backlog:
-    """max_backlog_tokens None: the prompt may be replaced, so what waits is no measure of what will be computed."""
+    """replaces: the prompt may be replaced, so what waits to be computed is no measure of what will be; there the
+    tokens of inputs that the engine has not taken in are bounded instead."""
 
     max_unapplied_inputs: int
-    max_backlog_tokens: int | None
+    max_backlog_tokens: int
+    replaces: bool = False
     attached: bool = False
+    # Of inputs that the engine has not taken in, the oldest first.
+    _unapplied: deque[int] = field(default_factory=deque)
     _sent_inputs: int = 0
     _sent_tokens: int = 0
     _reached_tokens: int = 0
@@ -33,7 +38,17 @@ class Backlog:
             return True
         if self.unapplied_inputs >= self.max_unapplied_inputs:
             return False
-        return self.max_backlog_tokens is None or self.waiting_tokens <= self.max_backlog_tokens
+        waiting = sum(self._unapplied) if self.replaces else self.waiting_tokens
+        return waiting <= self.max_backlog_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """The engine has taken in and computed all that has come: the session waits for its client.
+
+        The last known token is computed with what follows it.
+        """
+        worker = self._worker
+        return self.attached and not self.unapplied_inputs and worker.ready_tokens + 1 >= worker.prompt_tokens
 
     @property
     def unapplied_inputs(self) -> int:
@@ -48,6 +63,7 @@ class Backlog:
         self.detach()
         self.attached = True
         self._sent_inputs, self._sent_tokens, self._reached_tokens = 0, prompt_tokens, 0
+        self._unapplied.clear()
         self._worker = generation.SessionProgress(prompt_tokens=prompt_tokens)
 
     def detach(self) -> None:
@@ -56,13 +72,16 @@ class Backlog:
             self._before = self._summed()
         self.attached = False
 
-    def sent(self, prompt_tokens: int) -> None:
-        """One more input is on its way to the worker; the prompt has so many tokens with it."""
+    def sent(self, prompt_tokens: int, input_tokens: int) -> None:
+        """One more input of so many tokens is on its way to the worker; the prompt has so many with it."""
         self._sent_inputs += 1
+        self._unapplied.append(input_tokens)
         self._sent_tokens = prompt_tokens
 
     def progressed(self, progress: generation.SessionProgress) -> None:
         self._worker = progress
+        while len(self._unapplied) > max(self.unapplied_inputs, 0):
+            self._unapplied.popleft()
         # A session whose blocks were taken from it has been computed all the same: its client is not stopped for that.
         self._reached_tokens = max(self._reached_tokens, progress.ready_tokens)
 

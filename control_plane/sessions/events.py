@@ -20,11 +20,14 @@ from control_plane.sessions.prefill import PromptInPieces
 class SessionEvents:
     """Shared by the tasks of one session."""
 
-    def __init__(self, context: Context, job: Job, pieces: PromptInPieces, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, context: Context, job: Job, pieces: PromptInPieces, metrics: RouterMetrics, send_timeout_s: float
+    ) -> None:
         self._context = context
         self._job = job
         self._pieces = pieces
         self._metrics = metrics
+        self._send_timeout_s = send_timeout_s
         self._turn = asyncio.Lock()
         self._answering = False
 
@@ -67,7 +70,7 @@ class SessionEvents:
     async def _write(self, response: api.StreamGenerateResponse) -> None:
         response.request_id = self._job.request_id
         async with self._turn:
-            await conventions.write(self._context, response)
+            await conventions.write(self._context, response, self._send_timeout_s)
 
     def _with_record(self, completion: generation.Completion) -> generation.Completion:
         if self._pieces.record is not None:

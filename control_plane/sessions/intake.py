@@ -53,10 +53,8 @@ class SessionIntake:
     async def _update(self, update: api.SessionUpdate) -> Command | None:
         self.session.check(Input.UPDATE)
         self.session.check_revision(update.revision)
-        tokens: list[int] = []
-        for index, piece in enumerate(update.context):
-            tokens += await self._tokens(piece, f"update.context[{index}]")
-        return self.session.update(update.revision, tokens)
+        validation.check_pieces(update.context, self._model, "update.context")
+        return self.session.update(update.revision, await self._tokenizer.pieces(update.context))
 
     async def _finish(self, finish: api.SessionFinish) -> Command:
         self.session.check(Input.FINISH)

@@ -64,7 +64,7 @@ class PromptInPieces:
             self._commands.append(command)
             self._to_send.set()
             if not isinstance(command, Finish):
-                self._backlog.sent(len(self._session.tokens))
+                self._backlog.sent(len(self._session.tokens), len(command.token_ids))
         self._on_change()
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:

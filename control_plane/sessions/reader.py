@@ -16,16 +16,14 @@ from control_plane.sessions.intake import Message, SessionIntake
 from control_plane.sessions.session import Command
 
 
-async def next_message(context: Context, idle_timeout_s: float) -> Message | None:
-    """None when the client has closed its side. Raises DeadlineError when it stays silent."""
+async def next_message(context: Context, timeout_s: float, limit: str = "streaming.idle_timeout_s") -> Message | None:
+    """None when the client has closed its side. Raises DeadlineError when it stays silent. limit: whose bound it is."""
     try:
-        async with asyncio.timeout(idle_timeout_s):
+        async with asyncio.timeout(timeout_s):
             message: Message | None = await conventions.next_message(context)
             return message
     except TimeoutError:
-        raise DeadlineError(
-            f"no input came for {idle_timeout_s:g} s, the limit is streaming.idle_timeout_s", field="event"
-        ) from None
+        raise DeadlineError(f"no input came for {timeout_s:g} s, the limit is {limit}", field="event") from None
 
 
 class SessionReader:
@@ -36,7 +34,7 @@ class SessionReader:
         context: Context,
         intake: SessionIntake,
         room: asyncio.Event,
-        send: Callable[[Command | None], None],
+        send: Callable[[Command | None], Awaitable[None]],
         refuse: Callable[[ClientFault, int], Awaitable[None]],
         *,
         idle_timeout_s: float,
@@ -61,7 +59,7 @@ class SessionReader:
         while (message := await self._next()) is not None:
             self.messages += 1
             try:
-                self._send(await self._intake.take(message))
+                await self._send(await self._intake.take(message))
             except ClientFault as error:
                 await self._refuse(error, self.messages)
         if not self._session.finished:

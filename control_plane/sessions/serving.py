@@ -1,6 +1,6 @@
 """Serves streaming sessions: reads and checks `open`, admits the session, and lets it run (`session_run`).
 
-The admission slot is held for the whole session, and one deadline ends it wherever it is.
+An admission slot is held while the session has work (`places`), and one deadline ends it wherever it is.
 """
 
 import asyncio
@@ -29,10 +29,11 @@ from control_plane.sessions.backlog import Backlog
 from control_plane.sessions.changes import SessionChanges
 from control_plane.sessions.events import SessionEvents
 from control_plane.sessions.intake import SessionIntake
+from control_plane.sessions.places import OpenSessions, SessionSlot
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader, next_message
 from control_plane.sessions.run import SessionRun
-from control_plane.sessions.session import Session
+from control_plane.sessions.session import Command, Session
 
 
 class StreamingSessions:
@@ -57,15 +58,25 @@ class StreamingSessions:
         self._settings = settings
         self._metrics = metrics
         self._arrivals = arrivals
+        self._open = OpenSessions(settings.max_open_sessions, settings.max_client_sessions)
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._open)
 
     async def serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
         """One session, from its first message to its completion.
 
-        Raises what refuses it, WithdrawnError when its client takes it back, DeadlineError, UnavailableError.
+        Raises what refuses it, OverloadedError where too many are open, WithdrawnError when its client takes it back,
+        DeadlineError, UnavailableError.
         """
+        with self._open.one_more(context.peer()):
+            await self._serve(context, lifecycle)
+
+    async def _serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
         timeout_s = self._arrivals.timeout_s(context.time_remaining())
         called_s = self._arrivals.now_s()
-        opened = await self._open_message(context, min(timeout_s, self._settings.idle_timeout_s))
+        opened = await self._open_message(context, min(timeout_s, self._settings.open_timeout_s))
         # `open` is what arrives; a client may call long before.
         arrived_s = self._arrivals.now_s()
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
@@ -83,16 +94,19 @@ class StreamingSessions:
             prompt_changes=True,
         )
         job.own_s = self._arrivals.now_s() - arrived_s
-        async with self._admission.slot():
+        slot = SessionSlot(self._admission)
+        try:
+            await slot.hold()
             lifecycle.at(Event.ADMITTED)
-            try:
-                async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
-                    await self._run(context, opened, model, session, job).serve(self._dispatcher)
-            except TimeoutError:
-                raise DeadlineError("the session's deadline passed") from None
+            async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
+                await self._run(context, opened, model, session, job, slot).serve(self._dispatcher)
+        except TimeoutError:
+            raise DeadlineError("the session's deadline passed") from None
+        finally:
+            slot.give_back()
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
-        message = await next_message(context, timeout_s)
+        message = await next_message(context, timeout_s, "streaming.open_timeout_s")
         if isinstance(message, Malformed):
             raise message.error
         if message is None or not message.HasField("open"):
@@ -106,17 +120,29 @@ class StreamingSessions:
         return Session(opened.mode, frame.head, frame.tail, max_prompt_tokens=room)
 
     def _run(
-        self, context: Context, opened: api.SessionOpen, model: wire.ModelInfo, session: Session, job: Job
+        self,
+        context: Context,
+        opened: api.SessionOpen,
+        model: wire.ModelInfo,
+        session: Session,
+        job: Job,
+        slot: SessionSlot,
     ) -> SessionRun:
         settings = self._settings
-        appends_only = opened.mode == generation.SESSION_MODE_APPEND
-        backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens if appends_only else None)
-        changes = SessionChanges(session, backlog)
+        replaces = opened.mode == generation.SESSION_MODE_UPDATE
+        backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens, replaces)
+        changes = SessionChanges(session, backlog, slot.give_back)
         pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
-        events = SessionEvents(context, job, pieces, self._metrics)
+        events = SessionEvents(context, job, pieces, self._metrics, self._arrivals.send_timeout_s)
         intake = SessionIntake(session, opened.prefix, self._tokenizer, model)
+
+        async def send(command: Command | None) -> None:
+            if command is not None:
+                await slot.hold()
+            pieces.send(command)
+
         reader = SessionReader(
-            context, intake, changes.room, pieces.send, events.refused, idle_timeout_s=settings.idle_timeout_s
+            context, intake, changes.room, send, events.refused, idle_timeout_s=settings.idle_timeout_s
         )
         interval_s = settings.progress_interval_ms / 1000
         return SessionRun(job, session, backlog, pieces, events, reader, changes.news, progress_interval_s=interval_s)

@@ -29,6 +29,7 @@ from cluster_core.engine_reports import (
     PrefixClaims,
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
+from cluster_core.heartbeat import Heartbeat
 from fault_sim.blocks.commands import Commands
 from fault_sim.blocks.content import BlockContent
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
@@ -58,6 +59,10 @@ class BlockEngine:
         self.host = host
         # How many times as long steps take as the settings say.
         self.slow = 1.0
+        # Set while steps end; `hang` clears it.
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._heartbeat = Heartbeat()
         self.settings = settings
         self.pool = BlockPool(settings.blocks, settings.block_tokens)
         self._id = engine_id
@@ -118,6 +123,7 @@ class BlockEngine:
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
             open_sessions=sessions,
+            stalled_s=self._heartbeat.stalled_s,
         )
         self._counters.stored_blocks = self._claims.stored_blocks
         return EngineStatus(load, replace(self._counters), costs=self._costs)
@@ -159,6 +165,13 @@ class BlockEngine:
         for run in list(self._names.values()):
             self._fail(run, UnavailableError(f"the engine died: {why}"))
         self._between_two_steps()
+
+    def hang(self) -> None:
+        """Its step does not end, until `go_on`."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
 
     def live_jobs(self) -> list[str]:
         """Names of the jobs whose callers wait for them."""
@@ -209,7 +222,9 @@ class BlockEngine:
                 continue
             tokens = sum(step.values())
             took_s = (self.settings.step_s + self.settings.token_s * tokens) * self.slow
-            await asyncio.sleep(took_s)
+            with self._heartbeat.step():
+                await asyncio.sleep(took_s)
+                await self._goes_on.wait()
             for run, count in step.items():
                 # Input that has come for the run meanwhile waits for the end of the step.
                 self._compute(run, count)

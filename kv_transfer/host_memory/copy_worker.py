@@ -43,7 +43,9 @@ class CopyReport(KVConnectorWorkerMetadata):
     seconds: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "CopyReport":
-        assert isinstance(other, CopyReport)
+        if not isinstance(other, CopyReport):
+            # That of a worker which has more to say; it knows how to add this one.
+            return other.aggregate(self)
         return CopyReport(self.ended + other.ended, self.failed | other.failed, self.seconds + other.seconds)
 
 

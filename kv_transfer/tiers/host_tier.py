@@ -261,6 +261,9 @@ class HostTiering(HostSwapping):
 
     # Scheduler side.
 
+    def use_pool(self, pool: Any) -> None:
+        """The scheduler is ready: its pool of device blocks."""
+
     def attach(
         self, tiers: PrefixTiers, pool: TieredBlockPool, requests: "Mapping[str, Request]", budget: int
     ) -> HostTier:

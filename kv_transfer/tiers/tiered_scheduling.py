@@ -45,6 +45,8 @@ class TieredScheduling(_Scheduler):
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
         caches = self.cache_config.enable_prefix_caching
         pool = vllm_private.pool_of(self)
+        if isinstance(self.connector, HostTiering):
+            self.connector.use_pool(pool)
         if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
             emit_where_blocks_lie(pool)
             return

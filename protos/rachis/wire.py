@@ -4,6 +4,8 @@ Bad input answers with the sentence of the error; an overload adds when to try a
 `google.rpc.RetryInfo` detail and as the trailing metadata `retry-after-ms`.
 """
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 from typing import Any as Anything
 
@@ -13,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from cluster_core.errors import RachisError, WithdrawnError
+from cluster_core.errors import RachisError, SlowReaderError, WithdrawnError
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Anything, Anything]
@@ -21,6 +23,7 @@ else:
     Context = grpc.aio.ServicerContext
 
 RETRY_AFTER = "retry-after-ms"
+_ABORT_TIMEOUT_S = 1.0
 _DETAILS = "grpc-status-details-bin"
 
 
@@ -46,12 +49,32 @@ async def next_message(stream: Anything) -> Anything:
     return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]  # missing in grpc-stubs
 
 
-async def write(context: Context, message: Anything) -> None:
-    """Writes to a client's stream. Raises WithdrawnError when the client is gone, whose cancelling is on its way."""
+async def write(context: Context, message: Anything, timeout_s: float | None = None) -> None:
+    """Writes to a client's stream, and waits while its window is full.
+
+    Raises WithdrawnError when the client is gone, whose cancelling is on its way, and SlowReaderError when it has taken
+    nothing for so long.
+    """
     try:
-        await context.write(message)
+        async with asyncio.timeout(timeout_s):
+            await context.write(message)
     except grpc.aio.InternalError:
         raise WithdrawnError("the client is gone") from None
+    except TimeoutError:
+        raise SlowReaderError(
+            f"the client took nothing of its answer for {timeout_s:g} s; see router.send_timeout_s"
+        ) from None
+
+
+async def abort(context: Context, error: RachisError) -> None:
+    """Ends the call with what the error says.
+
+    The status waits behind what the client has not taken. One that takes nothing gets it when it does: the call is left
+    to gRPC then, which holds nothing of ours.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_TIMEOUT_S):
+            await context.abort(status_code(error), str(error), trailing_metadata(error))
 
 
 def status_code(error: RachisError) -> grpc.StatusCode:

@@ -330,7 +330,7 @@ def member(membership: Membership, generation: int, sequence: int) -> None:
     record = wire.WorkerRegistration(
         worker_id="decode-0", generation=generation, pool=wire.POOL_DECODE, claims_sequence=sequence
     )
-    membership.replace([record], 0.0)
+    membership.replace([record])
 
 
 def device(index: PrefixIndex) -> set[int]:

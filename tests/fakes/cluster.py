@@ -6,7 +6,7 @@ register and nothing else.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +84,9 @@ class BytesTokenizer(Tokenizer):
         if piece.text == "defect":
             raise ZeroDivisionError("a defect")
         return list((document_text(piece.document) if piece.HasField("document") else piece.text).encode())
+
+    async def pieces(self, pieces: Sequence[api.SessionPiece]) -> list[int]:
+        return [token for piece in pieces for token in await self.piece(piece)]
 
 
 class FirstOfEquals(random.Random):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import EngineJob, FinishReason, KvLease, SamplingSpec, SessionMode
 from cluster_core.engine_reports import (
     DecodeBatch,
@@ -20,6 +21,7 @@ from cluster_core.engine_reports import (
     PrefixClaimChange,
     PrefixClaims,
 )
+from cluster_core.heartbeat import LEAST_S
 from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.blocks.gate import Gate
@@ -33,6 +35,7 @@ from tests.fakes.tiers import FakeTiers
 
 # Neither steps nor pulls take time, and no lease expires.
 _INSTANT = {"step_s": 0.0, "token_s": 0.0, "pull_s": 0.0, "pull_token_s": 0.0, "deadline_s": 15.0, "lease_s": 3600.0}
+_NEVER_BACK_S = 3600.0
 
 
 def fabric() -> Fabric:
@@ -55,6 +58,14 @@ class HoldingGate(Gate):
         # Prompt tokens that sessions may compute.
         self.budget: int | None = None
         self.inputs_held = False
+        # Since when.
+        self._holds_since_s = 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        """A held engine is one whose step does not end."""
+        holds_s = monotonic_s() - self._holds_since_s if self.hold_at is not None and self.held.is_set() else 0.0
+        return holds_s if holds_s > LEAST_S else 0.0
 
     def allows(self, run: Run, tokens: int) -> int:
         if self.budget is not None and run.session is not None:
@@ -66,7 +77,8 @@ class HoldingGate(Gate):
         if not run.is_open and run.computed + tokens == len(run.tokens):
             # With the last of its tokens comes the next one.
             tokens -= 1
-            if not tokens:
+            if not tokens and not self.held.is_set():
+                self._holds_since_s = monotonic_s()
                 self.held.set()
         return tokens
 
@@ -131,6 +143,8 @@ class FakeEngine(BlockEngine):
         status = super().status()
         return replace(
             status,
+            # The process of an engine that is dead would not answer; this one does.
+            load=replace(status.load, stalled_s=_NEVER_BACK_S if self.is_dead else self._holds.stalled_s),
             counters=replace(status.counters, stored_blocks=self._stored_blocks),
             tiers=self._tiers.report() if self._tiers is not None else None,
             decode=self._decode.report() if self._decode is not None else None,

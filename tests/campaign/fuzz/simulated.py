@@ -3,6 +3,9 @@
 `simulate` plays one seeded world: sessions that append, update, finish and are cancelled, plain requests beside them, a
 pool so small that somebody is always preempted, host memory for some of what is, loads that land late. Every answer is
 compared with that of a fresh request with the final prompt; blocks and host slots are counted after every step.
+
+Now and then nothing comes for a while: sessions are idle and hold what they hold. In such a time whoever can be
+computed has to be, since nobody's next move will make room for it.
 """
 
 import random
@@ -21,6 +24,11 @@ from tests.campaign.fuzz.tally import Tally, raised
 _MOST_TOKENS = 6
 # A step in which a session does something: one of about so many.
 _ACTIVITY = 0.15
+# A quiet time begins in one of about so many steps, and lasts so many.
+_QUIET = 0.01
+_QUIET_STEPS = (20, 100)
+# Steps that may compute nothing, one after the other, while somebody could be computed: copies and loads are under way.
+_MOST_IDLE_STEPS = 40
 
 
 @dataclass(slots=True)
@@ -42,24 +50,42 @@ class _Simulation:
         self.expected: dict[str, list[int]] = {}
         self.ended_sessions = 0
         self.started = 0
+        self.quiet_steps = 0
+        self.idle_steps = 0
 
     def run(self) -> Tally:
         everybody = self.world.sessions + self.world.requests
         for _ in range(800 * everybody):
-            self._arrive()
-            for name in list(self.open):
-                if self.random.random() < _ACTIVITY:
-                    self._carry_out(name)
+            if not self._is_quiet():
+                self._arrive()
+                for name in list(self.open):
+                    if self.random.random() < _ACTIVITY:
+                        self._carry_out(name)
             self.clock.advance(STEP_S)
             if not self.engine.turn() and self.started == everybody and not self.open:
                 break
             self.engine.check_invariants()
+            self._check_progress()
             self.engine.outputs.clear()
         else:
             raise AssertionError(f"stuck: {sorted(self.engine.scheduler.requests)}")
         self._compare()
         self.engine.check_idle()
         return self.tally
+
+    def _is_quiet(self) -> bool:
+        if self.quiet_steps:
+            self.quiet_steps -= 1
+        elif self.random.random() < _QUIET:
+            self.quiet_steps = self.random.randrange(*_QUIET_STEPS)
+        return self.quiet_steps > 0
+
+    def _check_progress(self) -> None:
+        """Where somebody can be computed, some step soon computes something."""
+        has_computed = any(output.total_num_scheduled_tokens for output in self.engine.outputs)
+        waiting = [] if has_computed else self.engine.computable()
+        self.idle_steps = self.idle_steps + 1 if waiting else 0
+        assert self.idle_steps <= _MOST_IDLE_STEPS, f"{self.idle_steps} steps computed nothing, {waiting} wait"
 
     def _arrive(self) -> None:
         world, rng = self.world, self.random

@@ -27,6 +27,7 @@ from kv_transfer.tiers import tiered_scheduling
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import POLICIES
+from prefill_worker.streaming_request import LOADING, PARKED
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 
 BLOCK_SIZE = 16
@@ -161,6 +162,18 @@ class SimulatedEngine:
 
     def free_blocks(self) -> int:
         return int(vllm_private.pool_of(self.scheduler).get_num_free_blocks())
+
+    def computable(self) -> list[str]:
+        """Requests that have tokens to compute and wait for nothing but a step."""
+        swaps = self.scheduler.swaps
+        return [
+            name
+            for name, request in self.scheduler.requests.items()
+            if not request.is_finished()
+            and request.status not in (LOADING, PARKED)
+            and not (request.lost_idle and request.input_open)
+            and max(request.num_computed_tokens, swaps.tokens(name) if swaps is not None else 0) < request.num_tokens
+        ]
 
     def check_invariants(self) -> None:
         """Every block is free or held by as many as it counts, every host slot is free or held by one.

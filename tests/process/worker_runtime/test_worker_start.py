@@ -56,6 +56,9 @@ class Ports:
         self.feed = feed
         return DecodeService(engine, record, on_state, feed)
 
+    def give_up(self, why: str) -> None:
+        raise AssertionError(why)
+
     def make_server(self) -> "Server":
         return Server()
 
@@ -88,7 +91,7 @@ def start(ports: Ports, store: Store) -> WorkerStart:
     def connect() -> Any:
         return LocalRedis(store, network, "worker", 5.0)
 
-    return WorkerStart(RegistryPlace(connect, SERVICE, 5.0, IndexSection()), record, ClusterClock(), ports)
+    return WorkerStart(RegistryPlace(connect, SERVICE, 5.0, IndexSection(), 60.0), record, ClusterClock(), ports)
 
 
 def registered(store: Store) -> wire.WorkerRegistration:

@@ -13,7 +13,13 @@ from rachis import registry, wire
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from cluster_sim.workloads.trace_lines import TraceError
-from control_plane.fleet.worker_client import _ERRORS, WorkerDrainingError, WorkerLostError
+from control_plane.fleet.worker_client import (
+    _ERRORS,
+    WorkerDiedError,
+    WorkerDrainingError,
+    WorkerLostError,
+    WorkerStalledError,
+)
 
 
 def all_classes(base: type[RachisError]) -> set[type[RachisError]]:
@@ -40,6 +46,11 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.DrainingError: "ABORTED",
     WorkerLostError: "UNAVAILABLE",
     WorkerDrainingError: "UNAVAILABLE",
+    WorkerDiedError: "UNAVAILABLE",
+    WorkerStalledError: "UNAVAILABLE",
+    errors.SlowReaderError: "DEADLINE_EXCEEDED",
+    errors.PoisonedRequestError: "INTERNAL",
+    errors.JobFailedError: "INTERNAL",
     TraceError: "INVALID_ARGUMENT",
 }
 

@@ -80,7 +80,7 @@ def alone() -> tuple[Membership, PrefixIndex]:
     """One worker with all of KEYS on the device, as the index believes."""
     membership, index = Membership(), PrefixIndex(1024, 600.0)
     record = wire.WorkerRegistration(worker_id="prefill-0", generation=1, pool=PREFILL, address="somewhere")
-    membership.replace([record], 0.0)
+    membership.replace([record])
     index.join("prefill-0", 1)
     index.apply("prefill-0", ClaimChange(device_stored=KEYS))
     return membership, index

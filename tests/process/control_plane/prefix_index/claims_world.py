@@ -230,7 +230,7 @@ class World(RuleBasedStateMachine):
             assert told == worker.claims, f"{worker_id}: {told} instead of {worker.claims}"
 
     def follow_registry(self) -> None:
-        self.membership.replace(self.registered.values(), self.now_s)
+        self.membership.replace(self.registered.values())
         self.follower.membership_changed()
 
     def teardown(self) -> None:

@@ -42,11 +42,11 @@ class Followed:
     def register(self, worker_id: str, generation: int = 7, **counts: int) -> None:
         record = wire.WorkerRegistration(worker_id=worker_id, generation=generation, **counts)  # type: ignore[arg-type]
         self.records[worker_id] = record
-        self.membership.replace(self.records.values(), self.now_s)
+        self.membership.replace(self.records.values())
 
     def leave(self, worker_id: str) -> None:
         del self.records[worker_id]
-        self.membership.replace(self.records.values(), self.now_s)
+        self.membership.replace(self.records.values())
 
     def device(self, worker_id: str) -> set[int]:
         return set(self.index.claims(worker_id)[0].tolist())

@@ -14,7 +14,6 @@ from rachis.v1 import worker_pb2 as wire
 from redis.cluster import RedisCluster
 
 from cluster_configs.schema import IndexSection
-from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import PrefixClaimChange
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import Apply, Instruction, Mode, Replace, WorkerFeed
@@ -151,7 +150,7 @@ async def _worker_lives(url: str, generation: int, membership: Membership, index
 
 def _register(membership: Membership, feed: ClaimFeed, generation: int) -> None:
     record = wire.WorkerRegistration(worker_id="decode-0", generation=generation, claims_sequence=feed.sequence)
-    membership.replace([record], monotonic_s())
+    membership.replace([record])
 
 
 def _told(index: PrefixIndex) -> tuple[set[int], set[int]]:

@@ -1,9 +1,13 @@
 """The embedded Redis listens where it is told, and says what is in its way."""
 
+import asyncio
+import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 from rachis.redis_client import connect
 
 from cluster_core.errors import StartError
@@ -45,3 +49,28 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path:
 async def test_a_host_that_is_not_this_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot listen on 203\.0\.113\.7: "):
         await EmbeddedRedis(tmp_path, "203.0.113.7").start()
+
+
+async def test_one_that_hangs_is_ended_and_started_again_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path, HOST, look_s=0.05)
+    await server.start()
+    keeping = asyncio.create_task(server.keep())
+    try:
+        first = server.pid
+        os.kill(first, signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        os.kill(first, signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        assert server.pid == first, "it answered late"
+
+        os.kill(first, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            while server.pid == first:  # noqa: ASYNC110 - it says nothing when it has done it
+                await asyncio.sleep(0.05)
+
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            assert await client.ping()
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await server.stop()

@@ -103,13 +103,14 @@ async def test_a_silent_client_is_ended_after_the_idle_time() -> None:
         assert cluster.outcomes == {State.EXPIRED: 1}
 
 
-async def test_a_client_that_never_opens_is_ended_after_the_idle_time() -> None:
-    async with running_cluster(streaming__idle_timeout_s=2.0) as cluster:
+async def test_a_client_that_never_opens_is_ended_soon() -> None:
+    async with running_cluster(streaming__open_timeout_s=2.0) as cluster:
         await cluster.add(DECODE)
 
         error = await cluster.session().failure()
 
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no input came for 2 s, the limit is streaming.open_timeout_s" in (error.details() or "")
         await until(cluster.idle)
         assert cluster.outcomes == {State.EXPIRED: 1}
 
@@ -172,8 +173,9 @@ async def test_a_defect_ends_the_session_as_internal_and_frees_the_worker(cluste
 
 async def test_a_cancel_while_the_session_waits_for_its_slot_leaves_the_queue() -> None:
     async with running_cluster(router__max_in_flight_requests=1) as cluster:
-        await cluster.add(PREFILL)
+        prefiller = (await cluster.add(PREFILL)).engine
         await cluster.add(DECODE)
+        prefiller.compute_at_most(2)
         first = cluster.session()
         await first.open("hello")
         queued = cluster.session()
@@ -183,5 +185,6 @@ async def test_a_cancel_while_the_session_waits_for_its_slot_leaves_the_queue() 
         queued.call.cancel()
 
         await until(lambda: cluster.outcomes == {State.CANCELLED: 1})
+        prefiller.resume()
         await first.finish()
         assert text_of(await first.answer()) == session_text("hello")

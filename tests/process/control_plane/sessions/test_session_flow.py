@@ -323,10 +323,11 @@ async def test_the_decode_worker_hears_of_the_sessions_priority(cluster: Cluster
     assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [9]
 
 
-async def test_a_session_holds_its_admission_slot_until_it_ends() -> None:
+async def test_a_session_holds_its_admission_slot_while_it_computes() -> None:
     async with running_cluster(router__max_in_flight_requests=1, router__max_queued_requests=0) as cluster:
-        await cluster.add(PREFILL)
+        prefiller = (await cluster.add(PREFILL)).engine
         await cluster.add(DECODE)
+        prefiller.compute_at_most(2)
         session = cluster.session()
         await session.open("hello")
 
@@ -335,6 +336,7 @@ async def test_a_session_holds_its_admission_slot_until_it_ends() -> None:
         error = await refused.failure()
 
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        prefiller.resume()
         await session.finish()
         assert text_of(await session.answer()) == session_text("hello")
         await until(cluster.idle)

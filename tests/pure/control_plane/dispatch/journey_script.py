@@ -66,7 +66,7 @@ def _event(what: str) -> steps.Event:
         case "ended":
             return steps.Ended(1, 8)
         case "lost":
-            return steps.WorkerLost("no answer", is_draining="draining" in rest)
+            return steps.WorkerLost("no answer", is_draining="draining" in rest, has_died="dead" in rest)
         case "closed":
             return steps.Closed()
     raise ValueError(f"no event is called `{word}`")
@@ -94,6 +94,8 @@ def _told(instruction: steps.Instruction) -> str:
             return f"emit {piece}"
         case steps.Suspect(chosen, _):
             return f"suspect {chosen.worker_id}"
+        case steps.Blame():
+            return "blame the request"
         case steps.MarkDraining(chosen):
             return f"mark {chosen.worker_id} as draining"
         case steps.Release(lease):

@@ -15,7 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import RequestId, WorkerId
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
+from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits, Stage
 from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.worker_snapshot import WorkerSnapshot
@@ -66,6 +66,8 @@ class PlayedJourney:
     failed_prefill: set[tuple[str, int]] = field(default_factory=set)
     failed_decode: set[tuple[str, int]] = field(default_factory=set)
     losses: int = 0
+    deaths: int = 0
+    blamed: int = 0
     decode_started: bool = False
     closed: bool = False
 
@@ -101,6 +103,7 @@ class PlayedJourney:
         self.closed = True
         self.tell(steps.Closed())
         assert self.journey.stage is Stage.OVER
+        assert self.deaths == self.blamed, "an engine died, and nobody is blamed"
         for lease in self.leases.values():
             assert lease.ended or lease.released, f"lease {lease.lease_id} is lost"
 
@@ -115,11 +118,12 @@ class PlayedJourney:
                 for lease in self._held():
                     lease.ended = handoff == PULLED
                     lease.given_up |= handoff == RECOMPUTED
-            case steps.WorkerLost(is_draining=is_draining) if not self.endings:
+            case steps.WorkerLost(is_draining=is_draining, has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
                 failed.add((call.worker.worker_id, call.worker.generation))
                 self.losses += not is_draining
+                self.deaths += has_died
                 if isinstance(call, steps.CallDecode) and call.pulls and not is_draining:
                     for lease in self._held():
                         lease.may_be_used_up = True
@@ -128,7 +132,7 @@ class PlayedJourney:
         return [lease for lease in self.leases.values() if not lease.ended and not lease.released]
 
     def _check(self, instruction: steps.Instruction) -> None:
-        if not isinstance(instruction, steps.Release | steps.Suspect | steps.MarkDraining):
+        if not isinstance(instruction, steps.Release | steps.Suspect | steps.MarkDraining | steps.Blame):
             assert not self.closed and not self.endings, f"{instruction} after the end"
         match instruction:
             case steps.Route() | steps.AwaitPrompt():
@@ -159,6 +163,8 @@ class PlayedJourney:
                 assert not lease.ended and not lease.released, "released twice, or after it had ended"
                 assert released.safe_at_s >= lease.safe_at_s(self.deadline_s), "released while it may still be pulled"
                 lease.released = True
+            case steps.Blame():
+                self.blamed += 1
             case steps.Complete() | steps.Fail():
                 self.endings.append(instruction)
 
@@ -167,6 +173,7 @@ class PlayedJourney:
         self._begins(call)
 
     def _begins(self, call: steps.Instruction) -> None:
+        assert self.deaths < MOST_DEATHS, f"{call} after {self.deaths} deaths"
         assert self.call is None, f"{call} while {self.call} is under way"
         self.call = call
 

@@ -278,3 +278,51 @@ def test_an_event_that_cannot_come_is_a_defect_with_the_stage_in_its_sentence(ev
     journey.handle(steps.Begun(), 0.0)
     with pytest.raises(UnexpectedEvent, match="while route"):
         journey.handle(event, 0.0)
+
+
+def test_two_deaths_in_prefill_are_poison_and_nobody_else_gets_it() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    told = played.tell(steps.WorkerLost("gone", has_died=True))
+    assert told[:2] == (steps.Suspect(P0, "gone"), steps.Blame())
+    played.waits_for(steps.PlacePrefill)
+    played.tell(steps.Placed(P1))
+    played.tell(steps.WorkerLost("gone", has_died=True))
+
+    (failure,) = played.endings
+    assert isinstance(failure, steps.Fail)
+    assert (failure.cause, failure.retry_after_ms) == (steps.Cause.POISON, 0)
+    assert played.journey.job.deaths == 2
+    played.close()
+
+
+def test_one_death_in_each_pool_is_poison_too() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    played.tell(steps.WorkerLost(has_died=True))
+    played.tell(steps.Placed(P1))
+    played.tell(steps.Prefilled(FIRST))
+    played.tell(steps.Placed(D0))
+    told = played.tell(steps.WorkerLost(has_died=True))
+    assert isinstance(told[-1], steps.Fail) and told[-1].cause is steps.Cause.POISON
+    played.close()
+
+
+def test_a_death_after_the_answer_has_begun_is_told_as_a_lost_worker_unless_it_is_the_second() -> None:
+    for deaths, cause in ((0, steps.Cause.DECODE_WORKER_LOST), (1, steps.Cause.POISON)):
+        played = decoding()
+        played.journey.job.deaths = deaths
+        played.tell(steps.DecodeStarted(PULLED))
+        *_, blame, failure = played.tell(steps.WorkerLost(has_died=True))
+        assert blame == steps.Blame()
+        assert isinstance(failure, steps.Fail) and failure.cause is cause
+        played.close()
+
+
+def test_a_worker_that_cannot_be_reached_has_not_died_of_the_request() -> None:
+    played = PlayedJourney.begun()
+    for chosen in (P0, P1):
+        played.tell(steps.Placed(chosen))
+        assert steps.Blame() not in played.tell(steps.WorkerLost("cut off"))
+    played.waits_for(steps.AwaitPrompt)
+    played.close()

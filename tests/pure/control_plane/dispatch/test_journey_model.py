@@ -40,6 +40,7 @@ class Fortune(Enum):
 
     WELL = "well"
     LOST = "lost"
+    DEAD = "dead"
     DRAINING = "draining"
     # No worker is there, or the KV cannot be had.
     WITHOUT = "without"
@@ -63,8 +64,9 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
         case steps.PlaceDecode():
             chosen = worker(f"decode-{len(played.failed_decode)}") if fortune is not Fortune.WITHOUT else None
             played.tell(steps.Placed(chosen))
-        case steps.CallPrefill() | steps.CallDecode() if fortune in {Fortune.LOST, Fortune.DRAINING}:
-            played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING))
+        case steps.CallPrefill() | steps.CallDecode() if fortune in {Fortune.LOST, Fortune.DEAD, Fortune.DRAINING}:
+            draining, dead = fortune is Fortune.DRAINING, fortune is Fortune.DEAD
+            played.tell(steps.WorkerLost("lost", is_draining=draining, has_died=dead))
         case steps.CallPrefill():
             is_over = played.journey.job.max_tokens == 1
             played.tell(steps.Prefilled(FIRST, finish_reason=1 if is_over else None))
@@ -73,6 +75,13 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(steps.DecodeStarted(outcome if pulls else NO_HANDOFF))
         case steps.CallDecode():
             played.tell(steps.Generated("more") if well else steps.Ended(1, 8))
+        case None if played.journey.stage is Stage.DECODE_CALL_ENDS:
+            played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING, has_died=well))
+
+
+def waits(played: PlayedJourney) -> bool:
+    """Something may still come: of a call, or of one that has given the whole answer and has not ended."""
+    return played.call is not None or played.journey.stage is Stage.DECODE_CALL_ENDS
 
 
 class Journeys(RuleBasedStateMachine):
@@ -84,7 +93,7 @@ class Journeys(RuleBasedStateMachine):
     def begin(self, draw: st.DataObject) -> None:
         self.played = begun(lambda values: draw.draw(st.sampled_from(values)))
 
-    @precondition(lambda self: self.played.call is not None and not self.played.closed)
+    @precondition(lambda self: waits(self.played) and not self.played.closed)
     @rule(fortune=st.sampled_from(Fortune), seconds=st.sampled_from([0.0, 0.0, 1.0, 7.0]))
     def answered(self, fortune: Fortune, seconds: float) -> None:
         self.played.now_s += seconds
@@ -109,7 +118,7 @@ def play(seed: int) -> None:
     rng = random.Random(seed)
     played = begun(rng.choice)
     for _ in range(rng.randrange(20)):
-        if played.call is None:
+        if not waits(played):
             break
         played.now_s += rng.choice([0.0, 0.0, 1.0, 7.0])
         answer(played, rng.choice([Fortune.WELL, Fortune.WELL, *Fortune]))
@@ -140,6 +149,10 @@ def _always_told(journey: Journey, now_s: float) -> bool:
     return journey._lease is not None
 
 
+def _tries_on(_journey: Journey) -> bool:
+    return False
+
+
 def _first_token_twice(journey: Journey, event: steps.Prefilled, now_s: float) -> journeys.Instructions:
     instructions = _PREFILLED(journey, event, now_s)
     return (*(each for each in instructions if isinstance(each, steps.Emit)), *instructions)
@@ -157,6 +170,10 @@ _PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
     "second use of a lease": (
         lambda: mock.patch.object(Journey, "_tell_of_lease", _always_told),
         "used a second time",
+    ),
+    "poison goes on": (
+        lambda: mock.patch.object(Journey, "_is_poison", property(_tries_on)),
+        "after 2 deaths",
     ),
     "first token twice": (
         lambda: mock.patch.dict(journeys._HANDLERS, {(Stage.PREFILL, steps.Prefilled): _first_token_twice}),

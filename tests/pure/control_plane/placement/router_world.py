@@ -32,7 +32,7 @@ class RouterWorld:
         self.now_s = 100.0
         self.is_stale = False
         self.membership = Membership()
-        self.membership.replace([_record(name) for name in POOLS], 0.0)
+        self.membership.replace([_record(name) for name in POOLS])
         self.index = PrefixIndex(1024, 100.0)
         for name in POOLS:
             self.index.join(name, 1)
@@ -59,7 +59,7 @@ class RouterWorld:
 
     def without(self, pool: wire.Pool.ValueType) -> None:
         """The workers of this pool leave."""
-        self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool], 1.0)
+        self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
 
     def left_behind(self) -> dict[str, Any]:
         """All that placements leave behind; equal where nothing has changed."""

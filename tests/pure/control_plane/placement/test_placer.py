@@ -36,7 +36,7 @@ class World:
         self.now_s = 100.0
         self.membership = Membership()
         self.records = {name: _record(name, 1) for name in POOLS}
-        self.membership.replace(self.records.values(), 0.0)
+        self.membership.replace(self.records.values())
         self.index = PrefixIndex(4096, 100.0)
         for name in POOLS:
             self.index.join(name, 1)
@@ -153,7 +153,7 @@ def test_a_queue_turns_even_a_hit_away(world: World) -> None:
 def test_claims_of_an_earlier_start_are_not_believed(world: World) -> None:
     world.holds("p1", prompt(1))
     world.records["p1"] = _record("p1", 2)
-    world.membership.replace(world.records.values(), 1.0)
+    world.membership.replace(world.records.values())
     assert world.winners(prompt(1)) == {"p0", "p1"}
     world.index.join("p1", 2)
     world.holds("p1", prompt(1))
@@ -237,7 +237,7 @@ def test_a_slow_or_missing_prefill_pool_is_gone_around() -> None:
             busy.enter_context(world.in_flight(world.place(prompt(seed + 2))))
         assert world.reason(prompt(1)) is Reason.PREFILL_SLOW
     for pool, reason in ((PREFILL, Reason.PREFILL_DOWN), (DECODE, Reason.DECODE_DOWN)):
-        world.membership.replace([each for each in world.records.values() if each.pool != pool], 1.0)
+        world.membership.replace([each for each in world.records.values() if each.pool != pool])
         assert world.reason(prompt(1)) is reason
 
 

@@ -60,9 +60,11 @@ async def test_placement_chooses_with_the_configured_seed() -> None:
     assert Made(**{"placement.seed": 42}).seeds == [42]
 
 
-async def test_a_message_may_be_four_times_as_long_as_the_limit_that_clients_are_told() -> None:
+async def test_what_is_hardly_longer_than_the_limit_is_refused_with_a_sentence_and_what_is_longer_not_received() -> (
+    None
+):
     ((server,),) = [Made(**{"router.max_message_mib": 3}).servers]
-    assert dict(server["options"])["grpc.max_receive_message_length"] == 12 << 20
+    assert dict(server["options"])["grpc.max_receive_message_length"] == 4 << 20
 
 
 async def test_parts_measure_with_the_clock_of_the_ports() -> None:

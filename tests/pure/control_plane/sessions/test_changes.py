@@ -14,11 +14,15 @@ class World:
     def __init__(self) -> None:
         self.session = Session(generation.SESSION_MODE_APPEND, [1], [], max_prompt_tokens=100)
         self.backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10)
-        self.changes = SessionChanges(self.session, self.backlog)
+        self.idle = 0
+        self.changes = SessionChanges(self.session, self.backlog, self._count_idle)
+
+    def _count_idle(self) -> None:
+        self.idle += 1
 
     def append(self, tokens: int) -> None:
         self.session.append([7] * tokens)
-        self.backlog.sent(len(self.session.tokens))
+        self.backlog.sent(len(self.session.tokens), tokens)
         self.changes.note()
 
 
@@ -48,3 +52,18 @@ def test_after_its_finish_nothing_of_a_session_is_held_back(world: World) -> Non
     world.session.finish([])
     world.changes.note()
     assert world.changes.room.is_set()
+
+
+def test_a_session_whose_prompt_is_computed_is_idle_until_more_comes(world: World) -> None:
+    world.append(3)
+    assert world.idle == 0
+    world.backlog.progressed(generation.SessionProgress(inputs=1, prompt_tokens=4, ready_tokens=3))
+    world.changes.note()
+    assert world.idle == 1
+
+
+def test_a_session_that_is_finished_is_not_idle(world: World) -> None:
+    world.session.finish([])
+    world.backlog.progressed(generation.SessionProgress(prompt_tokens=1, ready_tokens=1))
+    world.changes.note()
+    assert world.idle == 0

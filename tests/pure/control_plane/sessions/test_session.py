@@ -194,11 +194,11 @@ def progress(**values: int) -> generation.SessionProgress:
 
 
 def test_there_is_room_while_inputs_on_their_way_are_below_the_limit() -> None:
-    backlog = Backlog(max_unapplied_inputs=2, max_backlog_tokens=None)
+    backlog = Backlog(max_unapplied_inputs=2, max_backlog_tokens=1000)
     backlog.attach(5)
     seen = [backlog.has_room]
     for prompt_tokens in (6, 7):
-        backlog.sent(prompt_tokens)
+        backlog.sent(prompt_tokens, 1)
         seen.append(backlog.has_room)
     backlog.progressed(progress(inputs=1))
 
@@ -209,7 +209,7 @@ def test_there_is_room_while_waiting_tokens_are_at_most_the_limit() -> None:
     backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10)
     backlog.attach(10)
     at_the_limit = backlog.has_room
-    backlog.sent(11)
+    backlog.sent(11, 1)
     above = backlog.has_room
     backlog.progressed(progress(inputs=1, ready_tokens=1))
 
@@ -226,6 +226,34 @@ def test_tokens_that_were_computed_and_then_preempted_do_not_stop_the_client() -
     assert (computed, backlog.has_room) == (True, True)
 
 
+def test_of_a_prompt_that_is_replaced_the_tokens_on_their_way_are_bounded_and_not_those_to_compute() -> None:
+    backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10, replaces=True)
+    backlog.attach(1000)
+    assert backlog.has_room, "the whole prompt is still to be computed, and may be replaced before"
+    backlog.sent(1000, 8)
+    one = backlog.has_room
+    backlog.sent(1000, 8)
+    two = backlog.has_room
+    backlog.progressed(progress(inputs=1))
+    assert (one, two, backlog.has_room) == (True, False, True)
+
+
+def test_a_session_is_computed_once_the_engine_has_taken_all_of_it_in_and_keeps_its_last_token_for_later() -> None:
+    backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=100)
+    assert not backlog.is_computed, "no worker has it"
+    backlog.attach(4)
+    seen = [backlog.is_computed]
+    backlog.progressed(progress(prompt_tokens=4, ready_tokens=3))
+    seen.append(backlog.is_computed)
+    backlog.sent(6, 2)
+    seen.append(backlog.is_computed)
+    backlog.progressed(progress(inputs=1, prompt_tokens=6, ready_tokens=4))
+    seen.append(backlog.is_computed)
+    backlog.progressed(progress(inputs=1, prompt_tokens=6, ready_tokens=6))
+    seen.append(backlog.is_computed)
+    assert seen == [False, True, False, False, True]
+
+
 def test_without_a_worker_there_is_room() -> None:
     backlog = Backlog(max_unapplied_inputs=1, max_backlog_tokens=1)
     backlog.attach(100)
@@ -235,16 +263,16 @@ def test_without_a_worker_there_is_room() -> None:
 
 
 def test_what_lost_workers_computed_stays_in_the_sums() -> None:
-    opened, backlog = session(), Backlog(10, None)
+    opened, backlog = session(), Backlog(10, 1000)
     backlog.attach(2)
     opened.append([3, 4])
-    backlog.sent(4)
+    backlog.sent(4, 2)
     backlog.progressed(progress(inputs=1, computed_tokens=3, prompt_tokens=4, ready_tokens=3, received_tokens=4))
     backlog.detach()
     between = backlog.progress(opened)
     backlog.attach(4)
     opened.append([5])
-    backlog.sent(5)
+    backlog.sent(5, 1)
     backlog.progressed(progress(computed_tokens=2, prompt_tokens=4, ready_tokens=2, received_tokens=4))
 
     assert between == progress(inputs=1, computed_tokens=3, prompt_tokens=4, received_tokens=4)
@@ -272,7 +300,7 @@ def test_inputs_told_to_the_client_never_go_back(seed: int) -> None:
         elif move == "append" and backlog.has_room:
             opened.append([1])
             if backlog.attached:
-                backlog.sent(len(opened.tokens))
+                backlog.sent(len(opened.tokens), 1)
                 sent += 1
         elif move == "apply" and backlog.attached and applied < sent:
             applied += 1

@@ -1,0 +1,54 @@
+"""The heartbeat of an engine: how long the step that runs now has taken, and whether it hangs there. Pure.
+
+A kernel that never returns, a deadlock in a transfer library and a frozen process all look alike from outside: a step
+began, and does not end. Steps of one engine differ by orders of magnitude, so what is too long goes by the slowest ones
+of late. Written by the engine's thread, read anywhere.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cluster_core.clock import monotonic_s
+
+# A step is never called hanging before.
+LEAST_S = 1.5
+# The first steps of an engine may compile, load and allocate.
+FIRST_S = 60.0
+_FIRST_STEPS = 3
+# Of the slowest step of late.
+_TIMES = 5.0
+# What is left of the slowest step with each one after it: about the last thousand count.
+_KEEP = 0.999
+
+
+class Heartbeat:
+    def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
+        self._now_s = now_s
+        self._began_s: float | None = None
+        self._slowest_s = 0.0
+        self._steps = 0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a step may take."""
+        if self._steps < _FIRST_STEPS:
+            return FIRST_S
+        return max(LEAST_S, _TIMES * self._slowest_s)
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has been in its step, where it hangs there; 0 where it works, or has nothing to do."""
+        began_s = self._began_s
+        took_s = self._now_s() - began_s if began_s is not None else 0.0
+        return took_s if took_s > self.patience_s else 0.0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around each step."""
+        began_s = self._began_s = self._now_s()
+        try:
+            yield
+        finally:
+            self._began_s = None
+            self._slowest_s = max(self._slowest_s * _KEEP, self._now_s() - began_s)
+            self._steps += 1

@@ -1,0 +1,132 @@
+"""Asks workers whether they are alive: those that are waited for and silent, and those that are suspect.
+
+A worker is alive that answers `GetWorkerStatus` under the generation that it is known by, and whose engine does not
+hang in a step by its own account. Redis is not needed for it: a worker that was suspected while the registry is away is
+trusted as soon as it answers. One that is not alive is suspect, and calls that wait for it go to another worker, where
+there is one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.background import BackgroundTasks
+from cluster_core.clock import monotonic_s
+from cluster_core.errors import RachisError
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.vitality import VITALITY_TIMING, Key, Vitality, VitalityTiming
+from control_plane.fleet.worker_client import WorkerClient, WorkerStalledError
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait:
+    bound: asyncio.Timeout
+    may_leave: Callable[[], bool]
+
+
+class WorkerProbes:
+    """Of one router: `run` until cancelled. changed: notified when a worker is trusted again."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        client: WorkerClient,
+        changed: asyncio.Condition,
+        timing: VitalityTiming = VITALITY_TIMING,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
+        self._membership = membership
+        self._client = client
+        self._changed = changed
+        self._timing = timing
+        self._now_s = now_s
+        self._vitality = Vitality(timing)
+        self._waits: dict[Key, set[_Wait]] = {}
+        self._asking = BackgroundTasks()
+        # Workers that were found not to be alive, and calls that left them; by counts since the start.
+        self.found_lost = 0
+        self.left_calls = 0
+
+    @asynccontextmanager
+    async def waiting_for(self, worker: WorkerSnapshot, may_leave: Callable[[], bool]) -> AsyncIterator[None]:
+        """Around the wait for a worker's first message; nothing may be yielded to others within.
+
+        Raises WorkerStalledError once the worker is found not to be alive, if `may_leave` says then that there is
+        somewhere to go.
+        """
+        key = (worker.worker_id, worker.generation)
+        self._vitality.waits(worker, self._now_s())
+        waits = self._waits.setdefault(key, set())
+        try:
+            async with asyncio.timeout(None) as bound:
+                wait = _Wait(bound, may_leave)
+                waits.add(wait)
+                try:
+                    yield
+                finally:
+                    waits.discard(wait)
+            self._vitality.heard(worker, self._now_s())
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise WorkerStalledError(f"worker {worker.worker_id}: it hangs") from None
+        finally:
+            self._vitality.waited(worker)
+            if not waits and self._waits.get(key) is waits:
+                del self._waits[key]
+
+    def heard(self, worker: WorkerSnapshot) -> None:
+        """Its engine has sent something."""
+        self._vitality.heard(worker, self._now_s())
+
+    async def run(self) -> None:
+        try:
+            while True:
+                for worker in self._vitality.due(self._membership.suspects(), self._now_s()):
+                    self._asking.start(self._ask(worker))
+                await asyncio.sleep(self._timing.look_s)
+        finally:
+            await self._asking.cancel()
+
+    async def _ask(self, worker: WorkerSnapshot) -> None:
+        sentence = await self._complaint(worker)
+        now_s = self._now_s()
+        if not sentence:
+            self._vitality.alive(worker, now_s)
+            if self._membership.trust(worker):
+                logger.warning("%s answers again", worker.worker_id)
+                async with self._changed:
+                    self._changed.notify_all()
+            return
+        if self._vitality.lost(worker, now_s):
+            logger.warning("%s is not alive: %s", worker.worker_id, sentence)
+            self.found_lost += 1
+        self._membership.suspect(worker)
+        self._let_go(worker)
+
+    async def _complaint(self, worker: WorkerSnapshot) -> str:
+        """Why the worker is not alive; empty where it is."""
+        try:
+            status = await self._client.status(worker.address, wire.GetWorkerStatusRequest(), self._timing.answer_s)
+        except RachisError as error:
+            return str(error)
+        if status.registration.generation != worker.generation:
+            return f"it is generation {status.registration.generation} by now"
+        if status.load.stalled_s:
+            return f"its engine has been in one step for {status.load.stalled_s:.1f} s"
+        return ""
+
+    def _let_go(self, worker: WorkerSnapshot) -> None:
+        """Calls that wait for it go elsewhere, if they can."""
+        waits = self._waits.get((worker.worker_id, worker.generation), set())
+        for wait in [each for each in waits if each.may_leave()]:
+            waits.discard(wait)
+            self.left_calls += 1
+            wait.bound.reschedule(asyncio.get_running_loop().time())

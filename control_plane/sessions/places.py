@@ -1,0 +1,75 @@
+"""What a streaming session takes of a router: one of the sessions that may be open, and a slot while it has work.
+
+A session that waits for its client's next input computes nothing, and keeps nobody from the router: it gives its slot
+back, and takes one again for what comes next. The number of open sessions is bounded, in all and for each client.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cluster_core.errors import OverloadedError
+from control_plane.intake.admission import Admission, Slot
+
+_RETRY_AFTER_MS = 1000
+
+
+class OpenSessions:
+    """Of one router. A client is whoever has its address, until clients have names."""
+
+    def __init__(self, most: int, most_of_client: int) -> None:
+        self._most = most
+        self._most_of_client = most_of_client
+        self._of: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of.total()
+
+    @contextmanager
+    def one_more(self, peer: str) -> Iterator[None]:
+        """While a session of this peer is open. Raises OverloadedError where there are too many."""
+        client = client_of(peer)
+        if len(self) >= self._most:
+            raise OverloadedError(
+                f"{len(self)} sessions are open, the limit is streaming.max_open_sessions",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
+        if self._of[client] >= self._most_of_client:
+            raise OverloadedError(
+                f"{self._of[client]} sessions of this client are open, the limit is streaming.max_client_sessions",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
+        self._of[client] += 1
+        try:
+            yield
+        finally:
+            self._of[client] -= 1
+            if not self._of[client]:
+                del self._of[client]
+
+
+def client_of(peer: str) -> str:
+    """Of gRPC's name for a peer, what all connections of one client have in common: `ipv4:10.0.0.7:51234`."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+class SessionSlot:
+    """The slot of one session: held from an input until that is computed, and from `finish` to the end."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._slot: Slot | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._slot is not None
+
+    async def hold(self) -> None:
+        """Takes one where none is held. Raises OverloadedError."""
+        if self._slot is None:
+            self._slot = await self._admission.take()
+
+    def give_back(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
