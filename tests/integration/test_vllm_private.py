@@ -74,10 +74,12 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
     from kv_transfer.engine_connector import RachisNixlConnector
+    from kv_transfer.handoff.overdue_pulls import OverduePulls
 
     results = KVConnectorTransferResults(finished_recving={"late", "timely", "local"})
     monkeypatch.setattr(NixlPullConnector, "get_transfer_results", lambda self, finished: results)
     connector = RachisNixlConnector.__new__(RachisNixlConnector)
+    connector._overdue = OverduePulls(lambda transfers: [])
     now_s = monotonic_s()
     connector._deadlines = {"late": now_s - 0.001, "timely": now_s + 60}
     assert connector.get_transfer_results(set()).failed_recving == {"late"}

@@ -81,7 +81,13 @@ class _Simulation:
         return self.quiet_steps > 0
 
     def _check_progress(self) -> None:
-        """Where somebody can be computed, some step soon computes something."""
+        """Where somebody can be computed, some step soon computes something.
+
+        Not asked of worlds with loads from elsewhere, which no prefill worker of a service has: a prompt whose load is
+        longer than a step's budget can starve there beside an idle session, as one in host memory once could.
+        """
+        if self.world.loads:
+            return
         has_computed = any(output.total_num_scheduled_tokens for output in self.engine.outputs)
         waiting = [] if has_computed else self.engine.computable()
         self.idle_steps = self.idle_steps + 1 if waiting else 0

@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 from unittest import mock
@@ -34,6 +34,11 @@ BLOCK_SIZE = 16
 STEP_S = 0.01
 MODEL_LEN = 4096
 _HASH = get_hash_fn_by_name("sha256_cbor")
+
+
+_HOST_RICH: dict[str, Any] = {
+    "loads": 0.0, "token_budget": 24, "host_slots": 80, "admission": "everything", "requests": 20,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class World:
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
-        return cls(
+        world = cls(
             v2=rng.random() < 0.5,
             depth=rng.choice((1, 2)),
             policy=rng.choice(list(POLICIES)),
@@ -84,6 +89,9 @@ class World:
             admission=rng.choice(("none", "everything", "selective")),
             frequency_threshold=rng.choice((1, 2, 3)),
         )
+        # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
+        is_host_rich = rng.random() < 0.15
+        return replace(world, **_HOST_RICH) if is_host_rich else world
 
     @property
     def scheduler_class(self) -> type:

@@ -131,7 +131,8 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", {}, "INVALID_ARGUMENT"),
     ("prompt.text", {"prompt": text_prompt("")}, "INVALID_ARGUMENT"),
     ("prompt.token_ids", {"prompt": token_prompt([1, 400_000])}, "OUT_OF_RANGE"),
-    ("prompt", {"prompt": token_prompt([1] * 5000)}, "OUT_OF_RANGE"),
+    ("prompt.token_ids", {"prompt": token_prompt([1] * 5000)}, "OUT_OF_RANGE"),
+    ("prompt.text", {"prompt": text_prompt("x" * (1 << 20))}, "OUT_OF_RANGE"),
     ("sampling.max_tokens", {"prompt": token_prompt([1]), "sampling": {"max_tokens": 4096}}, "OUT_OF_RANGE"),
     (
         "sampling.temperature",
@@ -142,7 +143,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("sampling.logprobs", {"prompt": token_prompt([1]), "sampling": {"logprobs": 21}}, "INVALID_ARGUMENT"),
     ("model", {"prompt": token_prompt([1]), "model": "other"}, "INVALID_ARGUMENT"),
     ("prompt.chat.messages[0].role", {"prompt": chat_prompt([{"role": "x", "content": "y"}])}, "INVALID_ARGUMENT"),
-    ("prompt.text", {"prompt": text_prompt("x" * (17 << 20))}, "OUT_OF_RANGE"),
+    ("request", {"prompt": text_prompt("x" * ((16 << 20) + 1000))}, "OUT_OF_RANGE"),
 ]
 
 
