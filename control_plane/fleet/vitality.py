@@ -2,6 +2,7 @@
 
     waited for and silent     calls wait for a worker's first message, and no call has heard of it for `silence_s`: a
                               frozen process, an engine that hangs and a long prefill look alike from here
+    undecided                 the answer came later than it was waited for because who asked was late: asked again
     suspect                   a call to it has failed, or it did not answer: asked again until it does, after a pause
                               that doubles each time, so that one that answers and fails all the same is trusted rarely
 Source of the pauses: exponential back-off, as gRPC's connection back-off has it.
@@ -90,14 +91,13 @@ class Vitality:
         for key in [key for key, each in self._watched.items() if self._is_forgotten(each, key in suspected, now_s)]:
             del self._watched[key]
         due = []
-        for key, watched in self._watched.items():
+        for watched in self._watched.values():
             if watched.is_asked:
                 continue
-            if key in suspected:
-                is_due = watched.ask_at_s is not None and now_s >= watched.ask_at_s
+            if watched.ask_at_s is not None:
+                # Also of one that calls still wait for while it has left the registry.
+                is_due = now_s >= watched.ask_at_s
             else:
-                # Another generation is trusted, or this one was.
-                watched.ask_at_s = None
                 is_due = watched.waiting_calls > 0 and now_s - watched.heard_s >= timing.silence_s
             if is_due:
                 watched.is_asked = True
@@ -110,6 +110,13 @@ class Vitality:
         if watched.ask_at_s is not None:
             watched.well_since_s = now_s
         watched.is_asked, watched.ask_at_s, watched.heard_s = False, None, now_s
+
+    def undecided(self, worker: WorkerSnapshot, now_s: float) -> None:
+        """The question was not answered, for reasons that are not the worker's: it is asked again."""
+        watched = self._of(worker, now_s)
+        watched.is_asked, watched.heard_s = False, now_s
+        if watched.ask_at_s is not None:
+            watched.ask_at_s = now_s + watched.pause_s
 
     def lost(self, worker: WorkerSnapshot, now_s: float) -> bool:
         """The worker has not answered, or its engine hangs: it is suspect from now on. True where it was not before."""

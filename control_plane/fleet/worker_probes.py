@@ -24,6 +24,9 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 
+# A question that took so many times as long as it was allowed to says that this router is starved, not the worker.
+_LATE = 1.25
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
@@ -96,8 +99,12 @@ class WorkerProbes:
             await self._asking.cancel()
 
     async def _ask(self, worker: WorkerSnapshot) -> None:
+        asked_s = self._now_s()
         sentence = await self._complaint(worker)
         now_s = self._now_s()
+        if sentence and now_s - asked_s > _LATE * self._timing.answer_s:
+            self._vitality.undecided(worker, now_s)
+            return
         if not sentence:
             self._vitality.alive(worker, now_s)
             if self._membership.trust(worker):

@@ -60,10 +60,6 @@ class SessionSlot:
         self._admission = admission
         self._slot: Slot | None = None
 
-    @property
-    def is_held(self) -> bool:
-        return self._slot is not None
-
     async def hold(self) -> None:
         """Takes one where none is held. Raises OverloadedError."""
         if self._slot is None:

@@ -1,11 +1,14 @@
 """No module but `kv_transfer.vllm_private` touches a private member of vLLM, except those of its list `OVERRIDDEN`."""
 
 import ast
+import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
+from kv_transfer import vllm_private
 from kv_transfer.vllm_private import OVERRIDDEN
 from tests import ROOT
 
@@ -84,3 +87,34 @@ def test_private_members_are_touched_where_the_list_says_so(sources: dict[str, S
 )
 def test_a_line_that_touches_one_elsewhere_is_noticed(sources: dict[str, Source], line: str, name: str) -> None:
     assert foreign({**sources, "prefill_worker.planted": Source.of(line)})["prefill_worker.planted"] == {name}
+
+
+class Worker:
+    """Of vLLM's pull worker, what a pull that is given up leaves behind."""
+
+    def __init__(self) -> None:
+        self._recving_metadata = {"begun": "metadata", "handshaking": "metadata", "other": "metadata"}
+        self._recving_transfers = {"begun": [1, 2], "other": [3]}
+        self._pending_recv_notifs: dict[str, list[str]] = {"begun": []}
+        self._recv_failures: set[str] = {"begun"}
+        self._ready_requests: queue.Queue[tuple[str, str]] = queue.Queue()
+
+
+def test_a_pull_that_is_given_up_leaves_nothing_but_its_handles_and_never_begins() -> None:
+    worker = Worker()
+    connector = SimpleNamespace(connector_worker=worker)
+    assert vllm_private.give_up_pull(connector, "begun") == [1, 2]
+    assert vllm_private.give_up_pull(connector, "begun") is None
+    assert vllm_private.give_up_pull(connector, "handshaking") == []
+    assert (worker._recving_transfers, worker._pending_recv_notifs, worker._recv_failures) == (
+        {"other": [3]},
+        {},
+        set(),
+    )
+    # Its handshake ends afterwards.
+    for name in ("handshaking", "other"):
+        worker._ready_requests.put((name, "metadata"))
+    vllm_private.drop_pulls_given_up(connector)
+    assert [worker._ready_requests.get_nowait() for _ in range(worker._ready_requests.qsize())] == [
+        ("other", "metadata")
+    ]

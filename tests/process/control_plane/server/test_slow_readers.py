@@ -7,6 +7,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
+from rachis.wire import next_message
 
 from control_plane.model.lifecycle import State
 from tests.fakes import cluster as clusters
@@ -47,7 +48,11 @@ async def test_a_client_that_does_not_read_gives_its_place_to_the_next(limit: st
 
             await until(lambda: cluster.outcomes == {State.EXPIRED: 1, State.FINISHED: 1})
             await until(lambda: all(not each.in_flight_requests for each in cluster.router.membership.members()))
-            call.cancel()
+            # What it has not taken waits for it, and the end of that is no whole answer.
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                while await next_message(call) is not None:
+                    pass
+            assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await channel.close(None)
     finally:
         clusters.MODEL.max_model_len = before

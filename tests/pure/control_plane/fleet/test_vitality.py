@@ -120,3 +120,31 @@ def test_workers_are_told_apart_and_forgotten(vitality: Vitality) -> None:
         vitality.waited(worker)
     vitality.due([], 1000.0)
     assert len(vitality) == 0
+
+
+def test_an_asker_that_was_late_itself_knows_nothing_and_asks_again(vitality: Vitality) -> None:
+    vitality.waits(W0, 0.0)
+    assert vitality.due([], 1.0) == [W0]
+    vitality.undecided(W0, 5.0)
+    assert vitality.due([], 5.0 + SILENCE_S - 0.01) == []
+    assert vitality.due([], 5.0 + SILENCE_S) == [W0]
+    assert vitality.lost(W0, 6.0) is True, "it was not suspect before"
+
+
+def test_a_suspect_whose_answer_is_not_known_is_asked_after_the_same_pause(vitality: Vitality) -> None:
+    vitality.due([W0], 0.0)
+    assert vitality.due([W0], FIRST_S) == [W0]
+    vitality.undecided(W0, 1.0)
+    assert vitality.due([W0], 1.0 + FIRST_S - 0.01) == []
+    assert vitality.due([W0], 1.0 + FIRST_S) == [W0]
+
+
+def test_one_that_has_left_the_registry_is_asked_as_rarely_as_a_suspect(vitality: Vitality) -> None:
+    vitality.waits(W0, 0.0)
+    asked = []
+    for tick in range(200):
+        now_s = tick * 0.1
+        if vitality.due([], now_s):
+            asked.append(now_s)
+            assert vitality.lost(W0, now_s) is (len(asked) == 1), "it is told of once"
+    assert len(asked) < 12
