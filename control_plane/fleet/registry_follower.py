@@ -1,7 +1,8 @@
 """Keeps a `Membership` in step with the registry in Redis. The registry is never on a request's path.
 
 Redis that does not answer leaves the last known workers in place: requests go on, `connected` turns false. When it
-answers again, possibly empty, workers have one lease to register before they count as gone.
+answers again, possibly empty, workers have one lease to register before they count as gone. So they have when Redis has
+lost its data without a pause: names of workers are never taken out of the registry, only their records end.
 """
 
 import asyncio
@@ -51,6 +52,9 @@ class RegistryFollower:
         self._on_read = on_read
         self._now_s = now_s
         self._keep_until_s = 0.0
+        # Names that the registry had when it was read last, and whether known ones were not among them.
+        self._names: set[str] = set()
+        self._has_lost_names = False
         # What was said of workers whose versions do not fit.
         self._skew_said: set[str] = set()
         self._loop = RedisLoop(self._refresh, lambda: asyncio.sleep(refresh_s), _WORDS)
@@ -67,7 +71,8 @@ class RegistryFollower:
     async def _refresh(self) -> None:
         registrations = await self.read()
         now = self._now_s()
-        if not self.connected:
+        had_lost_names, self._has_lost_names = self._has_lost_names, self._lacks_known_names()
+        if not self.connected or (self._has_lost_names and not had_lost_names):
             self._keep_until_s = now + self._worker_lease_s
         if now < self._keep_until_s:
             registrations = self._with_known(registrations)
@@ -87,6 +92,9 @@ class RegistryFollower:
             logger.error(sentence)
         self._skew_said = skewed
 
+    def _lacks_known_names(self) -> bool:
+        return any(member.worker_id not in self._names for member in self._membership.members())
+
     def _with_known(self, registrations: list[wire.WorkerRegistration]) -> list[wire.WorkerRegistration]:
         fresh = {record.worker_id for record in registrations}
         known = [member.registration for member in self._membership.members() if member.worker_id not in fresh]
@@ -94,8 +102,9 @@ class RegistryFollower:
 
     async def read(self) -> list[wire.WorkerRegistration]:
         """What the registry says now. Raises one of REDIS_DOWN."""
-        names = await self._redis.smembers(registry.workers_key(self._service_id))
-        keys = [registry.worker_key(self._service_id, _bytes(name).decode()) for name in sorted(names)]
+        found = await self._redis.smembers(registry.workers_key(self._service_id))
+        self._names = {_bytes(name).decode() for name in found}
+        keys = [registry.worker_key(self._service_id, name) for name in sorted(self._names)]
         records = await self._redis.mget(keys) if keys else []
         parsed = [_registration(key, record) for key, record in zip(keys, records, strict=True) if record is not None]
         return [registration for registration in parsed if registration is not None]

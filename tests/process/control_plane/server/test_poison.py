@@ -62,27 +62,23 @@ async def test_others_go_on_beside_it(cluster: Cluster) -> None:
     assert text_of(await cluster.generate()) == whole_text()
 
 
-async def test_the_second_try_goes_where_nothing_else_runs() -> None:
+async def test_the_second_try_of_each_that_was_there_goes_where_nothing_else_runs() -> None:
+    """Of equals the first is chosen, so that both would go to the same worker."""
     async with running_cluster(placement__policy="prefix_only") as cluster:
         workers = [await cluster.add(PREFILL) for _ in range(3)]
         await cluster.add(DECODE)
-        dies_of(workers[0])
-        # Runs on the second worker, for as long as the other one is tried.
-        workers[0].engine.hold_before(0)
-        busy = cluster.call("busy")
-        await until(lambda: bool(workers[0].engine.jobs))
-        first, second = workers[0], workers[1]
-        second.engine.hold_before(0)
-        filler = cluster.call("filler")
-        await until(lambda: sum(len(worker.engine.jobs) for worker in workers) == 2)
-        tried = [worker for worker in workers if not worker.engine.jobs]
+        for worker in workers:
+            worker.engine.hold_before(0)
+        calls = [cluster.call("one"), cluster.call("another")]
+        await until(lambda: len(workers[0].engine.jobs) == 2)
 
-        first.engine.die("of something that was not the request's fault")
-        second.engine.resume()
+        workers[0].engine.die("of something that was the fault of neither")
 
-        assert text_of([response async for response in busy])
-        assert text_of([response async for response in filler])
-        assert all(len(worker.engine.jobs) >= 1 for worker in tried)
+        await until(lambda: [len(worker.engine.jobs) for worker in workers] == [2, 1, 1])
+        for worker in workers[1:]:
+            worker.engine.resume()
+        for call in calls:
+            assert text_of([response async for response in call])
 
 
 async def test_an_answer_absolves() -> None:

@@ -133,6 +133,28 @@ async def test_after_an_outage_workers_have_one_lease_to_register_again(followed
     assert followed.workers() == ["decode-1"]
 
 
+async def test_a_registry_that_lost_its_data_without_a_pause_gives_workers_one_lease_as_well(
+    followed: Followed,
+) -> None:
+    followed.write(record("decode-1"))
+    await until(lambda: followed.workers() == ["decode-0", "decode-1"])
+    followed.store.flushall()
+    await followed.read()
+    assert followed.follower.connected
+    assert followed.workers() == ["decode-0", "decode-1"]
+
+    followed.now_s += 2.0
+    followed.write(record("decode-1"))
+    await followed.read()
+    followed.now_s += 2.9
+    await followed.read()
+    assert followed.workers() == ["decode-0", "decode-1"]
+
+    followed.now_s += 0.1
+    await followed.read()
+    assert followed.workers() == ["decode-1"]
+
+
 async def test_who_waits_for_a_change_hears_of_a_new_worker(followed: Followed) -> None:
     async def wait_for_decode_1() -> None:
         async with followed.follower.changed:

@@ -1,0 +1,93 @@
+"""What taking in one job raises, or another first token than was replayed, ends that job and not the engine."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_jobs import EngineJob, FirstToken, SamplingSpec
+from cluster_core.errors import JobFailedError
+from worker_runtime.engine_figures import EngineFigures
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.job_stream import JobStream
+from worker_runtime.running_jobs import RunningJobs
+from worker_runtime.step_costs import StepCosts
+
+pytestmark = pytest.mark.integration
+
+SAMPLING = SamplingSpec(max_tokens=4, temperature=0.0)
+
+
+class Engine:
+    """Of vLLM's, what jobs go through; `raises` is what it makes of the next one."""
+
+    def __init__(self) -> None:
+        self.raises: Exception | None = None
+        self.aborted: list[str] = []
+        self.outputs: list[Any] = []
+
+    def add_request(self, request_id: str, *_: Any, **__: Any) -> str:
+        if self.raises is not None:
+            raise self.raises
+        return f"{request_id}-internal"
+
+    def abort_request(self, names: list[str], *, internal: bool) -> None:
+        self.aborted += names
+
+    def step(self) -> list[Any]:
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+
+class World:
+    def __init__(self) -> None:
+        self.engine = Engine()
+        settings = EngineSettings(ModelSection(), EngineSection(), HandoffSection(), EngineRole.DECODE)
+        figures = SimpleNamespace(
+            counters=SimpleNamespace(prompt_tokens=0, requests=0, generated_tokens=0), costs=StepCosts(), block_size=32
+        )
+        self.jobs = RunningJobs(
+            self.engine, settings, ClusterClock(), cast(EngineFigures, figures), lambda call, *args: call(*args)
+        )
+
+    def add(self, name: str, **fields: Any) -> JobStream:
+        stream = JobStream(EngineJob(name, (1, 2, 3), SAMPLING, **fields))
+        self.jobs.add(stream)
+        return stream
+
+    def sampled(self, name: str, token: int) -> None:
+        completion = SimpleNamespace(token_ids=[token], text="x", logprobs=None, finish_reason=None)
+        self.engine.outputs.append(
+            SimpleNamespace(request_id=name, outputs=[completion], metrics=None, num_cached_tokens=0)
+        )
+
+
+@pytest.mark.parametrize("error", [KeyError("a defect"), AssertionError("a defect"), RuntimeError("a defect")])
+def test_whatever_taking_in_a_job_raises_is_that_job_s_end(error: Exception) -> None:
+    world = World()
+    world.engine.raises = error
+    failed = world.add("a")
+    assert isinstance(failed.items.get_nowait(), JobFailedError)
+
+    world.engine.raises = None
+    assert world.add("b").items.empty()
+    assert world.add("a").items.empty(), "its name is free again"
+    assert world.jobs.dead is None
+
+
+def test_another_first_token_than_was_replayed_ends_the_job_and_frees_what_it_held() -> None:
+    world = World()
+    wrong = world.add("wrong", first=FirstToken(token_id=7, sent_text=""))
+    right = world.add("right", first=FirstToken(token_id=7, sent_text=""))
+    world.sampled("wrong", 8)
+    world.sampled("right", 7)
+
+    made = {stream.job.request_id: output for stream, output in world.jobs.step(counts_prefixes=False)}
+
+    assert isinstance(made["wrong"], JobFailedError)
+    assert not isinstance(made["right"], Exception)
+    assert world.engine.aborted == [wrong.internal_id]
+    assert right.started
+    assert world.jobs.dead is None
