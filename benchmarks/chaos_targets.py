@@ -21,6 +21,7 @@ from control_plane.service.child_process import bind_to_parent
 from control_plane.service.embedded_redis import EmbeddedRedis
 
 _HOST = "127.0.0.1"
+_START_TIMEOUT_S = 120.0
 
 
 class SecondRouter:
@@ -40,7 +41,11 @@ class SecondRouter:
             stderr=asyncio.subprocess.DEVNULL, preexec_fn=bind_to_parent,
         )  # fmt: skip
         assert self.process.stdout is not None
-        line = await self.process.stdout.readline()
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                line = await self.process.stdout.readline()
+        except TimeoutError:
+            line = b""
         if not line or json.loads(line).get("event") != "listening":
             raise StartError("the second router did not start")
 
