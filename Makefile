@@ -22,6 +22,8 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# Campaigns that compute on one core and wait for nothing: beside the tests on many hosts, which mostly wait.
+SIMULATED := $(addprefix tests/campaign/,benchmarks cluster_sim decode_worker fault_sim)
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
@@ -51,15 +53,16 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-test: setup ## All tests: many hosts beside the pure ones, then the other tiers over both cores; the time of each
+test: setup ## All tests: many hosts beside those of one core and no engine, then the others over both cores; the time of each
 	failed=0
 	hosts=$$(mktemp)
 	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
 	$(PYTEST) tests/pure || failed=1
+	$(PYTEST) $(SIMULATED) || failed=1
 	wait $$! || failed=1
 	cat "$$hosts"
 	rm "$$hosts"
-	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure $(SPREAD) || failed=1
+	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure $(SIMULATED:%=--ignore=%) $(SPREAD) || failed=1
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing

@@ -56,6 +56,7 @@ class Client:
         self._request = request
         self._api = api_stub
         self._trace = trace
+        self._pause_s = request.pause_s or 0.0
 
     async def run(self) -> None:
         request, answer = self._request, self.answer
@@ -68,6 +69,7 @@ class Client:
         try:
             while (event := await next_message(call)) is not None:
                 self._note(event)
+                await self._pause()
             answer.code = "OK"
         except grpc.aio.AioRpcError as error:
             answer.code, answer.details = error.code().name, error.details() or ""
@@ -149,6 +151,13 @@ class Client:
                 self._take(event.first_token.delta)
             elif kind == "refused":
                 answer.refusals.append(event.refused.message)
+
+    async def _pause(self) -> None:
+        """Once, after its first token."""
+        if self.answer.tokens and self._pause_s:
+            pause_s, self._pause_s = self._pause_s, 0.0
+            self._trace(f"{self.answer.name} reads nothing for {pause_s:g} s")
+            await asyncio.sleep(pause_s)
 
     def _take(self, delta: generation.CompletionDelta) -> None:
         self.answer.tokens += delta.token_ids

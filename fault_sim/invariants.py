@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from control_plane.dispatch.journey import MOST_DEATHS
 from control_plane.model.lifecycle import OUTCOMES, RequestLifecycle, State
 from fault_sim.blocks.pool import expected_tokens
 from fault_sim.clients import Answer
-from fault_sim.world import World
+from fault_sim.world import SEND_TIMEOUT_S, World
 
 # What a client got -> how the router may have counted the request. A client that leaves may cross its answer.
 _COUNTED = {
@@ -19,6 +20,9 @@ _COUNTED = {
     # Two engines died under it.
     "INTERNAL": {State.FAILED},
 }
+
+# Until the router knows of what has happened at a worker.
+_TOLD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +91,54 @@ def _of_outcome(answer: Answer, lifecycles: Sequence[RequestLifecycle]) -> Itera
 def of_calm(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
     """Without faults nothing fails, and every lease is pulled or given back."""
     for answer in answers:
-        request = answer.request
-        ends_early = request.is_withdrawn or request.timeout_s is not None
-        if not ends_early and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
+        if not _may_end_early(answer) and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
             yield Violation("calm", f"{answer.name} heard {answer.code} {answer.details!r}")
+    if world.plan.has_slow_readers:
+        return
     for name, worker in world.workers.items():
         expired = worker.engine.status().counters.handoffs_expired if worker.engine else 0
         if expired:
             yield Violation("calm", f"{expired} leases of {name} were left to expire")
+
+
+def _may_end_early(answer: Answer) -> bool:
+    request = answer.request
+    return request.is_withdrawn or request.timeout_s is not None or request.pause_s is not None
+
+
+def of_stalls(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
+    """A plain request whose answer has not begun goes from a worker that hangs to one that does not."""
+    paths = {str(lifecycle.request_id): lifecycle.history for lifecycle in world.lifecycles}
+    for answer in answers:
+        has_begun = any(state is State.DECODING for state, _ in paths.get(answer.name, []))
+        is_excused = has_begun or answer.request.moves or _may_end_early(answer)
+        if not is_excused and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
+            yield Violation("stalls", f"{answer.name} heard {answer.code} {answer.details!r}")
+
+
+def of_poison(world: World) -> Iterator[Violation]:
+    """A request ends two engines at most, and one that asks for the same after that none."""
+    by_request = Counter(death.nonce for death in world.deaths)
+    for nonce, deaths in by_request.items():
+        if deaths > MOST_DEATHS:
+            yield Violation("poison", f"{deaths} engines died of request {nonce}")
+    if not world.plan.has_prompt_links:
+        return
+    for wish in {death.wish for death in world.deaths}:
+        deaths_of = [death for death in world.deaths if death.wish == wish]
+        known_s = deaths_of[MOST_DEATHS - 1].at_s + _TOLD_S if len(deaths_of) >= MOST_DEATHS else float("inf")
+        for death in deaths_of[MOST_DEATHS:]:
+            if death.asked_s > known_s:
+                yield Violation(
+                    "poison", f"request {death.nonce} came {death.asked_s - known_s:.3f} s too late to kill"
+                )
+
+
+def of_sends(world: World) -> Iterator[Violation]:
+    """No client keeps the router waiting for longer than it may."""
+    waited_s = world.longest_wait_s
+    if waited_s > SEND_TIMEOUT_S + _TOLD_S:
+        yield Violation("sends", f"the router waited {waited_s:.3f} s for a client to read")
 
 
 def of_cancelling(world: World) -> Iterator[Violation]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 # Keepalive time and timeout of `rachis.wire.channel_options`.
 BREAK_S = 30.0
+WINDOW_BYTES = 64 << 10
 _LATENCY_S = 0.0005
 
 Action = Callable[[], None]
@@ -36,6 +37,10 @@ class Link:
         self.loss = 0.0
         # Share of unary requests that arrive twice.
         self.repeats = 0.0
+        # Its pulls stand still, and neither end is told.
+        self.is_frozen = False
+        # Of each direction of a call that begins now: what may be on its way and unread before its writer waits.
+        self.window_bytes = WINDOW_BYTES
         # A dictionary for its order.
         self.calls: dict[LinkedCall, None] = {}
         self._held: list[Action] = []

@@ -17,6 +17,7 @@ HEALED_S = 40.0
 ROUTER = "router"
 REDIS = "redis"
 _VOCABULARY = 256
+_LONG_STALL_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Request:
     """shared_tokens: of its family's prompt. own_tokens: follow them, those of its variant, which others may have too.
     moves: of a session; none: a plain request.
 
-    cancel_s: when its client leaves. timeout_s: its deadline.
+    cancel_s: when its client leaves. timeout_s: its deadline. pause_s: how long its client reads nothing once it has a
+    token.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Request:
     cancel_s: float | None = None
     mode: str = "APPEND"
     moves: tuple[Move, ...] = ()
+    pause_s: float | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -97,7 +100,18 @@ class Plan:
     @property
     def has_prompt_links(self) -> bool:
         """Nothing keeps a cancel from its worker, or the worker from heeding it."""
-        return all(fault.kind in WORKERS for fault in self.faults)
+        return all(fault.kind in (*WORKERS, *POISON) for fault in self.faults)
+
+    @property
+    def has_slow_readers(self) -> bool:
+        return any(request.pause_s is not None for request in self.requests)
+
+    @property
+    def always_has_workers(self) -> bool:
+        """Engines hang and nothing else happens, and in each pool there is one that does not."""
+        hang = {fault.target for fault in self.faults}
+        pools = {name.partition("-")[0] for name in self.workers if name not in hang}
+        return len(pools) == 2 and all(fault.kind in STALLS for fault in self.faults)
 
     @property
     def workers(self) -> list[str]:
@@ -133,11 +147,53 @@ def drawn(seed: int) -> Plan:
         faults=(),
     )
     faults = rng.randint(8, 14) if theme is HANDOFFS else rng.randint(1, 8)
-    drawn_faults = [_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)]
-    stalling = Random(f"stalls {seed}")
-    if theme and stalling.random() < _STALLING_RUNS:
-        drawn_faults += [_fault(stalling, STALLS, plan.workers) for _ in range(stalling.randint(1, 4))]
-    return replace(plan, faults=tuple(drawn_faults))
+    plan = replace(plan, faults=tuple(_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)))
+    for name, extend in _EXTRAS.items() if theme else ():
+        more = Random(f"{name} {seed}")
+        if more.random() < _SHARE_OF_EXTRAS:
+            plan = extend(more, plan)
+    return plan
+
+
+def _with(rng: Random, plan: Plan, kinds: Sequence[str]) -> Plan:
+    more = (_fault(rng, kinds, plan.workers) for _ in range(rng.randint(1, 4)))
+    return replace(plan, faults=(*plan.faults, *more))
+
+
+def _with_poison(rng: Random, plan: Plan) -> Plan:
+    """Engines die of a request, whose client asks again and again."""
+    plain = [request for request in plan.requests if not request.moves]
+    if not plain:
+        return plan
+    poison = replace(rng.choice(plain), timeout_s=None, cancel_s=None)
+    again = (
+        replace(poison, number=len(plan.requests) + place, at_s=poison.at_s + round(rng.uniform(0, 10), 3))
+        for place in range(rng.randint(1, 5))
+    )
+    fault = Fault("poison", 0.0, HEALED_S, value=poison.number)
+    requests = tuple(poison if request.number == poison.number else request for request in plan.requests)
+    return replace(plan, requests=(*requests, *again), faults=(*plan.faults, fault))
+
+
+def _with_slow_readers(rng: Random, plan: Plan) -> Plan:
+    def drawn_again(request: Request) -> Request:
+        is_slow = rng.random() < 0.3
+        return (
+            replace(request, pause_s=round(rng.choice((rng.uniform(0, 2), rng.uniform(2, 30))), 3))
+            if is_slow
+            else request
+        )
+
+    return replace(plan, requests=tuple(map(drawn_again, plan.requests)))
+
+
+def _with_stalls_alone(rng: Random, plan: Plan) -> Plan:
+    """For longer than a request may take; the first worker of each pool goes on."""
+    may_hang = [name for name in plan.workers if not name.endswith("-0")]
+    drawn_faults = [_fault(rng, STALLS, may_hang) for _ in range(rng.randint(1, 3) if may_hang else 0)]
+    return replace(
+        plan, faults=tuple(replace(fault, at_s=fault.at_s / 2, for_s=_LONG_STALL_S) for fault in drawn_faults)
+    )
 
 
 def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
@@ -243,6 +299,9 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 #   half_open     the same, but only for their clients: their servers learn of it `value` seconds later
 #   loss          with this share of messages their call breaks
 #   repeat        this share of unary requests arrives twice
+#   freeze        the worker's process stands still: its engine, and all that it says and hears
+#   freeze_pulls  pulls between two workers stand still, and neither is told
+#   poison        the prompt of the request with number `value` kills every engine that computes it
 #   redis_down    Redis refuses connections
 #   redis_empty   the same, and it has lost its data at the end
 FAULTS: dict[str, _Target] = {
@@ -258,6 +317,9 @@ FAULTS: dict[str, _Target] = {
     "half_open": lambda rng, workers: _router_link(rng, workers, round(rng.uniform(0, 20), 3)),
     "loss": lambda rng, workers: _link(rng, workers, rng.choice((0.02, 0.2))),
     "repeat": lambda rng, workers: _link(rng, workers, 0.5),
+    "freeze": _worker,
+    "freeze_pulls": _pull_link,
+    "poison": lambda rng, workers: ("", 0.0),
     "redis_down": lambda rng, workers: ("", 0.0),
     "redis_empty": lambda rng, workers: ("", 0.0),
 }
@@ -267,9 +329,10 @@ FAULTS: dict[str, _Target] = {
 NOTHING: tuple[str, ...] = ()
 HANDOFFS = (*["half_open"] * 4, *["slow_pulls"] * 3, "cut", "loss")
 WORKERS = ("kill", "drain", "cut_registry", "redis_down", "redis_empty")
-# These come on top of whatever a seed has, in one run of eight.
+# These come on top of whatever a seed has.
 STALLS = ("stall",)
-_STALLING_RUNS = 0.125
+FREEZES = ("freeze", "freeze_pulls", "freeze_pulls")
+POISON = ("poison",)
 _THEMES = (
     NOTHING,
     HANDOFFS,
@@ -277,8 +340,18 @@ _THEMES = (
     HANDOFFS,
     WORKERS,
     WORKERS,
-    *([tuple(kind for kind in FAULTS if kind not in STALLS)] * 4),
+    *([tuple(kind for kind in FAULTS if kind not in (*STALLS, *FREEZES, *POISON))] * 4),
 )
+
+# What a run may have besides, each in one run of eight, by the name that its seed is drawn with.
+_SHARE_OF_EXTRAS = 0.125
+_EXTRAS: dict[str, Callable[[Random, Plan], Plan]] = {
+    "stalls": lambda rng, plan: _with(rng, plan, STALLS),
+    "freezes": lambda rng, plan: _with(rng, plan, FREEZES),
+    "poison": _with_poison,
+    "slow readers": _with_slow_readers,
+    "stalls alone": _with_stalls_alone,
+}
 
 
 def encode(plan: Plan) -> str:

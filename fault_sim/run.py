@@ -17,7 +17,7 @@ from fault_sim.plan import HEALED_S, Plan, Request
 from fault_sim.world import LEASE_S, REQUEST_TIMEOUT_S, World, noting_defects
 
 # What was begun may take its whole time after everything is healed; a connection that broke silently is noticed.
-_REQUESTS_S = HEALED_S + REQUEST_TIMEOUT_S + 10
+_REQUESTS_S = HEALED_S + REQUEST_TIMEOUT_S + 20
 _QUIET_S = BREAK_S + 2 * LEASE_S
 _PROBES = 4
 _LEFT_S = 5.0
@@ -75,8 +75,12 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     violations += invariants.of_answers(world, answers)
     violations += invariants.of_cancelling(world)
     violations += invariants.of_caches(world)
+    violations += invariants.of_poison(world)
+    violations += invariants.of_sends(world)
     if not world.plan.faults:
         violations += invariants.of_calm(world, answers)
+    elif world.plan.always_has_workers:
+        violations += invariants.of_stalls(world, answers)
     await world.stop()
     violations += await _left_tasks()
     world.note("the end")

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,7 +17,9 @@ from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
+from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
+from cluster_core.engine_jobs import EngineJob
 from cluster_core.ids import RequestId
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.job import Job
@@ -24,25 +27,33 @@ from control_plane.model.lifecycle import Event, RequestLifecycle, State
 from control_plane.server.composition import RouterPorts, RouterTiming, build_router
 from control_plane.server.router_server import RouterServer
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
+from fault_sim.local_grpc.server import LocalServer
 from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store
 from fault_sim.local_worker import LocalWorker
 from fault_sim.network import Link, Network
-from fault_sim.plan import ROUTER, Fault, Plan
+from fault_sim.plan import REDIS, ROUTER, Fault, Plan
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
 REQUEST_TIMEOUT_S = 20.0
+SEND_TIMEOUT_S = 3.0
+_CLIENT = "client"
 _MODEL_TOKENS = 250
 _MOST_SKEW_MS = 600_000
 # A job whose request has ended is aborted by then.
 _HEEDED_S = 0.05
+# Until a process that has died is started again.
+_RESTART_S = 1.0
+# Of a client's calls where some clients are slow: a few messages.
+_NARROW_BYTES = 256
 # Nothing holds the loop up in virtual time.
 _TIMING = RouterTiming(loop_look_s=3600.0)
 _SETTINGS: dict[str, Any] = {
     "router.port": 0,
     "router.request_timeout_s": REQUEST_TIMEOUT_S,
+    "router.send_timeout_s": SEND_TIMEOUT_S,
     "router.queue_timeout_s": 5,
     "router.drain_timeout_s": 2,
     "handoff.lease_s": LEASE_S,
@@ -56,6 +67,16 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Of an engine, by what it computed. nonce: of the request, which came at `asked_s`. wish: what it asked for."""
+
+    at_s: float
+    nonce: str
+    asked_s: float
+    wish: str
+
+
 class World:
     """`start`, then `stop`. trace: one line for each thing that happened, with its time."""
 
@@ -66,11 +87,19 @@ class World:
         self.lifecycles: list[RequestLifecycle] = []
         # Names of jobs that ran on long after their requests had ended.
         self.unheeded: list[str] = []
+        self.deaths: list[Death] = []
         self._nonces: dict[int, str] = {}
+        # By nonce, with when they came.
+        self._jobs: dict[str, tuple[float, Job]] = {}
+        self._restarts = BackgroundTasks()
         self.network = Network(Random(f"network {plan.seed}"))
         self.transport = LocalTransport(self.network, self.note)
+        if plan.has_slow_readers:
+            self.network.link(_CLIENT, ROUTER).window_bytes = _NARROW_BYTES
         self.fabric = Fabric(self.network)
+        self.fabric.on_poisoned = self._poisoned
         self.store = Store()
+        self._router_servers: list[LocalServer] = []
         self.workers: dict[str, LocalWorker] = {}
         self.started: list[LocalWorker] = []
         self.config = _loaded(plan)
@@ -83,7 +112,7 @@ class World:
         """Returns once every worker may get requests."""
         self.router = build_router(self.config, SERVICE, self._ports(), _TIMING)
         await self.router.start()
-        channel: Any = self.transport.channel("client", self.router.address)
+        channel: Any = self.transport.channel(_CLIENT, self.router.address)
         self.api = router_pb2_grpc.RouterServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         for name in self.plan.workers:
@@ -113,7 +142,13 @@ class World:
         """In place of `Job`: its name in the engines is remembered."""
         made = Job(**values)
         self._nonces[id(made.lifecycle)] = made.nonce
+        self._jobs[made.nonce] = (asyncio.get_running_loop().time(), made)
         return made
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Of the router, for a client to read."""
+        return max((server.longest_wait_s for server in self._router_servers), default=0.0)
 
     def ended(self, lifecycle: RequestLifecycle) -> None:
         asyncio.get_running_loop().call_later(_HEEDED_S, self._look_for_jobs, lifecycle)
@@ -140,7 +175,8 @@ class World:
                 return state
 
         def server(interceptors: Any = (), options: Any = None) -> Any:
-            return world.transport.server(ROUTER, interceptors)
+            world._router_servers.append(world.transport.server(ROUTER, interceptors))
+            return world._router_servers[-1]
 
         def channel(address: str, options: Any = None) -> Any:
             return world.transport.channel(ROUTER, address)
@@ -180,6 +216,22 @@ class World:
         ahead_ms = Random(f"clock {self.plan.seed} {host}").randint(-_MOST_SKEW_MS, _MOST_SKEW_MS)
         return ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms))
 
+    def _poisoned(self, host: str, engine_job: EngineJob) -> None:
+        """The engine's process ends with it, and is started again."""
+        nonce = engine_job.request_id.removeprefix("r").partition(".")[0]
+        asked_s, job = self._jobs[nonce]
+        wish = f"{job.cache_salt} {job.sampling.SerializeToString(deterministic=True)!r} {job.token_ids}"
+        self.note(f"{host} dies of {job.request_id}")
+        if not job.prompt_changes:
+            self.deaths.append(Death(asyncio.get_running_loop().time(), nonce, asked_s, wish))
+        self._restarts.start(self._restart(self.workers[host]))
+
+    async def _restart(self, worker: LocalWorker) -> None:
+        await worker.kill()
+        await asyncio.sleep(_RESTART_S)
+        if self.workers[worker.name] is worker:
+            self._start_worker(worker.name)
+
     def _link(self, fault: Fault) -> Link:
         one, _, other = fault.target.partition("|")
         return self.network.link(one, other)
@@ -212,6 +264,34 @@ class World:
         engine = self.workers[fault.target].engine
         if engine is not None:
             engine.go_on()
+
+    async def _begin_freeze(self, fault: Fault) -> None:
+        await self._begin_stall(fault)
+        for link in self._links_of(fault.target):
+            link.cut()
+
+    async def _end_freeze(self, fault: Fault) -> None:
+        for link in self._links_of(fault.target):
+            link.heal()
+        await self._end_stall(fault)
+
+    def _links_of(self, name: str) -> list[Link]:
+        return [self.network.link(name, other) for other in (ROUTER, REDIS, *self.workers) if other != name]
+
+    async def _begin_freeze_pulls(self, fault: Fault) -> None:
+        self._link(fault).is_frozen = True
+
+    async def _end_freeze_pulls(self, fault: Fault) -> None:
+        self._link(fault).is_frozen = False
+
+    async def _begin_poison(self, fault: Fault) -> None:
+        self.fabric.poison |= self._poison(fault)
+
+    async def _end_poison(self, fault: Fault) -> None:
+        self.fabric.poison -= self._poison(fault)
+
+    def _poison(self, fault: Fault) -> set[tuple[int, ...]]:
+        return {tuple(each.prompt) for each in self.plan.requests if each.number == fault.value}
 
     async def _begin_slow_engine(self, fault: Fault) -> None:
         self._slow_down(fault.target, fault.value)

@@ -13,6 +13,7 @@ from command_line.bench import (
     placement,
     prefix_cache,
     simulator,
+    soak,
     streaming,
     system,
     tiers,
@@ -32,6 +33,7 @@ COMMANDS = (
     system,
     decode_locality,
     hostile,
+    soak,
 )
 
 

@@ -1,7 +1,7 @@
 """`rachis status`: what runs here, what it is doing, and whether anything was left behind."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import grpc
@@ -110,7 +110,9 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
         "uptime_s": round(router.uptime_s, 1),
         "in_flight_requests": router.in_flight_requests,
         "queued_requests": router.queued_requests,
+        "open_sessions": router.open_sessions,
         "outcomes": dict(router.outcomes),
+        "poisoned_requests": router.poisoned_requests,
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
         "pools": {pool_name(pool.pool): _pool(pool) for pool in pools},
@@ -134,6 +136,8 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
                 "free_blocks": view.load.free_blocks,
                 "total_blocks": view.load.total_blocks,
                 "open_sessions": view.load.open_sessions,
+                "stalled_s": round(view.load.stalled_s or view.registration.load.stalled_s, 1),
+                "quarantined_blocks": view.load.quarantined_blocks,
                 "free_host_blocks": view.load.free_host_blocks,
                 "total_host_blocks": view.load.total_host_blocks,
                 "requests": view.counters.requests,
@@ -195,6 +199,8 @@ def _print(result: dict[str, Any]) -> None:
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
+    if result["poisoned_requests"]:
+        out.print(f"[bold]requests that are refused because engines died of them: {result['poisoned_requests']}[/bold]")
     for name, pool in result["pools"].items():
         out.print(_pool_line(name, pool))
     out.print(index_line(result["index"]))
@@ -217,5 +223,15 @@ def _print(result: dict[str, Any]) -> None:
     columns = ("worker", "node", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)
     for worker in result["workers"]:
-        if worker["version_skew"]:
-            out.print(f"[bold]{worker['worker_id']} gets no requests: {escape(worker['version_skew'])}[/bold]")
+        for complaint in _complaints(worker):
+            out.print(f"[bold]{worker['worker_id']} {complaint}[/bold]")
+
+
+def _complaints(worker: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with it, in sentences that begin with its name."""
+    if worker["version_skew"]:
+        yield f"gets no requests: {escape(worker['version_skew'])}"
+    if worker["stalled_s"]:
+        yield f"gets no requests: its engine has been in one step for {worker['stalled_s']:.0f} s"
+    if worker["quarantined_blocks"]:
+        yield f"keeps {worker['quarantined_blocks']} blocks from use: a pull that was given up is not over"

@@ -77,6 +77,10 @@ _REFUSALS = _Figure(
     "Messages of clients that were refused while their session went on, by status",
     "status",
 )
+_SLOW_READERS = _Figure(
+    "rachis_slow_readers_total",
+    "Requests and sessions that ended because their client took nothing of the answer, among the cancelled ones",
+)
 _LOOP_STALL = _Figure(
     "rachis_router_loop_stall_seconds",
     "How late the router's event loop was, whenever it was looked at",
@@ -93,6 +97,7 @@ _FIGURES = (
     _SESSION_TOKENS,
     _PREEMPTIONS,
     _REFUSALS,
+    _SLOW_READERS,
     _LOOP_STALL,
 )
 
@@ -172,6 +177,9 @@ class RouterMetrics:
     def failed(self, status: str) -> None:
         """A request or session was answered with this gRPC status."""
         self._counters[_ERRORS].labels(status).inc()
+
+    def client_did_not_read(self) -> None:
+        self._counters[_SLOW_READERS].inc()
 
     def loop_was_late(self, seconds: float) -> None:
         self._histograms[_LOOP_STALL].observe(seconds)

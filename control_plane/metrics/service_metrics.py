@@ -59,6 +59,7 @@ class ServiceCollector(LoopCollector):
                 "Requests that may wait for a slot; above this they are refused",
                 router.max_queued_requests,
             ),
+            gauge("rachis_router_tasks", "Tasks of the router's event loop", len(asyncio.all_tasks())),
             gauge("rachis_open_sessions", "Streaming sessions that are open", self._sessions()),
             gauge(
                 "rachis_poisoned_requests",

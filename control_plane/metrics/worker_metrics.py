@@ -36,6 +36,13 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
     ),
     Figure(
         GaugeMetricFamily,
+        "rachis_worker_quarantined_blocks",
+        "Blocks that a pull may still write into which was given up at its deadline: of use to nobody until it is over",
+        None,
+        lambda view: view.load.quarantined_blocks,
+    ),
+    Figure(
+        GaugeMetricFamily,
         "rachis_worker_resident_bytes",
         "Memory of the worker's process",
         None,

@@ -13,7 +13,14 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 from rachis.wire import Context
 
-from cluster_core.errors import ClientFault, DeadlineError, OverloadedError, RachisError, WithdrawnError
+from cluster_core.errors import (
+    ClientFault,
+    DeadlineError,
+    OverloadedError,
+    RachisError,
+    SlowReaderError,
+    WithdrawnError,
+)
 from cluster_core.ids import RequestId, new_request_id
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.membership import Membership
@@ -51,6 +58,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         # How many requests and sessions have ended how.
         self.outcomes: Counter[State] = Counter()
 
+    @property
+    def open_sessions(self) -> int:
+        return self._sessions.open_sessions
+
     async def Generate(  # type: ignore[override]  # it writes through the context, to bound each write
         self, request: api.GenerateRequest, context: Context
     ) -> None:
@@ -74,6 +85,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except RachisError as error:
             _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
             self._metrics.failed(error.status)
+            if isinstance(error, SlowReaderError):
+                self._metrics.client_did_not_read()
             await conventions.abort(context, error)
         except (asyncio.CancelledError, GeneratorExit):
             _end(lifecycle, _left(context))
@@ -121,8 +134,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
                     now_s = self._arrivals.now_s()
                     job.own_s += now_s - received_s
-                    timeout_s = min(self._arrivals.send_timeout_s, job.remaining_s(now_s))
-                    await conventions.write(context, response, timeout_s)
+                    await self._send(context, response, job.remaining_s(now_s))
+
+    async def _send(self, context: Context, response: api.GenerateResponse, remaining_s: float) -> None:
+        """Raises SlowReaderError, DeadlineError where the request's own time ends first, WithdrawnError."""
+        try:
+            async with asyncio.timeout(remaining_s):
+                await conventions.write(context, response, self._arrivals.send_timeout_s)
+        except TimeoutError:
+            raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
     async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
@@ -142,6 +162,8 @@ _FIELDS = {"CompletionDelta": "delta", "Completion": "completion"}
 
 
 def _event_of(error: RachisError) -> Event:
+    if isinstance(error, SlowReaderError):
+        return Event.CANCELLED
     if isinstance(error, DeadlineError):
         return Event.DEADLINE_PASSED
     return Event.REFUSED if isinstance(error, ClientFault | OverloadedError) else Event.FAULT

@@ -49,6 +49,8 @@ class RouterStatus:
             overhead_p99_ms=_quantile(overhead, 0.99),
             cpu_s=cpu_s(),
             metrics_address=self._metrics.address,
+            poisoned_requests=self._dispatcher.poison.poisoned,
+            open_sessions=self._router.open_sessions,
         )
 
 

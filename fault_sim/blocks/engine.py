@@ -5,13 +5,14 @@ gets tokens of the step's budget. Blocks run out: then the last request that cam
 
 Who holds the blocks of a request:
     waits, or was preempted          nobody; the cache as far as it lasts
-    is being pulled to               its run, which does not use them before the pull has ended, aborted or not
+    is being pulled to               its run, which does not use them before the pull has ended, aborted or not; from
+                                     the deadline on the quarantine, until the transfer is over
     runs                             its run
     finished, leased                 the lease, until it is pulled, released, or `lease_s` old
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +125,7 @@ class BlockEngine:
             total_blocks=self.pool.total,
             open_sessions=sessions,
             stalled_s=self._heartbeat.stalled_s,
+            quarantined_blocks=len(self._pulls.quarantine),
         )
         self._counters.stored_blocks = self._claims.stored_blocks
         return EngineStatus(load, replace(self._counters), costs=self._costs)
@@ -179,7 +181,7 @@ class BlockEngine:
 
     def check_invariants(self) -> None:
         held = [run.blocks for run in {*self._schedule.running, *self._schedule.waiting, *self._names.values()}]
-        self.pool.check_invariants([*held, *self._leases.blocks()])
+        self.pool.check_invariants([*held, *self._leases.blocks(), self._pulls.quarantine.blocks])
 
     # For its sessions.
 
@@ -225,11 +227,22 @@ class BlockEngine:
             with self._heartbeat.step():
                 await asyncio.sleep(took_s)
                 await self._goes_on.wait()
+            if self._is_poisoned(step):
+                return
             for run, count in step.items():
                 # Input that has come for the run meanwhile waits for the end of the step.
                 self._compute(run, count)
             self._measure(took_s, tokens, len(step))
             self._publish_claims()
+
+    def _is_poisoned(self, step: Iterable[Run]) -> bool:
+        """Whether the engine dies of a run of this step."""
+        for run in step:
+            if tuple(run.tokens[: run.prompt_tokens]) in self._fabric.poison:
+                self._fabric.on_poisoned(self.host, run.job)
+                self.die("killed by what it computed")
+                return True
+        return False
 
     def _between_two_steps(self) -> None:
         self._commands.carry_out()

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster_core.engine_jobs import EngineJob
 from fault_sim.blocks.pool import BlockPool, Kv
-from fault_sim.network import Network
+from fault_sim.network import BREAK_S, Network
 
 # A transfer goes as fast as its link is for so long.
 _SLICE_S = 0.1
@@ -44,22 +45,28 @@ class Fabric:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.engines: dict[str, Peer] = {}
+        # An engine that computes one of these prompts dies of it.
+        self.poison: set[tuple[int, ...]] = set()
+        # Gets the host of an engine that has died so, and its job.
+        self.on_poisoned: Callable[[str, EngineJob], None] = lambda host, job: None
 
-    async def read(
-        self, host: str, engine_id: str, blocks: Sequence[int], work_s: float, gives_up: Callable[[], bool]
-    ) -> list[list[Kv]]:
+    async def read(self, host: str, engine_id: str, blocks: Sequence[int], work_s: float) -> list[list[Kv]]:
         """What these blocks of that engine hold when the transfer ends; nothing where it fails.
 
-        work_s: what it takes over a link at its usual speed. gives_up: whether a cut link is waited for no longer.
+        A cut link breaks it off when a connection would notice, one that is frozen holds it for as long as it is.
+        work_s: what it takes over a link at its usual speed.
         """
         peer = self.engines.get(engine_id)
         if peer is None:
             return []
         link = self.network.link(host, peer.host)
-        while work_s > 0 and not (link.is_cut and gives_up()):
+        cut_s = 0.0
+        while work_s > 0 and cut_s < BREAK_S and engine_id in self.engines:
             took_s = min(work_s * link.slow, _SLICE_S)
             await asyncio.sleep(took_s)
-            work_s -= 0 if link.is_cut else max(took_s / link.slow, 1e-9)
+            cut_s = cut_s + took_s if link.is_cut else 0.0
+            if not link.is_cut and not link.is_frozen:
+                work_s -= max(took_s / link.slow, 1e-9)
         if work_s > 0 or engine_id not in self.engines:
             return []
         return [list(peer.pool.kv[block]) for block in blocks]

@@ -111,6 +111,16 @@ class BlockPool:
             if not self._refs[block]:
                 self._free[block] = None
 
+    # As vLLM's pool has them, for `kv_transfer.handoff.overdue_pulls`.
+
+    touch = take
+
+    def free_blocks(self, blocks: Iterable[int]) -> None:
+        """They come in the order in which they are to be allocated again."""
+        self.drop(list(blocks)[::-1])
+
+    # Names of full blocks.
+
     def publish(self, block: int, name: BlockHash) -> bool:
         """False where a block of that name is published already."""
         if name in self._published or self._names[block] is not None:

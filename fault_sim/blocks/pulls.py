@@ -1,11 +1,13 @@
 """The pulls of one engine: it reads the leased blocks of peers, or computes the prompt where that cannot be in time.
 
-A pull reads blocks by number whatever they hold by then, as RDMA does: what keeps it right are leases and deadlines.
+A pull reads blocks by number whatever they hold by then, and writes whenever it comes to that, as RDMA does: what keeps
+it right are leases, deadlines, and the quarantine of what a pull may still write into that was given up.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import HandoffOutcome, HandoffReport
@@ -15,8 +17,10 @@ from fault_sim.blocks.content import BlockContent
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.blocks.run import Run
 from kv_transfer.handoff.lease_params import decode_params
+from kv_transfer.handoff.overdue_pulls import PullReport, Quarantine
 from kv_transfer.handoff.rules import Pull, effective_deadline_s, is_late
 
+T = TypeVar("T")
 KV_BYTES_PER_TOKEN = 64
 
 
@@ -34,7 +38,8 @@ class Pulls:
         counters: EngineCounters,
         on_abandoned: Callable[[Run], None],
     ) -> None:
-        self.tasks: dict[asyncio.Task[None], None] = {}
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.quarantine = Quarantine(content.pool)
         self._host = host
         self._fabric = fabric
         self._settings = settings
@@ -94,16 +99,38 @@ class Pulls:
         settings = self._settings
         params = decode_params(run.job.pull.connector_params)
         first = run.computed // settings.block_tokens
+        blocks = run.blocks[first:]
         pull = Pull(monotonic_s(), tokens, tokens * KV_BYTES_PER_TOKEN)
         work_s = settings.pull_s + settings.pull_token_s * tokens
-        content = await self._fabric.read(
-            self._host, params["engine"], params["blocks"][first:], work_s, lambda: _is_late(run)
-        )
+        reading = self._in_background(self._fabric.read(self._host, params["engine"], params["blocks"][first:], work_s))
+        left_s = None if run.pull_until_s is None else max(0.0, run.pull_until_s - monotonic_s())
+        await asyncio.wait({reading}, timeout=left_s)
+        if not reading.done() and _is_late(run):
+            self._commands.add(lambda: self._given_up(run, blocks))
+        content = await reading
         pull.ended_s = monotonic_s()
         pull.failed = not content or _is_late(run)
-        self._commands.add(lambda: self._ended(run, pull, content))
+        self._commands.add(lambda: self._ended(run, pull, blocks, content))
 
-    def _ended(self, run: Run, pull: Pull, content: list[list[bytes]]) -> None:
+    def _given_up(self, run: Run, blocks: list[int]) -> None:
+        """At its deadline: the run computes its prompt in blocks that the pull cannot write into any more."""
+        name = run.job.request_id
+        self.quarantine.take_in(PullReport(given_up=Counter([name])), lambda _: blocks)
+        run.pulling = False
+        self._counters.handoffs_recomputed += 1
+        if run.abandoned:
+            self._on_abandoned(run)
+            return
+        run.report = HandoffReport(HandoffOutcome.RECOMPUTED)
+        del run.blocks[len(run.blocks) - len(blocks) :]
+        self._content.pool.drop(blocks)
+
+    def _ended(self, run: Run, pull: Pull, blocks: list[int], content: list[list[bytes]]) -> None:
+        for block, kv in zip(blocks, content, strict=False):
+            self._content.pool.kv[block][:] = kv
+        if not run.pulling:
+            self.quarantine.take_in(PullReport(over=Counter([run.job.request_id])), lambda _: ())
+            return
         run.pulling = False
         if not pull.failed:
             self._tell_peer(run)
@@ -116,9 +143,6 @@ class Pulls:
             return
         run.report = pull.report()
         if not pull.failed:
-            first = run.computed // self._settings.block_tokens
-            for block, kv in zip(run.blocks[first:], content, strict=True):
-                self._content.pool.kv[block][:] = kv
             run.computed = len(run.tokens) - 1
 
     def _tell_peer(self, run: Run) -> None:
@@ -128,10 +152,11 @@ class Pulls:
             engine_id = decode_params(lease.connector_params)["engine"]
             self._in_background(self._fabric.tell_pulled(self._host, engine_id, lease.lease_id))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self.tasks[task] = None
         task.add_done_callback(lambda done: self.tasks.pop(done))
+        return task
 
 
 def _is_late(run: Run) -> bool:

@@ -23,10 +23,17 @@ class _CallDetails(grpc.HandlerCallDetails):
 class LocalContext:
     """The server's end, as the servicer sees it."""
 
-    def __init__(self, wire: Wire, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        serialize: Callable[[Any], bytes],
+        parse: Callable[[bytes], Any],
+        on_wait: Callable[[float], None],
+    ) -> None:
         self._wire = wire
         self._serialize = serialize
         self._parse = parse
+        self._on_wait = on_wait
         self._code = grpc.StatusCode.OK
         self._details = ""
         self._trailing: Metadata = ()
@@ -43,7 +50,12 @@ class LocalContext:
     async def write(self, message: Any) -> None:
         if self.has_ended:
             raise grpc.aio.UsageError("RPC already finished.")
-        await self._wire.responses.room(lambda: self._wire.is_lost)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            await self._wire.responses.room(lambda: self._wire.is_lost)
+        finally:
+            self._on_wait(loop.time() - began_s)
         if self._wire.is_lost:
             raise grpc.aio.InternalError('Failed "execute_batch": the call is cancelled')
         self._wire.may_break()
@@ -121,6 +133,8 @@ class LocalServer:
         self._closing: dict[asyncio.Task[None], None] = {}
         self._wires: dict[Wire, None] = {}
         self.is_serving = False
+        # The longest that a message has waited for its client to read.
+        self.longest_wait_s = 0.0
 
     def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
         self._handlers += handlers
@@ -178,7 +192,7 @@ class LocalServer:
         if handler is None:
             wire.answer(Status(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
             return
-        context = LocalContext(wire, handler.response_serializer, handler.request_deserializer)
+        context = LocalContext(wire, handler.response_serializer, handler.request_deserializer, self._waited)
         task = asyncio.create_task(self._run(handler, context))
         self._running[task] = context
         task.add_done_callback(lambda _: self._running.pop(task))
@@ -229,6 +243,9 @@ class LocalServer:
             closing = asyncio.create_task(answer.aclose())
             self._closing[closing] = None
             closing.add_done_callback(lambda task: self._closing.pop(task))
+
+    def _waited(self, seconds: float) -> None:
+        self.longest_wait_s = max(self.longest_wait_s, seconds)
 
     def _unbind(self) -> None:
         for address in self._listens_at:

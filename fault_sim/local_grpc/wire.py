@@ -13,8 +13,6 @@ import grpc
 
 from fault_sim.network import Lane, Link
 
-# Bytes on their way and unread in one direction of a call before its writer has to wait.
-WINDOW_BYTES = 64 << 10
 _NOTICED_WITHIN_S = 20.0
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -30,10 +28,11 @@ class Status:
 class Half:
     """One direction of a call: messages that have arrived and were not read, and what is on its way."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, window_bytes: int) -> None:
         self.lane = lane
         self.arrived: deque[bytes] = deque()
         self.is_closed = False
+        self._window_bytes = window_bytes
         self._unread_bytes = 0
         self._news = asyncio.Event()
 
@@ -41,7 +40,7 @@ class Half:
         self._news.set()
 
     async def room(self, ended: Callable[[], bool]) -> None:
-        while self._unread_bytes >= WINDOW_BYTES and not ended():
+        while self._unread_bytes >= self._window_bytes and not ended():
             await self._wait()
 
     def send(self, data: bytes) -> None:
@@ -67,6 +66,9 @@ class Half:
         return data
 
     def _arrive(self, data: bytes) -> None:
+        if self.is_closed:
+            # Its reader has given up.
+            return
         self.arrived.append(data)
         self.news()
 
@@ -83,8 +85,8 @@ class Wire:
         self.method = method
         self.timeout_s = timeout_s
         self.metadata = metadata
-        self.requests = Half(Lane(link))
-        self.responses = Half(Lane(link))
+        self.requests = Half(Lane(link), link.window_bytes)
+        self.responses = Half(Lane(link), link.window_bytes)
         # At the client.
         self.status: Status | None = None
         self.on_status: list[Callable[[], object]] = []

@@ -1,7 +1,8 @@
 """The shipped alerts over a real service and a real Prometheus: quiet while all is well, firing when parts break.
 
 One service takes all faults, one after the other. Prometheus looks every `SCRAPE_S`, and all durations of the rules
-are divided by `HASTE`. What cannot be caused here, such as a full host: tests/pure/cluster_configs/test_alert_rules.py.
+are divided by `HASTE`. What cannot be caused here, such as a full host:
+tests/process/cluster_configs/test_alert_rules.py.
 """
 
 import asyncio
@@ -180,7 +181,8 @@ async def _redis_away(outside: RestartedRedis, alarms: Alarms) -> None:
 
 
 async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms) -> None:
-    """A registration that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing."""
+    """A registration that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing, an
+    engine that hangs."""
     worker_id = "decode-99"
     record = wire.WorkerRegistration(
         worker_id=worker_id,
@@ -191,10 +193,12 @@ async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms)
         clock_ahead_ms=60_000,
         claims_sequence=500,
         cacheable_requests=10,
+        load=wire.WorkerLoad(stalled_s=12.0),
     )
     fired = (
         "RachisVersionSkew",
         "RachisClockSkew",
+        "RachisWorkerHangs",
         "RachisWorkerSilent",
         "RachisWorkerNotInSync",
         "RachisIndexLagging",

@@ -10,15 +10,20 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
+from rachis import wire as conventions
+
 from cluster_core.errors import RachisError
 from control_plane.dispatch import journey
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
 from control_plane.dispatch.journey_steps import Emit, Prefilled
+from control_plane.dispatch.poison import PoisonMemory
 from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.placement.flight import Flight
 from fault_sim.blocks import pulls
 from fault_sim.blocks.leases import Leases
+from kv_transfer.handoff.overdue_pulls import Quarantine
 
 
 def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
@@ -103,6 +108,31 @@ def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:
     return mock.patch.object(WorkerClient, "decode", decode)
 
 
+def _pulls_given_up_are_forgotten() -> AbstractContextManager[Any]:
+    return mock.patch.object(Quarantine, "take_in", lambda self, report, blocks_of: None)
+
+
+def _poison_is_forgotten() -> AbstractContextManager[Any]:
+    return mock.patch.object(PoisonMemory, "blame", lambda self, job, now_s: None)
+
+
+def _poisoned_requests_are_tried_on() -> AbstractContextManager[Any]:
+    return mock.patch.object(Journey, "_is_poison", property(lambda self: False))
+
+
+def _clients_are_waited_for_without_a_bound() -> AbstractContextManager[Any]:
+    write = conventions.write
+
+    async def unbounded(context: Any, message: Any, timeout_s: float | None = None) -> None:
+        await write(context, message)
+
+    return mock.patch.object(conventions, "write", unbounded)
+
+
+def _calls_stay_with_a_worker_that_hangs() -> AbstractContextManager[Any]:
+    return mock.patch.object(WorkerProbes, "_let_go", lambda self, worker: None)
+
+
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "release does not wait for pulls": _release_does_not_wait_for_pulls,
     "leased blocks are freed early": _leased_blocks_are_freed_early,
@@ -111,4 +141,9 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "the first token comes twice": _the_first_token_comes_twice,
     "failed attempts stay in flight": _failed_attempts_stay_in_flight,
     "cancelling is not passed on": _cancelling_is_not_passed_on,
+    "pulls given up are forgotten": _pulls_given_up_are_forgotten,
+    "poison is forgotten": _poison_is_forgotten,
+    "poisoned requests are tried on": _poisoned_requests_are_tried_on,
+    "clients are waited for without a bound": _clients_are_waited_for_without_a_bound,
+    "calls stay with a worker that hangs": _calls_stay_with_a_worker_that_hangs,
 }

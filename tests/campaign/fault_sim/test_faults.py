@@ -32,6 +32,11 @@ FIRST_SEED = {
     "the first token comes twice": 0,
     "failed attempts stay in flight": 0,
     "cancelling is not passed on": 13,
+    "pulls given up are forgotten": 1,
+    "poison is forgotten": 7,
+    "poisoned requests are tried on": 6,
+    "clients are waited for without a bound": 13,
+    "calls stay with a worker that hangs": 22,
 }
 SEEDS_FOR_A_PLANT = 50
 _HASH_OF = """
@@ -127,6 +132,8 @@ def test_every_kind_of_fault_is_drawn() -> None:
 
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
     assert any(not plan.faults for plan in plans)
+    assert any(plan.has_slow_readers for plan in plans)
+    assert any(plan.faults and plan.always_has_workers for plan in plans)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:

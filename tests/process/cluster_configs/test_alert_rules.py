@@ -40,6 +40,10 @@ HEALTHY = {
     f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="+Inf"}}': "0+30x200",
     f"rachis_request_ttft_seconds_count{{{ROUTER}}}": "0+30x200",
     f"rachis_objective_ttft_seconds{{{ROUTER}}}": "5x200",
+    f"rachis_poisoned_requests{{{ROUTER}}}": "0x200",
+    f"rachis_slow_readers_total{{{ROUTER}}}": "0x20 2x180",
+    f'rachis_worker_stalled_seconds{{{ROUTER},worker="decode-0"}}': "0x200",
+    f'rachis_worker_quarantined_blocks{{{ROUTER},worker="decode-0"}}': "0x20 31x5 0x175",
     f"rachis_registry_connected{{{ROUTER}}}": "1x200",
     f'rachis_workers_lost_total{{{ROUTER},pool="decode"}}': "3x200",
     f'rachis_worker_usable{{{ROUTER},worker="prefill-0",pool="prefill",node="h1"}}': "1x200",
@@ -129,6 +133,24 @@ FAULTS = {
     ),
     "a worker lost": Fault(
         ("RachisWorkerLost",), {f'rachis_workers_lost_total{{{ROUTER},pool="decode"}}': "3x20 4x180"}, 300, 345
+    ),
+    "a poisoned request": Fault(
+        ("RachisPoisonedRequest",), {f"rachis_poisoned_requests{{{ROUTER}}}": "0x20 1x180"}, 285, 330
+    ),
+    "clients that do not read": Fault(
+        ("RachisSlowReaders",), {f"rachis_slow_readers_total{{{ROUTER}}}": "0x20 1+1x180"}, 300, 540
+    ),
+    "an engine hangs": Fault(
+        ("RachisWorkerHangs",),
+        {f'rachis_worker_stalled_seconds{{{ROUTER},worker="decode-0"}}': "0x20 2+15x180"},
+        315,
+        345,
+    ),
+    "a frozen pull": Fault(
+        ("RachisBlocksQuarantined",),
+        {f'rachis_worker_quarantined_blocks{{{ROUTER},worker="decode-0"}}': "0x20 31x180"},
+        405,
+        435,
     ),
     "a pool short": Fault(
         ("RachisPoolBelowMinimum",), {f'rachis_pool_ready_workers{{{ROUTER},pool="decode"}}': "2x20 1x180"}, 420, 480
