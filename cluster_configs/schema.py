@@ -209,6 +209,9 @@ class RouterSection(Section):
         30.0, description="How long a client may take nothing of its answer before its request is ended."
     )
     max_message_mib: int = Field(16, ge=1, le=1024)
+    max_prompt_mib: int = Field(
+        1024, ge=1, le=1 << 20, description="Memory for the prompts of all requests and sessions; 48 bytes a token."
+    )
     prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
 
@@ -400,6 +403,10 @@ class PlacementSection(Section):
         0.5, gt=0, le=1, description="Share of a holder's time that one prefix may ask for before it is copied."
     )
     replicas: int = Field(4, ge=1, le=1024, description="Workers at most that a prefix is copied to.")
+    recent_prompts_mib: int = Field(
+        64, ge=0, le=1 << 16, description="Memory for prompts of late, from which hot prefixes are copied."
+    )
+    explanations_mib: int = Field(16, ge=0, le=1 << 16, description="Memory for the reasons of decisions of late.")
 
 
 class RedisSection(Section):

@@ -12,8 +12,9 @@ from cluster_core.clock import monotonic_s
 
 # A step is never called hanging before.
 LEAST_S = 1.5
-# The first steps of an engine may compile, load and allocate.
-FIRST_S = 60.0
+# The first steps of an engine may compile, load and allocate. Who is called hanging for that loses its calls to workers
+# that are warm, where there are any, and has `limits.stall_timeout_s` before it is ended.
+FIRST_S = 10.0
 _FIRST_STEPS = 3
 # Of the slowest step of late.
 _TIMES = 5.0

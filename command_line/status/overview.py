@@ -113,6 +113,10 @@ async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -
         "open_sessions": router.open_sessions,
         "outcomes": dict(router.outcomes),
         "poisoned_requests": router.poisoned_requests,
+        "memory": [
+            {"what": use.what, "used_bytes": use.used_bytes, "limit_bytes": use.limit_bytes, "limit": use.limit}
+            for use in router.memory
+        ],
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
         "pools": {pool_name(pool.pool): _pool(pool) for pool in pools},
@@ -206,6 +210,8 @@ def _print(result: dict[str, Any]) -> None:
     out.print(index_line(result["index"]))
     for alarm in alarms(result["index"]):
         out.print(f"[bold]{alarm}[/bold]")
+    told = (f"{use['what']} {use['used_bytes'] >> 20} of {use['limit_bytes'] >> 20} MiB" for use in result["memory"])
+    out.print(f"memory of the router: {', '.join(told)}")
     rows = [
         (
             worker["worker_id"],

@@ -1,4 +1,5 @@
-"""How many requests the router works on at once, and how many may wait for that. Everything above is refused.
+"""How many requests the router works on at once, and how many may wait for that; and how much memory their prompts may
+take. Everything above is refused.
 
 The hint that goes with a refusal is the time the queue needs at the recent pace, between 100 ms and 30 s.
 """
@@ -9,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import OverloadedError
+from control_plane.intake.prompt_memory import PromptMemory
 
 _PACE_WEIGHT = 0.1
 
@@ -35,7 +37,9 @@ class Admission:
         max_queued: int,
         queue_timeout_s: float,
         now_s: Callable[[], float] = monotonic_s,
+        max_prompt_bytes: int = 1 << 30,
     ) -> None:
+        self.prompts = PromptMemory(max_prompt_bytes)
         self._max_in_flight = max_in_flight
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s

@@ -4,67 +4,69 @@ Alerts on these figures: `cluster_configs/alerts/rachis-service.yaml`.
 """
 
 import asyncio
-import importlib.metadata
 from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import RachisConfig
-from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.worker_probes import WorkerProbes
-from control_plane.intake.admission import Admission
 from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
 from control_plane.metrics.loop_collector import LoopCollector
 
 
 class ServiceCollector(LoopCollector):
-    """sessions: how many are open. poisoned: requests that are refused for it. pools: as `GetPools` tells them."""
+    """status: what the router says of itself. pools: as `GetPools` tells them."""
 
     what = "the service"
 
     def __init__(
         self,
         config: RachisConfig,
-        admission: Admission,
-        follower: RegistryFollower,
+        status: Callable[[], admin.GetRouterStatusResponse],
         probes: WorkerProbes,
-        sessions: Callable[[], int],
-        poisoned: Callable[[], int],
         pools: Callable[[], Sequence[admin.PoolStatus]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop)
         self._config = config
-        self._admission = admission
-        self._follower = follower
+        self._status = status
         self._probes = probes
-        self._sessions = sessions
-        self._poisoned = poisoned
         self._pools = pools
-        self._version = importlib.metadata.version("rachis")
 
     async def read(self) -> list[Metric]:
         return [*self._router_metrics(), *pool_metrics(self._pools())]
 
     def _router_metrics(self) -> list[Metric]:
-        router = self._config.router
+        router, status = self._config.router, self._status()
         return [
-            gauges("rachis_build_info", "1 for the version of the router", ("version",), {(self._version,): 1.0}),
-            gauge("rachis_router_in_flight_requests", "Requests that have a slot", self._admission.in_flight),
+            gauges("rachis_build_info", "1 for the version of the router", ("version",), {(status.version,): 1.0}),
+            gauge("rachis_router_in_flight_requests", "Requests that have a slot", status.in_flight_requests),
             gauge("rachis_router_max_in_flight_requests", "Slots that there are", router.max_in_flight_requests),
-            gauge("rachis_router_queued_requests", "Requests that wait for a slot", self._admission.queued),
+            gauge("rachis_router_queued_requests", "Requests that wait for a slot", status.queued_requests),
             gauge(
                 "rachis_router_max_queued_requests",
                 "Requests that may wait for a slot; above this they are refused",
                 router.max_queued_requests,
             ),
+            gauges(
+                "rachis_router_memory_bytes",
+                "Memory that grows with what clients send, by what it is for: estimates",
+                ("what",),
+                {(use.what,): use.used_bytes for use in status.memory},
+            ),
+            gauges(
+                "rachis_router_memory_limit_bytes",
+                "What of it there may be",
+                ("what",),
+                {(use.what,): use.limit_bytes for use in status.memory},
+            ),
             gauge("rachis_router_tasks", "Tasks of the router's event loop", len(asyncio.all_tasks())),
-            gauge("rachis_open_sessions", "Streaming sessions that are open", self._sessions()),
+            gauge("rachis_open_sessions", "Streaming sessions that are open", status.open_sessions),
             gauge(
                 "rachis_poisoned_requests",
                 "Requests, by what they ask for, that are refused because engines died while they worked on them",
-                self._poisoned(),
+                status.poisoned_requests,
             ),
             counter(
                 "rachis_workers_found_hanging_total",
@@ -76,7 +78,7 @@ class ServiceCollector(LoopCollector):
                 "Calls that left a worker that hangs for another one",
                 self._probes.left_calls,
             ),
-            gauge("rachis_registry_connected", "1 while the registry in Redis answers", self._follower.connected),
+            gauge("rachis_registry_connected", "1 while the registry in Redis answers", status.registry_connected),
             gauge(
                 "rachis_objective_ttft_seconds",
                 "Time to first token that 90% of all requests are meant to keep",

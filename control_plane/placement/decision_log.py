@@ -3,11 +3,15 @@
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from control_plane.model.memory_use import MemoryUse
 from control_plane.placement.decision import Choice, RouteChoice
 from control_plane.placement.disaggregation import Prices, Reason
 
 _MOST_REQUESTS = 1000
 _MOST_CHOICES = 8
+# Of an explanation, and of each worker in one of its choices: what was known of it, and what each term made of that.
+_BASE_BYTES = 2048
+_ROW_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -19,21 +23,31 @@ class Explanation:
     reason: Reason | None = None
     prices: Prices | None = None
 
+    @property
+    def bytes(self) -> int:
+        return _BASE_BYTES + _ROW_BYTES * sum(len(choice.view.candidates.workers) for choice in self.choices)
+
 
 class DecisionLog:
     """The last requests that something was decided for."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
+        self._bytes = 0
+        self._most_bytes = most_bytes
 
     def routed(self, request_id: str, route: RouteChoice) -> None:
         """A client may give one name to many requests: the last one is explained."""
-        self._explanations.pop(request_id, None)
-        explanation = self._of(request_id)
-        explanation.reason, explanation.prices = route.reason, route.prices
+        self._forget(request_id)
+        self._remember(Explanation(request_id, reason=route.reason, prices=route.prices))
 
     def placed(self, request_id: str, choice: Choice) -> None:
-        self._of(request_id).choices.append(choice)
+        known = self._forget(request_id) or Explanation(request_id)
+        known.choices.append(choice)
+        self._remember(known)
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse("explanations", self._bytes, self._most_bytes, "placement.explanations_mib")
 
     def explanation(self, request_id: str) -> Explanation | None:
         return self._explanations.get(request_id)
@@ -43,10 +57,14 @@ class DecisionLog:
         """The last one last."""
         return list(self._explanations)
 
-    def _of(self, request_id: str) -> Explanation:
-        known = self._explanations.get(request_id)
-        if known is None:
-            known = self._explanations[request_id] = Explanation(request_id)
-            while len(self._explanations) > _MOST_REQUESTS:
-                self._explanations.popitem(last=False)
+    def _remember(self, explanation: Explanation) -> None:
+        """As the last one; others go for it."""
+        self._explanations[explanation.request_id] = explanation
+        self._bytes += explanation.bytes
+        while self._explanations and (len(self._explanations) > _MOST_REQUESTS or self._bytes > self._most_bytes):
+            self._forget(next(iter(self._explanations)))
+
+    def _forget(self, request_id: str) -> Explanation | None:
+        known = self._explanations.pop(request_id, None)
+        self._bytes -= known.bytes if known is not None else 0
         return known

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_configs.schema import PlacementSection
 from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
@@ -27,19 +28,20 @@ from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 
 class Ledger:
-    """One router's. prediction_s: how long a prefix counts as held by the worker it was sent to."""
+    """One router's."""
 
     def __init__(
-        self, membership: Membership, index: PrefixIndex, *, prediction_s: float, now_s: Callable[[], float]
+        self, membership: Membership, index: PrefixIndex, settings: PlacementSection, now_s: Callable[[], float]
     ) -> None:
         self._membership = membership
         self._index = index
-        self._prediction_s = prediction_s
+        # How long a prefix counts as held by the worker it was sent to.
+        self._prediction_s = settings.prediction_s
         self._now_s = now_s
         self.counts = PlacementCounts()
-        self.log = DecisionLog()
+        self.log = DecisionLog(settings.explanations_mib << 20)
         self.long_prompts = LongPrompts()
-        self.recent = RecentPrompts()
+        self.recent = RecentPrompts(settings.recent_prompts_mib << 20)
         self.running = RunningPrefixes()
 
     def expire(self, now_s: float) -> None:

@@ -19,6 +19,7 @@ from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.limits import max_tokens_of
+from control_plane.model.memory_use import MemoryUse
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.counts import PlacementCounts
 from control_plane.placement.decision import BOTH_POOLS, Rules
@@ -62,7 +63,7 @@ class Placer:
         self._rng = rng
         self._now_s = now_s
         self._rules = Rules.of(settings)
-        self._ledger = Ledger(membership, index.index, prediction_s=settings.prediction_s, now_s=now_s)
+        self._ledger = Ledger(membership, index.index, settings, now_s)
         self._views = ViewBuilder(membership, index, self._ledger.running, chunk_tokens=chunk_tokens)
 
     # Requests.
@@ -111,6 +112,10 @@ class Placer:
     @property
     def log(self) -> DecisionLog:
         return self._ledger.log
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """What is remembered of requests that have been placed."""
+        return self._ledger.recent.memory(), self._ledger.log.memory()
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int) -> Explanation:
         """What would be decided now for a request with this whole prompt: whether it would be disaggregated, and which

@@ -119,7 +119,11 @@ def build_router(
     tokenizer = ports.tokenizer(config.model.resolved_path)
     limits = config.router
     admission = Admission(
-        limits.max_in_flight_requests, limits.max_queued_requests, limits.queue_timeout_s, ports.now_s
+        limits.max_in_flight_requests,
+        limits.max_queued_requests,
+        limits.queue_timeout_s,
+        ports.now_s,
+        limits.max_prompt_mib << 20,
     )
     arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
     sessions = StreamingSessions(
@@ -130,7 +134,7 @@ def build_router(
     health, policy = prefixes.claims.health, config.placement.policy
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
-    status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, ports.now_s)
+    status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
     parts = RouterParts(
         membership=membership,
         follower=follower,
@@ -148,6 +152,7 @@ def build_router(
         check=check,
         queries=queries,
         router=router,
+        status=status,
         admin=AdminService(loaded, membership, client, views, status, queries, pools),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),

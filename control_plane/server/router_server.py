@@ -35,6 +35,7 @@ from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.server.admin_service import AdminService
 from control_plane.server.router_service import RouterService
+from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -49,6 +50,7 @@ class RouterParts:
 
     server: grpc.aio.Server
     router: RouterService
+    status: RouterStatus
     admin: AdminService
     admission: Admission
     tokenizer: Tokenizer
@@ -163,13 +165,7 @@ class RouterServer:
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
         pools = parts.pools.status if parts.pools is not None else list
-        sessions = lambda: parts.sessions.open_sessions  # noqa: E731
-        poisoned = lambda: parts.dispatcher.poison.poisoned  # noqa: E731
-        registry.register(
-            ServiceCollector(
-                self._config, parts.admission, parts.follower, parts.probes, sessions, poisoned, pools, loop
-            )
-        )
+        registry.register(ServiceCollector(self._config, parts.status.to_wire, parts.probes, pools, loop))
         untrue = lambda: parts.check.untrue  # noqa: E731
         registry.register(PlacementCollector(parts.queries.status, parts.placer.counts, parts.replicator, untrue, loop))
 

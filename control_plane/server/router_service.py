@@ -108,6 +108,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         arrived_s: float,
     ) -> None:
         token_ids = await self._checked_tokens(request)
+        with self._admission.prompts.holding(len(token_ids)):
+            await self._answer(request, token_ids, context, lifecycle, arrived_s)
+
+    async def _answer(
+        self,
+        request: api.GenerateRequest,
+        token_ids: list[int],
+        context: Context,
+        lifecycle: RequestLifecycle,
+        arrived_s: float,
+    ) -> None:
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=token_ids,

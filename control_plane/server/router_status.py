@@ -10,6 +10,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.intake.admission import Admission
 from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.placement.placer import Placer
 from control_plane.server.router_service import RouterService
 
 
@@ -24,6 +25,7 @@ class RouterStatus:
         router: RouterService,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
+        placer: Placer,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._service_id = service_id
@@ -32,6 +34,7 @@ class RouterStatus:
         self._router = router
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._placer = placer
         self._now_s = now_s
         self._started_s = now_s()
 
@@ -51,6 +54,10 @@ class RouterStatus:
             metrics_address=self._metrics.address,
             poisoned_requests=self._dispatcher.poison.poisoned,
             open_sessions=self._router.open_sessions,
+            memory=[
+                admin.MemoryUse(what=use.what, used_bytes=use.used_bytes, limit_bytes=use.limit_bytes, limit=use.limit)
+                for use in (self._admission.prompts.use(), *self._placer.memory())
+            ],
         )
 
 

@@ -20,6 +20,7 @@ from control_plane.intake import validation
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import Malformed
+from control_plane.intake.prompt_memory import HeldPrompt
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
@@ -70,10 +71,10 @@ class StreamingSessions:
         Raises what refuses it, OverloadedError where too many are open, WithdrawnError when its client takes it back,
         DeadlineError, UnavailableError.
         """
-        with self._open.one_more(context.peer()):
-            await self._serve(context, lifecycle)
+        with self._open.one_more(context.peer()), self._admission.prompts.holding() as held:
+            await self._serve(context, lifecycle, held)
 
-    async def _serve(self, context: Context, lifecycle: RequestLifecycle) -> None:
+    async def _serve(self, context: Context, lifecycle: RequestLifecycle, held: HeldPrompt) -> None:
         timeout_s = self._arrivals.timeout_s(context.time_remaining())
         called_s = self._arrivals.now_s()
         opened = await self._open_message(context, min(timeout_s, self._settings.open_timeout_s))
@@ -82,6 +83,7 @@ class StreamingSessions:
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
         model = self._membership.served_model()
         session = await self._session(opened, model)
+        held.resize(len(session.tokens))
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
@@ -99,7 +101,7 @@ class StreamingSessions:
             await slot.hold()
             lifecycle.at(Event.ADMITTED)
             async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
-                await self._run(context, opened, model, session, job, slot).serve(self._dispatcher)
+                await self._run(context, opened, model, session, job, slot, held).serve(self._dispatcher)
         except TimeoutError:
             raise DeadlineError("the session's deadline passed") from None
         finally:
@@ -127,6 +129,7 @@ class StreamingSessions:
         session: Session,
         job: Job,
         slot: SessionSlot,
+        held: HeldPrompt,
     ) -> SessionRun:
         settings = self._settings
         replaces = opened.mode == generation.SESSION_MODE_UPDATE
@@ -137,6 +140,7 @@ class StreamingSessions:
         intake = SessionIntake(session, opened.prefix, self._tokenizer, model)
 
         async def send(command: Command | None) -> None:
+            held.resize(len(session.tokens))
             if command is not None:
                 await slot.hold()
             pieces.send(command)

@@ -181,7 +181,7 @@ async def _redis_away(outside: RestartedRedis, alarms: Alarms) -> None:
 
 
 async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms) -> None:
-    """A registration that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing, an
+    """Registrations that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing; and an
     engine that hangs."""
     worker_id = "decode-99"
     record = wire.WorkerRegistration(
@@ -193,6 +193,12 @@ async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms)
         clock_ahead_ms=60_000,
         claims_sequence=500,
         cacheable_requests=10,
+    )
+    hanging = wire.WorkerRegistration(
+        worker_id="decode-98",
+        generation=1 << 62,
+        pool=wire.POOL_DECODE,
+        state=wire.WORKER_STATE_READY,
         load=wire.WorkerLoad(stalled_s=12.0),
     )
     fired = (
@@ -205,10 +211,11 @@ async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms)
     )
     with redis.Redis.from_url(url) as server:
         server.set(registry.snapshot_key(service_id, worker_id), b"no snapshot")
-        server.set(registry.worker_key(service_id, worker_id), record.SerializeToString(), ex=60)
-        server.sadd(registry.workers_key(service_id), worker_id)
+        for each in (record, hanging):
+            server.set(registry.worker_key(service_id, each.worker_id), each.SerializeToString(), ex=60)
+            server.sadd(registry.workers_key(service_id), each.worker_id)
         await alarms.all_seen(*fired, "RachisIndexDamagedBatches")
-        server.srem(registry.workers_key(service_id), worker_id)
+        server.srem(registry.workers_key(service_id), worker_id, hanging.worker_id)
     await alarms.over(*fired)
 
 

@@ -616,6 +616,7 @@ class GetRouterStatusResponse(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     POISONED_REQUESTS_FIELD_NUMBER: _builtins.int
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     service_id: _builtins.str
     uptime_s: _builtins.float
@@ -637,6 +638,8 @@ class GetRouterStatusResponse(_message.Message):
     def outcomes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests by how they ended."""
 
+    @_builtins.property
+    def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryUse]: ...
     def __init__(
         self,
         *,
@@ -653,14 +656,46 @@ class GetRouterStatusResponse(_message.Message):
         metrics_address: _builtins.str = ...,
         poisoned_requests: _builtins.int = ...,
         open_sessions: _builtins.int = ...,
+        memory: _abc.Iterable[Global___MemoryUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "metrics_address", b"metrics_address", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "memory", b"memory", "metrics_address", b"metrics_address", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRouterStatusResponse: _TypeAlias = GetRouterStatusResponse  # noqa: Y015
+
+@_typing.final
+class MemoryUse(_message.Message):
+    """Memory of a router that grows with what clients send: estimates, by which it is bounded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    used_bytes: _builtins.int
+    limit_bytes: _builtins.int
+    limit: _builtins.str
+    """The setting that says it."""
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        used_bytes: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        limit: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "limit_bytes", b"limit_bytes", "used_bytes", b"used_bytes", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryUse: _TypeAlias = MemoryUse  # noqa: Y015
 
 @_typing.final
 class GetHottestPrefixesRequest(_message.Message):

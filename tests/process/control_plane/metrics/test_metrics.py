@@ -285,6 +285,7 @@ def test_a_worker_that_does_not_answer_has_no_load_and_one_that_does_has_it() ->
         ("worker_requests", "prefill-1", "running"): 3,
         ("worker_requests", "prefill-1", "waiting"): 2,
         ("worker_leased_handoffs", "prefill-1"): 1,
+        ("worker_quarantined_blocks", "prefill-1"): 0,
         ("worker_resident_bytes", "prefill-1"): 4096,
         ("handoffs_expired_total", "prefill-1"): 5,
     }

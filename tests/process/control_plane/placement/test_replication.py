@@ -93,8 +93,8 @@ def recent(tokens: list[int], expected_s: float = 0.1) -> RecentPrompt:
     return RecentPrompt(np.array(tokens, dtype=np.uint32), chunk_keys(tokens, 7, CHUNK), "", expected_s)
 
 
-def test_recent_prompts_are_bounded_in_number_and_in_tokens() -> None:
-    prompts = RecentPrompts(most_prompts=5, most_tokens=1000)
+def test_recent_prompts_are_bounded_in_number_and_in_bytes() -> None:
+    prompts = RecentPrompts(1000 * 4 + 8 * 1000 // CHUNK, most_prompts=5)
     for seed in range(20):
         prompts.add(recent(prompt(seed)))
     assert len(prompts) == 5
@@ -103,7 +103,7 @@ def test_recent_prompts_are_bounded_in_number_and_in_tokens() -> None:
 
 
 def test_prompts_are_found_by_their_prefix() -> None:
-    prompts = RecentPrompts()
+    prompts = RecentPrompts(1 << 20)
     shared = prompt(1)
     for seed in (2, 3):
         prompts.add(recent([*shared, *prompt(seed, 50)]))

@@ -6,8 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
+from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.model.lifecycle import State
-from tests.fakes.answers import session_text, text_of, whole_text
+from tests.fakes.answers import retry_after_ms, session_text, text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
 SLOTS = 8
@@ -79,3 +80,32 @@ async def test_no_more_sessions_are_open_than_the_limit_says(limit: str) -> None
         await again.open("hello")
         await again.finish()
         assert text_of(await again.answer()) == session_text("hello")
+
+
+async def test_sessions_whose_prompts_take_too_much_memory_are_refused_until_others_end() -> None:
+    async with running_cluster(router__max_prompt_mib=1) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        prompts = cluster.parts.admission.prompts
+        sessions = []
+        while prompts.used_bytes + 480 * TOKEN_BYTES <= prompts.limit_bytes:
+            sessions.append(cluster.session())
+            await sessions[-1].open("x" * 480)
+        # What they have does not go by what others want.
+        late = cluster.session()
+        await late.open("short")
+        await late.append("y" * 470)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"router\.max_prompt_mib") as refused:
+            await late.finish()
+            await late.answer()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(refused.value) == 1000
+        with pytest.raises(grpc.aio.AioRpcError, match=r"router\.max_prompt_mib"):
+            await cluster.generate("z" * 480)
+
+        await sessions[0].finish()
+        assert text_of(await sessions[0].answer()) == session_text("x" * 480)
+        assert text_of(await cluster.generate()) == whole_text()
+        for session in sessions[1:]:
+            session.call.cancel()
+        await until(lambda: prompts.used_bytes == 0)

@@ -300,6 +300,21 @@ def test_decisions_are_remembered_by_request(world: World) -> None:
     assert world.placer.log.explanation(job.request_id) is None and len(world.placer.log.request_ids) == 1000
 
 
+def test_what_is_remembered_takes_no_more_memory_than_it_may() -> None:
+    world = World(explanations_mib=1, recent_prompts_mib=1)
+    for variant in range(600):
+        world.place(prompt(variant) * 5)
+    recent, explanations = world.placer.memory()
+    assert 0.99 * recent.limit_bytes < recent.used_bytes <= recent.limit_bytes
+    assert 0.99 * explanations.limit_bytes < explanations.used_bytes <= explanations.limit_bytes
+    assert len(world.placer.log.request_ids) < 600
+    assert world.placer.log.explanation("r600") is not None
+
+    forgetful = World(explanations_mib=0, recent_prompts_mib=0)
+    forgetful.place(prompt(1))
+    assert [use.used_bytes for use in forgetful.placer.memory()] == [0, 0]
+
+
 def _record(name: str, number: int) -> wire.WorkerRegistration:
     return wire.WorkerRegistration(
         worker_id=name, generation=number, pool=POOLS[name], state=wire.WORKER_STATE_READY, block_size_tokens=CHUNK,
