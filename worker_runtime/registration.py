@@ -22,10 +22,13 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
 
+# Redis whose memory is full refuses a script at its first write, unless that one needs no memory; what follows it goes
+# through. So each script here begins with a write that changes nothing: a full Redis must not cost the workers' leases.
 # Never below Redis's own time in milliseconds, so that a registry that lost its data does not repeat a generation.
 # KEYS: counter. Answers the generation and Redis's time.
 NEXT_GENERATION = """
 local now = redis.call('TIME')
+redis.call('PERSIST', KEYS[1])
 local generation = math.max(redis.call('INCR', KEYS[1]), now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', generation))
 return {generation, now[1], now[2]}
@@ -37,6 +40,7 @@ PUBLISH = """
 local now = redis.call('TIME')
 local holder = redis.call('GET', KEYS[2])
 if holder and tonumber(holder) > tonumber(ARGV[2]) then return {0, now[1], now[2]} end
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[1])

