@@ -16,7 +16,8 @@ from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
 from control_plane.service.child_process import bind_to_parent
 
-_METRIC = "rachis_router_loop_stall_seconds"
+_STALL = "rachis_router_loop_stall_seconds"
+_LATE = "rachis_router_loop_late_seconds"
 _CLIENTS = 4
 _PROMPT_TOKENS = 64
 _QUIET_S = 15.0
@@ -27,10 +28,14 @@ _VOCABULARY = 250
 
 @dataclass(frozen=True, slots=True)
 class HostileReport:
-    """Latencies are of whole small requests of the others. failed: of them, while the hostile client was there."""
+    """Latencies are of whole small requests of the others. failed: of them, while the hostile client was there.
+
+    loop_stall: by the loop's own work; loop_late: with its waits for a processor, which the hostile client takes, too.
+    """
 
     loop_stall_p99_ms: float
     loop_stall_longest_ms: float
+    loop_late_p99_ms: float
     others_p50_ratio: float
     memory_after_ratio: float
     quiet_p50_ms: float
@@ -44,18 +49,21 @@ async def measure(address: str, pid: int, seconds: float) -> HostileReport:
     process = psutil.Process(pid)
     await _others(address, 3.0)
     quiet, _ = await _others(address, _QUIET_S)
-    memory_before, stalls_before = process.memory_info().rss, await _stalls(address)
+    memory_before, before = process.memory_info().rss, await _loop(address)
     hostile = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.hostile_client", address, str(seconds), preexec_fn=bind_to_parent
     )
     during, failed = await _others(address, seconds)
     await hostile.wait()
-    stalls_after = await _stalls(address)
+    after = await _loop(address)
     await asyncio.sleep(_SETTLE_S)
-    stalls = {bound: stalls_after[bound] - stalls_before.get(bound, 0.0) for bound in stalls_after}
+    stalls, late = (
+        {bound: after[name][bound] - before[name].get(bound, 0.0) for bound in after[name]} for name in (_STALL, _LATE)
+    )
     return HostileReport(
         loop_stall_p99_ms=_quantile(stalls, 0.99) * 1000,
         loop_stall_longest_ms=_quantile(stalls, 1.0) * 1000,
+        loop_late_p99_ms=_quantile(late, 0.99) * 1000,
         others_p50_ratio=statistics.median(during) / statistics.median(quiet),
         memory_after_ratio=process.memory_info().rss / memory_before,
         quiet_p50_ms=statistics.median(quiet) * 1000,
@@ -89,13 +97,16 @@ async def _others(address: str, seconds: float) -> tuple[list[float], int]:
     return latencies, failed
 
 
-async def _stalls(address: str) -> Mapping[float, float]:
-    """Cumulative counts of the router's stalls by their upper bounds."""
+async def _loop(address: str) -> Mapping[str, Mapping[float, float]]:
+    """Cumulative counts of how long the router's loop was held up, and late, by their upper bounds."""
     async with RachisClient(address) as client:
         metrics = (await client.router_status()).metrics_address
     text = await asyncio.to_thread(_read, f"http://{metrics}/metrics")
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {float(each.labels["le"]): each.value for each in samples if each.name == f"{_METRIC}_bucket"}
+    return {
+        name: {float(each.labels["le"]): each.value for each in samples if each.name == f"{name}_bucket"}
+        for name in (_STALL, _LATE)
+    }
 
 
 def _read(url: str) -> str:

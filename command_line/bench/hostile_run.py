@@ -20,8 +20,8 @@ async def bench_hostile(loaded: LoadedConfig, state_file: StateFile, seconds: fl
         print_json(asdict(report))
         return
     out.print(
-        f"the router's loop was late by at most {report.loop_stall_p99_ms:g} ms 99 times of 100, "
-        f"and by at most {report.loop_stall_longest_ms:g} ms ever"
+        f"its own work held the router's loop up for at most {report.loop_stall_p99_ms:g} ms 99 times of 100, "
+        f"{report.loop_stall_longest_ms:g} ms ever; with waits for a processor {report.loop_late_p99_ms:g} ms"
     )
     out.print(
         f"others: P50 {report.quiet_p50_ms:.0f} ms without it, {report.hostile_p50_ms:.0f} ms with it "

@@ -22,9 +22,14 @@ from rachis import wire as conventions
 from rachis.wire import Context
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError, RachisError
+from control_plane.intake.wire_sizes import check_sizes
 
 # Of a list: those that are longer than any limit are refused for it.
 _MOST_LOOKED_AT = 5000
+# What is smaller is parsed at once.
+_SMALL_BYTES = 16 << 10
+# Where no model says how long a prompt may be.
+_MOST_NUMBERS = 1 << 20
 _OUR_METHODS = "/rachis.v1."
 
 
@@ -34,10 +39,12 @@ class Malformed:
 
 
 class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps every handler of ours; `max_message_bytes` is the limit that clients are told."""
+    """Wraps every handler of ours; `max_message_bytes` is the limit that clients are told. most_numbers: token ids
+    that a message may have, at the time."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, most_numbers: Callable[[], int] = lambda: _MOST_NUMBERS) -> None:
         self._max_message_bytes = max_message_bytes
+        self._most_numbers = most_numbers
 
     async def intercept_service(
         self,
@@ -65,15 +72,19 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
             return Malformed(
                 OutOfRangeError(f"has {len(data)} bytes, the limit is {self._max_message_bytes}", field="request")
             )
+        kind = getattr(deserializer, "__self__", None)
         try:
+            if kind is not None and len(data) > _SMALL_BYTES:
+                check_sizes(data, kind.DESCRIPTOR, self._most_numbers())
             message = deserializer(data)
             unknown = unknown_field(message)
             if unknown:
                 sentence = "is not known here: what it asks for would be left out"
                 return Malformed(InvalidInputError(sentence, field=unknown))
             return message
+        except OutOfRangeError as error:
+            return Malformed(error)
         except DecodeError:
-            kind = getattr(deserializer, "__self__", None)
             field = invalid_utf8_field(kind.DESCRIPTOR, data) if kind is not None else None
             if field is None:
                 return Malformed(InvalidInputError("is not a message of this method", field="request"))

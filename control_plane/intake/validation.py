@@ -7,7 +7,7 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError, OutOfRangeError
-from control_plane.model.limits import max_tokens_of
+from control_plane.model.limits import MOST_ENTRIES, max_tokens_of
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_CHARACTERS = 128
@@ -16,9 +16,9 @@ MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
-MAX_CHAT_MESSAGES = 4096
+MAX_CHAT_MESSAGES = MOST_ENTRIES
 # Of one `update`.
-MAX_PIECES = 4096
+MAX_PIECES = MOST_ENTRIES
 # No token stands for more: runs of spaces are the longest that vocabularies have.
 MOST_CHARACTERS_PER_TOKEN = 128
 CHAT_ROLES = ("system", "user", "assistant")

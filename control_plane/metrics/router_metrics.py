@@ -81,10 +81,16 @@ _SLOW_READERS = _Figure(
     "rachis_slow_readers_total",
     "Requests and sessions that ended because their client took nothing of the answer, among the cancelled ones",
 )
+_LATE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _LOOP_STALL = _Figure(
     "rachis_router_loop_stall_seconds",
-    "How late the router's event loop was, whenever it was looked at",
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+    "How long the router's event loop was held up by its own work, whenever it was looked at",
+    buckets=_LATE_BUCKETS_S,
+)
+_LOOP_LATE = _Figure(
+    "rachis_router_loop_late_seconds",
+    "How late the router's event loop was then, waiting for a processor included",
+    buckets=_LATE_BUCKETS_S,
 )
 # In the order in which Prometheus reads them.
 _FIGURES = (
@@ -99,6 +105,7 @@ _FIGURES = (
     _REFUSALS,
     _SLOW_READERS,
     _LOOP_STALL,
+    _LOOP_LATE,
 )
 
 
@@ -143,8 +150,6 @@ class RouterMetrics:
         for handoff in generation.HandoffOutcome.values()[1:]:
             self._counters[_HANDOFFS].labels(_handoff_label(handoff))
         self.recent_ttft = RecentTtft()
-        # Of the router's event loop, since the start.
-        self.longest_stall_s = 0.0
         self._make_endpoint = endpoint
         self._now_s = now_s
         self._endpoint: Endpoint | None = None
@@ -181,9 +186,9 @@ class RouterMetrics:
     def client_did_not_read(self) -> None:
         self._counters[_SLOW_READERS].inc()
 
-    def loop_was_late(self, seconds: float) -> None:
-        self._histograms[_LOOP_STALL].observe(seconds)
-        self.longest_stall_s = max(self.longest_stall_s, seconds)
+    def loop_came_back(self, late_s: float, worked_s: float) -> None:
+        self._histograms[_LOOP_STALL].observe(worked_s)
+        self._histograms[_LOOP_LATE].observe(late_s)
 
     def refused(self, status: str) -> None:
         self._counters[_REFUSALS].labels(status).inc()

@@ -5,6 +5,8 @@ from rachis.v1 import generation_pb2 as generation
 DEFAULT_MAX_TOKENS = 128
 # Of one pool.
 MOST_WORKERS = 1024
+# Of one list in a client's message: chat messages, pieces of an update.
+MOST_ENTRIES = 4096
 
 
 def max_tokens_of(sampling: generation.SamplingParams) -> int:

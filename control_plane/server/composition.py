@@ -12,6 +12,7 @@ from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import versions
 from cluster_core.clock import monotonic_s
+from cluster_core.errors import UnavailableError
 from cluster_core.ids import RequestId
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
@@ -31,6 +32,7 @@ from control_plane.metrics.probe_server import ProbeServer
 from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.limits import MOST_ENTRIES
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
@@ -156,16 +158,24 @@ def build_router(
         admin=AdminService(loaded, membership, client, views, status, queries, pools),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
-        server=_server(config, ports),
+        server=_server(config, membership, ports),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
 
 
-def _server(config: RachisConfig, ports: RouterPorts) -> grpc.aio.Server:
+def _most_numbers(membership: Membership) -> int:
+    """Token ids in one message: as many as the model takes, and a few where no worker has told its length."""
+    try:
+        return max(membership.served_model().max_model_len, MOST_ENTRIES)
+    except UnavailableError:
+        return MOST_ENTRIES
+
+
+def _server(config: RachisConfig, membership: Membership, ports: RouterPorts) -> grpc.aio.Server:
     section, limit_bytes = config.router, config.router.max_message_mib << 20
     streams = section.max_in_flight_requests + section.max_queued_requests + config.streaming.max_client_sessions
     return ports.server(
-        interceptors=[MalformedInputInterceptor(limit_bytes)],
+        interceptors=[MalformedInputInterceptor(limit_bytes, lambda: _most_numbers(membership))],
         options=[
             *conventions.channel_options(limit_bytes + _SENTENCE_BYTES),
             ("grpc.max_concurrent_streams", streams + _SPARE_STREAMS),

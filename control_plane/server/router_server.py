@@ -121,7 +121,7 @@ class RouterServer:
         await parts.server.start()
         self._background.start(parts.follower.follow())
         self._background.start(parts.probes.run())
-        self._background.start(watch_loop(parts.metrics.loop_was_late, self._loop_look_s))
+        self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
         self._background.start(self._watch_health())
         self._background.start(parts.prefixes.claims.follow())
         self._background.start(parts.prefixes.accesses.follow())

@@ -37,11 +37,13 @@ class RouterStatus:
         self._placer = placer
         self._now_s = now_s
         self._started_s = now_s()
+        # Read off the installed files, which takes a while.
+        self._version = importlib.metadata.version("rachis")
 
     def to_wire(self) -> admin.GetRouterStatusResponse:
         overhead = sorted(self._dispatcher.overhead_ms)
         return admin.GetRouterStatusResponse(
-            version=importlib.metadata.version("rachis"),
+            version=self._version,
             service_id=self._service_id,
             uptime_s=self._now_s() - self._started_s,
             in_flight_requests=self._admission.in_flight,
