@@ -20,6 +20,8 @@ _NARROW = [*_OPTIONS, ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes"
 _TIMEOUT_S = 5.0
 # At a time, of each kind.
 _AT_ONCE = 2
+# Of a message: as much as fits into the default limit, and far more.
+_SIZES_MIB = (3.9, 15.0)
 
 Attack = Callable[[str], Awaitable[None]]
 
@@ -30,19 +32,23 @@ async def _generate(address: str, request: api.GenerateRequest, compression: grp
             pass
 
 
+def _bytes() -> int:
+    return int(random.choice(_SIZES_MIB) * (1 << 20))
+
+
 async def compressed_tokens(address: str) -> None:
-    """15 million token ids in 15 KB."""
-    prompt = generation.PromptInput(token_ids=generation.TokenIds(ids=[0] * (15 << 20)))
+    """Millions of token ids in a few kilobytes."""
+    prompt = generation.PromptInput(token_ids=generation.TokenIds(ids=[0] * _bytes()))
     await _generate(address, api.GenerateRequest(prompt=prompt), grpc.Compression.Gzip)
 
 
 async def long_text(address: str) -> None:
-    prompt = generation.PromptInput(text="hijk lmnop " * (1 << 20))
+    prompt = generation.PromptInput(text="hijk lmnop " * (_bytes() // 11))
     await _generate(address, api.GenerateRequest(prompt=prompt), grpc.Compression.Gzip)
 
 
 async def many_messages(address: str) -> None:
-    turns = [generation.ChatMessage(role="user", content="a")] * 200_000
+    turns = [generation.ChatMessage(role="user", content="a")] * (_bytes() // 12)
     prompt = generation.PromptInput(chat=generation.ChatMessages(messages=turns))
     await _generate(address, api.GenerateRequest(prompt=prompt), grpc.Compression.Gzip)
 
@@ -55,14 +61,14 @@ async def most_messages(address: str) -> None:
 
 
 async def many_pieces(address: str) -> None:
-    """Updates of thousands of pieces, each just short enough to be looked at inline."""
+    """Updates of many pieces, each just short enough to be looked at inline."""
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         call = router_pb2_grpc.RouterServiceStub(channel).StreamGenerate(timeout=_TIMEOUT_S)  # type: ignore[call-arg]
         opened = api.SessionOpen(mode=generation.SESSION_MODE_UPDATE, sampling=generation.SamplingParams(max_tokens=4))
         await call.write(api.StreamGenerateRequest(open=opened))
         text = ("abcdefg hijk lmnop " * 500)[:8000]
         for revision in range(1, 20):
-            context = [api.SessionPiece(text=text)] * 1000
+            context = [api.SessionPiece(text=text)] * (_bytes() // (len(text) + 16))
             await call.write(api.StreamGenerateRequest(update=api.SessionUpdate(revision=revision, context=context)))
         call.cancel()
 

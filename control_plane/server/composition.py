@@ -17,6 +17,7 @@ from cluster_core.ids import RequestId
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.fencing import Fence
+from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.vitality import VITALITY_TIMING, VitalityTiming
@@ -128,10 +129,11 @@ def build_router(
         limits.max_prompt_mib << 20,
     )
     arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
+    first_worker = FirstWorker(membership, follower.changed, limits.queue_timeout_s, limits.max_queued_requests)
     sessions = StreamingSessions(
-        membership, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
+        first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
-    router = RouterService(membership, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
+    router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
     health, policy = prefixes.claims.health, config.placement.policy
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)

@@ -23,7 +23,7 @@ from cluster_core.errors import (
 )
 from cluster_core.ids import RequestId, new_request_id
 from control_plane.dispatch.dispatcher import Dispatcher
-from control_plane.fleet.membership import Membership
+from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
@@ -40,7 +40,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(
         self,
-        membership: Membership,
+        first_worker: FirstWorker,
         dispatcher: Dispatcher,
         admission: Admission,
         tokenizer: Tokenizer,
@@ -48,7 +48,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         metrics: RouterMetrics,
         arrivals: Arrivals,
     ) -> None:
-        self._membership = membership
+        self._first_worker = first_worker
         self._dispatcher = dispatcher
         self._admission = admission
         self._tokenizer = tokenizer
@@ -156,8 +156,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
     async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
-        """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError while no worker is known."""
-        model = self._membership.served_model()
+        """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError where no worker is known."""
+        model = await self._first_worker.model()
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
         validation.check_priority(request.priority)

@@ -120,6 +120,9 @@ class EmbeddedRedis:
                 stop=stop_after_delay(_START_TIMEOUT_S),
                 wait=wait_fixed(0.05),
             ):
+                process, log = self._process, self._folder / "redis.log"
+                if process is not None and process.poll() is not None:
+                    raise StartError(f"the embedded Redis ended with {process.returncode}, see {log}")
                 with attempt:
                     await client.ping()
         except RetryError:

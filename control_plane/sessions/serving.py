@@ -14,7 +14,7 @@ from cluster_configs.schema import StreamingSection
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
 from control_plane.dispatch.dispatcher import Dispatcher
-from control_plane.fleet.membership import Membership
+from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
@@ -42,7 +42,7 @@ class StreamingSessions:
 
     def __init__(
         self,
-        membership: Membership,
+        first_worker: FirstWorker,
         dispatcher: Dispatcher,
         client: WorkerClient,
         admission: Admission,
@@ -51,7 +51,7 @@ class StreamingSessions:
         metrics: RouterMetrics,
         arrivals: Arrivals,
     ) -> None:
-        self._membership = membership
+        self._first_worker = first_worker
         self._dispatcher = dispatcher
         self._client = client
         self._admission = admission
@@ -81,7 +81,7 @@ class StreamingSessions:
         # `open` is what arrives; a client may call long before.
         arrived_s = self._arrivals.now_s()
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
-        model = self._membership.served_model()
+        model = await self._first_worker.model()
         session = await self._session(opened, model)
         held.resize(len(session.tokens))
         job = self._arrivals.make_job(

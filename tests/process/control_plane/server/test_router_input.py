@@ -3,6 +3,7 @@
 Every test ends with a check that nothing is left: no blocks, no leases, no in-flight counts, one outcome a request.
 """
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -58,10 +59,21 @@ async def test_a_request_that_waits_takes_the_decode_worker_that_joins(empty: Cl
     assert text_of(await collected(call)) == whole_text()
 
 
-async def test_before_any_worker_registered_a_request_is_told_to_come_back(empty: Cluster) -> None:
-    error = await failure(empty.call())
+async def test_a_request_waits_for_the_first_worker_to_register(empty: Cluster) -> None:
+    call = empty.call()
+    await asyncio.sleep(0.1)
+    await empty.add(DECODE)
 
-    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+    assert text_of(await collected(call)) == whole_text()
+
+
+async def test_where_no_worker_registers_a_request_is_told_to_come_back() -> None:
+    async with running_cluster(router__queue_timeout_s=0.3, router__max_queued_requests=1) as empty:
+        waiting, refused = empty.call(), empty.call()
+        for call in (waiting, refused):
+            error = await failure(call)
+            assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+            assert error.details() == "no worker has registered yet"
 
 
 async def test_a_full_queue_is_refused_with_a_hint_and_the_rest_finish() -> None:

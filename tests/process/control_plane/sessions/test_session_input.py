@@ -92,13 +92,14 @@ async def test_bytes_that_are_no_message_end_a_session_that_is_not_open(cluster:
     assert (error.code(), field_of(error)) == (INVALID, "request")
 
 
-async def test_before_any_worker_registered_a_session_is_told_to_come_back(empty: Cluster) -> None:
-    session = empty.session()
-    await session.call.write(opening())
+async def test_where_no_worker_registers_a_session_is_told_to_come_back() -> None:
+    async with running_cluster(router__queue_timeout_s=0.3) as empty:
+        session = empty.session()
+        await session.call.write(opening())
 
-    error = await session.failure()
+        error = await session.failure()
 
-    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+        assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
 
 
 # Refused afterwards: the session goes on, nothing is lost.
