@@ -17,7 +17,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
 from control_plane.client import RachisClient
-from control_plane.service.child_process import bound
+from control_plane.service.child_process import bind_to_parent
 from control_plane.service.embedded_redis import EmbeddedRedis
 
 _HOST = "127.0.0.1"
@@ -36,9 +36,9 @@ class SecondRouter:
         """Raises StartError where it does not listen."""
         port = self.address.rpartition(":")[2]
         self.process = await asyncio.create_subprocess_exec(
-            *bound(sys.executable, "-m", "command_line.main", "route", "--json", *self._arguments),
+            sys.executable, "-m", "command_line.main", "route", "--json", *self._arguments,
             "--set", f"router.port={port}", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL, preexec_fn=bind_to_parent,
         )  # fmt: skip
         assert self.process.stdout is not None
         try:

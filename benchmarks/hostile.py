@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
-from control_plane.service.child_process import bound
+from control_plane.service.child_process import bind_to_parent
 
 _STALL = "rachis_router_loop_stall_seconds"
 _LATE = "rachis_router_loop_late_seconds"
@@ -51,7 +51,7 @@ async def measure(address: str, pid: int, seconds: float) -> HostileReport:
     quiet, _ = await _others(address, _QUIET_S)
     memory_before, before = process.memory_info().rss, await _loop(address)
     hostile = await asyncio.create_subprocess_exec(
-        *bound(sys.executable, "-m", "benchmarks.hostile_client", address, str(seconds))
+        sys.executable, "-m", "benchmarks.hostile_client", address, str(seconds), preexec_fn=bind_to_parent
     )
     during, failed = await _others(address, seconds)
     await hostile.wait()

@@ -23,7 +23,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.clock import cpu_s
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import ClientFault, InvalidInputError, RachisError, UnavailableError
-from control_plane.service.child_process import bound
+from control_plane.service.child_process import bind_to_parent
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ async def measure_in_process(module: str, arguments: dict[str, Any], reports: Re
         file.write_text(json.dumps(arguments))
         with (Path(folder) / "log").open("w+b") as log:
             process = await asyncio.create_subprocess_exec(
-                *bound(sys.executable, "-m", module, str(file)), stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=log, limit=_MAX_LINE_BYTES,
+                sys.executable, "-m", module, str(file), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=log, limit=_MAX_LINE_BYTES, preexec_fn=bind_to_parent,
             )  # fmt: skip
             assert process.stdout is not None
             try:

@@ -19,7 +19,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
-from control_plane.service.child_process import bound
+from control_plane.service.child_process import bind_to_parent
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.wire_conversion import to_wire
 
@@ -41,8 +41,8 @@ async def plain_engine(config: RachisConfig) -> AsyncIterator[tuple[str, wire.Mo
         file.write_text(config.model_dump_json())
         with (Path(folder) / "log").open("w+b") as log:
             process = await asyncio.create_subprocess_exec(
-                *bound(sys.executable, "-m", "benchmarks.plain_engine", str(file)),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                sys.executable, "-m", "benchmarks.plain_engine", str(file),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, preexec_fn=bind_to_parent,
             )  # fmt: skip
             assert process.stdout is not None
             try:

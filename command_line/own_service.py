@@ -17,7 +17,7 @@ from pathlib import Path
 from cluster_configs.loading import LoadedConfig
 from cluster_core.errors import StartError
 from command_line.output import PhaseDisplay, err, phases
-from control_plane.service.child_process import bound
+from control_plane.service.child_process import bind_to_parent
 from control_plane.service.state import StateFile
 
 _STOP_TIMEOUT_S = 60.0
@@ -70,9 +70,9 @@ async def _start(
     file.write_text(json.dumps(tree))
     log = (folder / "serve.log").open("w+b")
     process = await asyncio.create_subprocess_exec(
-        *bound(sys.executable, "-m", "command_line.main", "serve", "--json", "--config", str(file)),
+        sys.executable, "-m", "command_line.main", "serve", "--json", "--config", str(file),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
-        env={**_without_settings(), "RACHIS_STATE_DIR": str(folder)}, start_new_session=True,
+        env={**_without_settings(), "RACHIS_STATE_DIR": str(folder)}, preexec_fn=bind_to_parent, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     async for line in process.stdout:

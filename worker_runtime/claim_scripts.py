@@ -34,10 +34,11 @@ return 'ok'
 """
 )
 # KEYS: stream, snapshot, resync. ARGV: generation, id of the entry that the snapshot includes, expiry, snapshot,
-# id of the oldest entry that stays.
+# id of the oldest entry that stays. Its first write needs no memory: a worker starts where Redis is full, too.
 SNAPSHOT = (
     _FENCE
     + """
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 if last == ARGV[2] then
   redis.call('XTRIM', KEYS[1], 'MINID', ARGV[5])
 else

@@ -14,7 +14,7 @@ from control_plane.fleet.membership import Membership
 
 
 class FirstWorker:
-    """changed: notified when the registry was read. most_waiting: more are refused at once."""
+    """changed: notified when other workers may be placed on. most_waiting: more are refused at once."""
 
     def __init__(self, membership: Membership, changed: asyncio.Condition, timeout_s: float, most_waiting: int) -> None:
         self._membership = membership
@@ -22,21 +22,35 @@ class FirstWorker:
         self._timeout_s = timeout_s
         self._most_waiting = most_waiting
         self._waiting = 0
+        self._is_closed = False
 
     async def model(self) -> wire.ModelInfo:
         """Raises UnavailableError where no worker registers in time, or too many wait for one."""
-        with suppress(UnavailableError):
+        try:
             return self._membership.served_model()
-        if self._waiting >= self._most_waiting:
-            return self._membership.served_model()
+        except UnavailableError:
+            if self._is_closed or self._waiting >= self._most_waiting:
+                raise
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._timeout_s), self._changed:
-                while True:
-                    await self._changed.wait()
-                    with suppress(UnavailableError):
-                        return self._membership.served_model()
-        except TimeoutError:
+            with suppress(TimeoutError):
+                # The lock is held from one look to the wait, so that no change in between goes unnoticed.
+                async with asyncio.timeout(self._timeout_s), self._changed:
+                    await self._changed.wait_for(self._is_there)
             return self._membership.served_model()
         finally:
             self._waiting -= 1
+
+    async def close(self) -> None:
+        """Nobody is waited for any more."""
+        self._is_closed = True
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _is_there(self) -> bool:
+        if self._is_closed:
+            return True
+        with suppress(UnavailableError):
+            self._membership.served_model()
+            return True
+        return False

@@ -21,7 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from rachis import wire as conventions
 from rachis.wire import Context
 
-from cluster_core.errors import InvalidInputError, OutOfRangeError, RachisError
+from cluster_core.errors import ClientFault, InvalidInputError, OutOfRangeError, RachisError
 from control_plane.intake.wire_sizes import check_sizes
 
 # Of a list: those that are longer than any limit are refused for it.
@@ -29,7 +29,7 @@ _MOST_LOOKED_AT = 5000
 # What is smaller is parsed at once.
 _SMALL_BYTES = 16 << 10
 # Where no model says how long a prompt may be.
-_MOST_NUMBERS = 1 << 20
+MOST_NUMBERS = 1 << 20
 _OUR_METHODS = "/rachis.v1."
 
 
@@ -42,7 +42,7 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
     """Wraps every handler of ours; `max_message_bytes` is the limit that clients are told. most_numbers: token ids
     that a message may have, at the time."""
 
-    def __init__(self, max_message_bytes: int, most_numbers: Callable[[], int] = lambda: _MOST_NUMBERS) -> None:
+    def __init__(self, max_message_bytes: int, most_numbers: Callable[[], int] = lambda: MOST_NUMBERS) -> None:
         self._max_message_bytes = max_message_bytes
         self._most_numbers = most_numbers
 
@@ -82,7 +82,7 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
                 sentence = "is not known here: what it asks for would be left out"
                 return Malformed(InvalidInputError(sentence, field=unknown))
             return message
-        except OutOfRangeError as error:
+        except ClientFault as error:
             return Malformed(error)
         except DecodeError:
             field = invalid_utf8_field(kind.DESCRIPTOR, data) if kind is not None else None

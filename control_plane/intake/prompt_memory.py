@@ -50,7 +50,7 @@ class HeldPrompt:
         if more > 0 and memory.used_bytes + more > memory.limit_bytes:
             raise OverloadedError(
                 f"prompts take {memory.used_bytes >> 20} MiB, {more / (1 << 20):.1f} MiB more do not fit, see {_LIMIT}",
-                retry_after_ms=_RETRY_AFTER_MS,
+                retry_after_ms=_RETRY_AFTER_MS if wanted <= memory.limit_bytes else None,
             )
         memory.used_bytes += more
         self._bytes = wanted

@@ -11,11 +11,11 @@ from functools import cache
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from cluster_core.errors import OutOfRangeError
+from cluster_core.errors import InvalidInputError, OutOfRangeError
 from control_plane.model.limits import MOST_ENTRIES
 
 # Of a message with all in it, whatever they are.
-_MOST_FIELDS = 4 * MOST_ENTRIES
+_MOST_FIELDS = 5 * MOST_ENTRIES
 _MOST_VARINT_BYTES = 5
 _FIXED_BYTES = {1: 8, 5: 4}
 _VARINT, _LENGTH = 0, 2
@@ -47,17 +47,23 @@ class _Look:
             self.fields += 1
             if self.fields > _MOST_FIELDS:
                 raise OutOfRangeError(f"has more than {_MOST_FIELDS} fields", field=path.rstrip(".") or "request")
-            tag, start = _varint(data, start, end)
+            tag, start = self._varint(data, start, end)
             kind, field = tag & 7, known.get(tag >> 3)
             if field is not None and field.is_repeated:
                 entries[tag >> 3] = entries.get(tag >> 3, 0) + 1
                 if entries[tag >> 3] > MOST_ENTRIES:
-                    raise OutOfRangeError(f"has more than {MOST_ENTRIES} entries", field=path + field.name)
+                    form = " that are not packed" if field.is_packed else ""
+                    raise OutOfRangeError(f"has more than {MOST_ENTRIES} entries{form}", field=path + field.name)
             if kind == _VARINT:
-                _, start = _varint(data, start, end)
+                _, start = self._varint(data, start, end)
                 continue
-            size, start = _varint(data, start, end) if kind == _LENGTH else (_FIXED_BYTES.get(kind), start)
-            if size is None or start + size > end:
+            size, start = self._varint(data, start, end) if kind == _LENGTH else (_FIXED_BYTES.get(kind), start)
+            if size is None:
+                # Groups, which no message of ours has, and kinds that there are not.
+                raise InvalidInputError(
+                    "is not known here: what it asks for would be left out", field=f"{path}{tag >> 3}"
+                )
+            if start + size > end:
                 raise _Unreadable
             if field is not None and kind == _LENGTH:
                 self._inside(data, start, size, field, path)
@@ -71,9 +77,24 @@ class _Look:
             if self.numbers_bytes > self.most_numbers * _MOST_VARINT_BYTES:
                 raise OutOfRangeError(f"has more than {self.most_numbers} entries", field=path + field.name)
 
+    def _varint(self, data: bytes, start: int, end: int) -> tuple[int, int]:
+        """The number, and where what follows it begins. Each byte after the first is as much work as a field."""
+        if start < end and data[start] < 0x80:
+            return data[start], start + 1
+        value = shift = 0
+        while start < end and shift <= 63:
+            byte = data[start]
+            start += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                self.fields += shift // 14
+                return value, start
+            shift += 7
+        raise _Unreadable
+
 
 def check_sizes(data: bytes, descriptor: Descriptor, most_numbers: int) -> None:
-    """most_numbers: packed numbers in the whole message, such as token ids. Raises OutOfRangeError with the field."""
+    """most_numbers: packed numbers in the whole message, such as token ids. Raises ClientFault with the field."""
     try:
         _Look(most_numbers).message(data, 0, len(data), descriptor, "")
     except _Unreadable:
@@ -86,18 +107,3 @@ def _fields(descriptor: Descriptor) -> Mapping[int, _Field]:
         field.number: _Field(field.name, field.is_repeated, field.message_type, field.type not in _TEXTS)
         for field in descriptor.fields
     }
-
-
-def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """The number, and where what follows it begins."""
-    value = shift = 0
-    while start < end:
-        byte = data[start]
-        start += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, start
-        shift += 7
-        if shift > 63:
-            break
-    raise _Unreadable

@@ -1,7 +1,8 @@
 """How long the router's event loop is held up: what one client has it do, all others wait for.
 
 A loop comes back late for two reasons: something held it, or others had the processors. The first is what a router can
-do something about: the processor time that the loop's own thread took meanwhile.
+do something about: at most the processor time that the loop's own thread took meanwhile. What other threads keep from
+it by the interpreter's lock is among the second.
 """
 
 import asyncio

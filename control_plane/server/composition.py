@@ -26,7 +26,7 @@ from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
-from control_plane.intake.malformed_input import MalformedInputInterceptor
+from control_plane.intake.malformed_input import MOST_NUMBERS, MalformedInputInterceptor
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import LOOK_S
 from control_plane.metrics.probe_server import ProbeServer
@@ -129,7 +129,7 @@ def build_router(
         limits.max_prompt_mib << 20,
     )
     arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
-    first_worker = FirstWorker(membership, follower.changed, limits.queue_timeout_s, limits.max_queued_requests)
+    first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
@@ -156,6 +156,7 @@ def build_router(
         check=check,
         queries=queries,
         router=router,
+        first_worker=first_worker,
         status=status,
         admin=AdminService(loaded, membership, client, views, status, queries, pools),
         pools=pools,
@@ -165,12 +166,18 @@ def build_router(
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
 
 
+def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:
+    section = config.router
+    wait_s = min(section.queue_timeout_s, section.request_timeout_s)
+    return FirstWorker(membership, follower.changed, wait_s, section.max_queued_requests)
+
+
 def _most_numbers(membership: Membership) -> int:
-    """Token ids in one message: as many as the model takes, and a few where no worker has told its length."""
+    """Token ids in one message: as many as the model takes, where a worker has told its length."""
     try:
         return max(membership.served_model().max_model_len, MOST_ENTRIES)
     except UnavailableError:
-        return MOST_ENTRIES
+        return MOST_NUMBERS
 
 
 def _server(config: RachisConfig, membership: Membership, ports: RouterPorts) -> grpc.aio.Server:

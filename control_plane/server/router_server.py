@@ -13,6 +13,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
 from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.worker_client import WorkerClient
@@ -50,6 +51,7 @@ class RouterParts:
 
     server: grpc.aio.Server
     router: RouterService
+    first_worker: FirstWorker
     status: RouterStatus
     admin: AdminService
     admission: Admission
@@ -132,6 +134,7 @@ class RouterServer:
         """NOT_SERVING first, then no new requests, then those that run finish or are cut off."""
         parts = self.parts
         self._stopping = True
+        await parts.first_worker.close()
         await self._background.cancel()
         await self._health.enter_graceful_shutdown()
         await parts.server.stop(grace=self._config.router.drain_timeout_s)

@@ -27,6 +27,7 @@ from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
+from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
@@ -107,8 +108,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> None:
-        token_ids = await self._checked_tokens(request)
-        with self._admission.prompts.holding(len(token_ids)):
+        # Text is there while it waits to be tokenized, and as long as its request.
+        as_tokens = request.ByteSize() // TOKEN_BYTES
+        with self._admission.prompts.holding(as_tokens) as held:
+            token_ids = await self._checked_tokens(request)
+            held.resize(max(as_tokens, len(token_ids)))
             await self._answer(request, token_ids, context, lifecycle, arrived_s)
 
     async def _answer(

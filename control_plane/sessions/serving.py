@@ -20,7 +20,7 @@ from control_plane.intake import validation
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import Malformed
-from control_plane.intake.prompt_memory import HeldPrompt
+from control_plane.intake.prompt_memory import TOKEN_BYTES, HeldPrompt
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
@@ -81,6 +81,7 @@ class StreamingSessions:
         # `open` is what arrives; a client may call long before.
         arrived_s = self._arrivals.now_s()
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
+        held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
         session = await self._session(opened, model)
         held.resize(len(session.tokens))

@@ -955,7 +955,7 @@ class ExplainPlacementRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SUPPOSED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """One of the last 1000 that were placed by this router."""
+    """One of the last 1000 that were placed by this router, as many of them as placement.explanations_mib holds."""
     @_builtins.property
     def supposed(self) -> Global___SupposedRequest: ...
     def __init__(
