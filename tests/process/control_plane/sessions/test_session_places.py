@@ -105,7 +105,8 @@ async def test_sessions_whose_prompts_take_too_much_memory_are_refused_until_oth
 
         await sessions[0].finish()
         assert text_of(await sessions[0].answer()) == session_text("x" * 480)
-        assert text_of(await cluster.generate()) == whole_text()
+        # A stand-in engine runs 32 sessions at once, whether they compute or wait.
         for session in sessions[1:]:
             session.call.cancel()
+        assert text_of(await cluster.generate()) == whole_text()
         await until(lambda: prompts.used_bytes == 0)
