@@ -4,14 +4,13 @@ import asyncio
 import random
 import statistics
 import sys
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.router_page import samples
 from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
 from control_plane.service.child_process import bind_to_parent
@@ -99,19 +98,11 @@ async def _others(address: str, seconds: float) -> tuple[list[float], int]:
 
 async def _loop(address: str) -> Mapping[str, Mapping[float, float]]:
     """Cumulative counts of how long the router's loop was held up, and late, by their upper bounds."""
-    async with RachisClient(address) as client:
-        metrics = (await client.router_status()).metrics_address
-    text = await asyncio.to_thread(_read, f"http://{metrics}/metrics")
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = await samples(address)
     return {
-        name: {float(each.labels["le"]): each.value for each in samples if each.name == f"{name}_bucket"}
+        name: {float(each.labels["le"]): each.value for each in found if each.name == f"{name}_bucket"}
         for name in (_STALL, _LATE)
     }
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return str(answer.read().decode())
 
 
 def _quantile(cumulative: Mapping[float, float], share: float) -> float:

@@ -20,7 +20,7 @@ _NARROW = [*_OPTIONS, ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes"
 _TIMEOUT_S = 5.0
 # At a time, of each kind.
 _AT_ONCE = 2
-# Of a message: as much as fits into the default limit, and far more.
+# Of a message: a quarter of the default limit, and nearly all of it.
 _SIZES_MIB = (3.9, 15.0)
 
 Attack = Callable[[str], Awaitable[None]]

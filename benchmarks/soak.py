@@ -6,7 +6,6 @@ and some sessions are taken back or just broken off.
 
 import asyncio
 import random
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from typing import Any
 
 import grpc
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.router_page import samples
 from control_plane.client import RachisClient, token_prompt
 
 TASKS = "rachis_router_tasks"
@@ -160,9 +159,8 @@ def _least(looks: Sequence[Held]) -> Held:
 
 async def _looked_at(address: str, router_pid: int) -> dict[str, Held]:
     async with RachisClient(address) as client:
-        metrics = (await client.router_status()).metrics_address
         pids = {view.registration.worker_id: view.registration.pid for view in await client.workers()}
-    tasks = await asyncio.to_thread(_tasks, f"http://{metrics}/metrics")
+    tasks = next(int(each.value) for each in await samples(address) if each.name == TASKS)
     held = {name: _of_process(pid) for name, pid in sorted(pids.items())}
     return {"router": _of_process(router_pid, tasks), **held}
 
@@ -170,9 +168,3 @@ async def _looked_at(address: str, router_pid: int) -> dict[str, Held]:
 def _of_process(pid: int, tasks: int | None = None) -> Held:
     process = psutil.Process(pid)
     return Held(process.memory_info().rss, process.num_fds(), process.num_threads(), tasks)
-
-
-def _tasks(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        families = text_string_to_metric_families(str(answer.read().decode()))
-    return int(next(sample.value for family in families for sample in family.samples if sample.name == TASKS))

@@ -1,5 +1,4 @@
-"""How many requests the router works on at once, and how many may wait for that; and how much memory their prompts may
-take. Everything above is refused.
+"""How many requests the router works on at once, how many may wait, and what memory prompts take: above, it refuses.
 
 The hint that goes with a refusal is the time the queue needs at the recent pace, between 100 ms and 30 s.
 """

@@ -113,20 +113,19 @@ class EmbeddedRedis:
             await asyncio.to_thread(child_process.stop, self._process, _STOP_TIMEOUT_S)
 
     async def _wait_until_it_answers(self) -> None:
-        client = redis.asyncio.Redis.from_url(self.url, socket_timeout=1.0)
+        client, log = redis.asyncio.Redis.from_url(self.url, socket_timeout=1.0), self._folder / "redis.log"
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type((redis.RedisError, OSError)),
                 stop=stop_after_delay(_START_TIMEOUT_S),
                 wait=wait_fixed(0.05),
             ):
-                process, log = self._process, self._folder / "redis.log"
+                process = self._process
                 if process is not None and process.poll() is not None:
                     raise StartError(f"the embedded Redis ended with {process.returncode}, see {log}")
                 with attempt:
                     await client.ping()
         except RetryError:
-            log = self._folder / "redis.log"
             raise StartError(f"the embedded Redis did not answer in {_START_TIMEOUT_S:g} s, see {log}") from None
         finally:
             await client.aclose()

@@ -11,7 +11,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.fencing import Fence
 from control_plane.service.lease import ServiceLease
-from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server
+from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, feeding
 from worker_runtime import registration
 from worker_runtime.registration import Registration
 
@@ -57,6 +57,12 @@ async def test_a_worker_that_is_given_up_is_fenced(server: Server, full: redis.R
     assert not await full.exists(registry.worker_key(SERVICE, WORKER))
     await worker.close()
     await fence.close()
+
+
+async def test_a_worker_that_starts_opens_its_feed(server: Server, full: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        assert feed.sequence >= 0
+    assert [key async for key in full.scan_iter()]
 
 
 async def test_a_service_takes_its_name_and_keeps_it(server: Server, full: redis.Redis) -> None:

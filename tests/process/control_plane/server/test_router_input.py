@@ -67,6 +67,24 @@ async def test_a_request_waits_for_the_first_worker_to_register(empty: Cluster) 
     assert text_of(await collected(call)) == whole_text()
 
 
+async def test_the_text_of_a_request_that_waits_for_a_worker_is_counted_and_given_back(empty: Cluster) -> None:
+    prompts = empty.parts.admission.prompts
+    call = empty.call("x" * 10_000)
+    await until(lambda: prompts.used_bytes > 9_900)
+    call.cancel()
+    await until(lambda: prompts.used_bytes == 0)
+
+
+async def test_a_router_that_stops_lets_go_who_waits_for_a_worker() -> None:
+    async with running_cluster(router__queue_timeout_s=600, router__drain_timeout_s=20) as empty:
+        call = empty.call("x" * 1000)
+        await until(lambda: empty.parts.admission.prompts.used_bytes > 0)
+        stopping = asyncio.create_task(empty.router.stop())
+        # Not cut off at the end of the drain.
+        assert (await failure(call)).details() == "no worker has registered yet"
+        await stopping
+
+
 async def test_where_no_worker_registers_a_request_is_told_to_come_back() -> None:
     async with running_cluster(router__queue_timeout_s=0.3, router__max_queued_requests=1) as empty:
         waiting, refused = empty.call(), empty.call()

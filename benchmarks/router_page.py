@@ -1,0 +1,24 @@
+"""What a router's page of metrics says, for measurements that look at it from outside."""
+
+import asyncio
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from control_plane.client import RachisClient
+
+_TIMEOUT_S = 30.0
+
+
+async def samples(address: str) -> list[Sample]:
+    """All of them, of the router that answers there."""
+    async with RachisClient(address) as client:
+        page = (await client.router_status()).metrics_address
+    text = await asyncio.to_thread(_read, f"http://{page}/metrics")
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
