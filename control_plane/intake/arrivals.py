@@ -8,6 +8,18 @@ from cluster_core.ids import RequestId
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 
+# The clock of a client runs a little ahead of the router's, which starts when the call has come: a call that its client
+# ends in the last part of its time has expired there. The part, and seconds at most.
+_ENDED_BY_DEADLINE = 0.1
+_ENDED_BY_DEADLINE_MOST_S = 0.5
+
+
+def expired(given_s: float | None, remaining_s: float | None) -> bool:
+    """Whether a call that ended early ended at its deadline: what its client gave it, and what is left of that."""
+    if given_s is None or remaining_s is None:
+        return False
+    return remaining_s <= min(_ENDED_BY_DEADLINE * given_s, _ENDED_BY_DEADLINE_MOST_S)
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:

@@ -26,7 +26,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
 from control_plane.intake.admission import Admission
-from control_plane.intake.arrivals import Arrivals
+from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.router_metrics import RouterMetrics
@@ -81,16 +81,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:
         """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
         lifecycle = self._arrivals.make_lifecycle(request_id)
+        given_s = context.time_remaining()
         try:
             yield lifecycle
         except RachisError as error:
-            _end(lifecycle, _left(context) if isinstance(error, WithdrawnError) else _event_of(error))
+            _end(lifecycle, _left(context, given_s) if isinstance(error, WithdrawnError) else _event_of(error))
             self._metrics.failed(error.status)
             if isinstance(error, SlowReaderError):
                 self._metrics.client_did_not_read()
             await conventions.abort(context, error)
         except (asyncio.CancelledError, GeneratorExit):
-            _end(lifecycle, _left(context))
+            _end(lifecycle, _left(context, given_s))
             raise
         except Exception:
             logger.exception("%s failed on a defect", lifecycle.request_id)
@@ -184,11 +185,9 @@ def _event_of(error: RachisError) -> Event:
     return Event.REFUSED if isinstance(error, ClientFault | OverloadedError) else Event.FAULT
 
 
-def _left(context: Context) -> Event:
+def _left(context: Context, given_s: float | None) -> Event:
     """Why a client is gone."""
-    remaining_s = context.time_remaining()
-    expired = remaining_s is not None and remaining_s <= 0
-    return Event.DEADLINE_PASSED if expired else Event.CANCELLED
+    return Event.DEADLINE_PASSED if expired(given_s, context.time_remaining()) else Event.CANCELLED
 
 
 def _end(lifecycle: RequestLifecycle, event: Event) -> None:

@@ -4,6 +4,7 @@ The claims of the fake engines go to the router's index directly instead of thro
 """
 
 import asyncio
+import itertools
 
 import numpy as np
 from rachis.v1 import admin_pb2 as admin
@@ -117,7 +118,9 @@ async def test_only_what_every_look_finds_different_is_a_difference() -> None:
         behind = next(looks) % 4 + 1
         return answer(*(key for key in (1, 2, 3, 4, 6) if key != behind), 200 + behind)
 
-    told = (await IndexCheck(membership, index, ask, settle_s=0.05, between_s=0.001).run()).workers[0]
+    # Each look at the clock is a millisecond later, however long the looks take.
+    now_s = itertools.count(0.0, 0.001).__next__
+    told = (await IndexCheck(membership, index, ask, settle_s=0.05, between_s=0.001, now_s=now_s).run()).workers[0]
 
     assert (told.device.missing, told.device.untrue) == (0, 1)
     assert list(told.device.untrue_names) == [short_name(5)]
