@@ -68,7 +68,7 @@ async def play(
     on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Tally:
     """All the streams and all the faults; returns when every request has ended."""
-    streams = Streams(found, addresses, targets.decode_kills, seed)
+    streams = Streams(found, ",".join(addresses), targets.decode_kills, seed)
     began_s = monotonic_s()
     running = asyncio.create_task(streams.run(STREAMS))
     try:

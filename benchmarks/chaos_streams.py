@@ -65,16 +65,13 @@ class _Try:
 
 
 class Streams:
-    """`run` until cancelled. addresses: of the routers, by turns. decode_kills: when decode workers were killed."""
+    """`run` until cancelled. address: of all the routers. decode_kills: when decode workers were killed."""
 
-    def __init__(
-        self, cases: Sequence[Case], addresses: Sequence[str], decode_kills: Sequence[float], seed: int
-    ) -> None:
+    def __init__(self, cases: Sequence[Case], address: str, decode_kills: Sequence[float], seed: int) -> None:
         self._cases = cases
-        self._addresses = addresses
+        self._address = address
         self._decode_kills = decode_kills
         self._rng = random.Random(seed)
-        self._turn = 0
         self.tally = Tally()
         self.stopping = False
 
@@ -84,14 +81,15 @@ class Streams:
                 tasks.create_task(self._stream())
 
     async def _stream(self) -> None:
-        while not self.stopping:
-            case, is_session = self._rng.choice(self._cases), self._rng.random() < 0.4
-            await self._request(case, is_session=is_session)
+        async with RachisClient(self._address) as client:
+            while not self.stopping:
+                case, is_session = self._rng.choice(self._cases), self._rng.random() < 0.4
+                await self._request(client, case, is_session=is_session)
 
-    async def _request(self, case: Case, *, is_session: bool) -> None:
+    async def _request(self, client: RachisClient, case: Case, *, is_session: bool) -> None:
         tally = self.tally
         for number in range(_MOST_TRIES):
-            tried = await self._try(case, is_session=is_session)
+            tried = await self._try(client, case, is_session=is_session)
             if number == 0:
                 is_excused = bool(tried.status) and self._was_cut(tried)
                 tally.requests += not is_excused
@@ -113,14 +111,10 @@ class Streams:
         """A decode worker had begun to answer, and some decode worker was killed meanwhile."""
         return len(tried.tokens) > 1 and any(tried.began_s <= at_s for at_s in self._decode_kills)
 
-    async def _try(self, case: Case, *, is_session: bool) -> _Try:
-        self._turn += 1
+    async def _try(self, client: RachisClient, case: Case, *, is_session: bool) -> _Try:
         tried = _Try(began_s=monotonic_s(), last_s=monotonic_s())
         try:
-            async with (
-                asyncio.timeout(DEADLINE_S + _GRACE_S),
-                RachisClient(self._addresses[self._turn % len(self._addresses)]) as client,
-            ):
+            async with asyncio.timeout(DEADLINE_S + _GRACE_S):
                 pieces = self._session(client, case) if is_session else self._plain(client, case)
                 async with aclosing(pieces) as answer:  # type: ignore[type-var]
                     async for token_ids in answer:

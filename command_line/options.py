@@ -22,7 +22,8 @@ Assignments = Annotated[list[str] | None, typer.Option("--set", help="One value,
 Model = Annotated[str | None, typer.Option("--model", help="Hugging Face id or folder; default is the built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of standard output.")]
 Address = Annotated[
-    str | None, typer.Option("--address", help="host:port of a router; default is the service that runs here.")
+    str | None,
+    typer.Option("--address", help="host:port of a router, or several ip:port; default is the service that runs here."),
 ]
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's chat message.")]

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import grpc
-from rachis import wire as conventions
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
+from control_plane.client import routers
 from control_plane.client.prompts import chat_prompt, prompt_of, text_prompt, token_prompt
 from control_plane.client.session import ClientSession
 
@@ -43,10 +43,14 @@ class Generated:
 
 
 class RachisClient:
-    """One channel to one router. Errors are `grpc.aio.AioRpcError`, with the router's sentence in `details()`."""
+    """One channel to a service. Errors are `grpc.aio.AioRpcError`, with the router's sentence in `details()`.
+
+    address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn, and a
+    call whose router is gone before it answered goes to another one. Raises InvalidInputError.
+    """
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=conventions.channel_options(MAX_MESSAGE_BYTES))
+        self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options(MAX_MESSAGE_BYTES))
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
 

@@ -9,9 +9,12 @@
 Leaving the block early cancels the session. A message that the router refuses raises RefusedError: in the next call,
 or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as
 `grpc.aio.AioRpcError`, as by every call.
+
+A router that is gone before the answer has begun ends no session: another one is told all that was sent, once.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
@@ -23,7 +26,10 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.wire import next_message
 
+from cluster_core.clock import monotonic_s
+from control_plane.client.outbox import Outbox
 from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
+from control_plane.client.routers import KEPT_BYTES, TRIES, router_is_gone
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
@@ -43,7 +49,8 @@ class RefusedError(Exception):
 class ClientSession:
     """Made by `RachisClient.session`; called by one task at a time.
 
-    progress: what was told last. first_token, completion: once they have come. refusals: the latest, raised or not.
+    progress: what was told last; it begins anew with another router. first_token, completion: once they have come.
+    refusals: the latest, raised or not. routers_lost: how many were gone before the answer began.
     """
 
     def __init__(self, method: Any, opening: api.SessionOpen, timeout_s: float) -> None:
@@ -52,24 +59,28 @@ class ClientSession:
         self._timeout_s = timeout_s
         self._revision = 0
         self._accepted = asyncio.Event()
-        self._messages = 0
+        self._outbox = Outbox(KEPT_BYTES)
         # The message whose answer is awaited.
         self._finish_number = 0
         self._unraised: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
         self._answer: asyncio.Queue[generation.CompletionDelta | Exception | None] = asyncio.Queue(_EVENTS_AHEAD)
         self._failure: grpc.aio.AioRpcError | None = None
+        self._deadline_s = 0.0
         self._call: Any
         self._reader: asyncio.Task[None]
+        self._writer: asyncio.Task[None]
         self.request_id = ""
         self.prefill_worker_id = ""
         self.progress = generation.SessionProgress()
         self.first_token: api.SessionFirstToken | None = None
         self.completion = generation.Completion()
         self.refusals: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
+        self.routers_lost = 0
 
     async def __aenter__(self) -> Self:
         """Returns once the session is accepted."""
-        self._call = self._method(timeout=self._timeout_s)
+        self._deadline_s = monotonic_s() + self._timeout_s
+        self._begin_call()
         self._reader = asyncio.create_task(self._read())
         try:
             await self._send(api.StreamGenerateRequest(open=self._opening))
@@ -116,8 +127,6 @@ class ClientSession:
         way, and the answer goes on without it, in `deltas`.
         """
         finish = api.SessionFinish(closing=prompt_of(closing))
-        self._raise_refusal()
-        self._finish_number = self._messages + 1
         await self._send(api.StreamGenerateRequest(finish=finish))
         async with aclosing(self.deltas()) as deltas:  # type: ignore[type-var]
             delta: generation.CompletionDelta
@@ -143,23 +152,48 @@ class ClientSession:
 
     async def _send(self, request: api.StreamGenerateRequest) -> None:
         self._raise_refusal()
-        self._messages += 1
-        try:
-            await self._call.write(request)
-        except asyncio.InvalidStateError:
-            # The call has ended: the reader hears why.
-            await asyncio.wait({self._reader})
+        number = await self._outbox.add(request)
+        if request.HasField("finish"):
+            self._finish_number = number
+        if not await self._outbox.sent(number):
             self._raise_failure()
-            raise
+            raise asyncio.InvalidStateError("the session has ended")
+
+    def _begin_call(self) -> None:
+        self._call = self._method(timeout=max(0.0, self._deadline_s - monotonic_s()))
+        self._writer = asyncio.create_task(self._write(self._call))
+
+    async def _write(self, call: Any) -> None:
+        # Whoever reads hears why the call takes no more.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            while True:
+                await call.write(await self._outbox.next())
+                await self._outbox.written()
 
     async def _read(self) -> None:
+        try:
+            while await self._read_call():
+                pass
+        except grpc.aio.AioRpcError as error:
+            self._failure = error
+        await self._outbox.close()
+        self._accepted.set()
+        await self._answer.put(self._failure)
+
+    async def _read_call(self) -> bool:
+        """To the end of one call. Returns whether the router was gone, and another one is asked. Raises AioRpcError."""
         try:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)
         except grpc.aio.AioRpcError as error:
-            self._failure = error
-        self._accepted.set()
-        await self._answer.put(self._failure)
+            if not (router_is_gone(error) and self._outbox.keeps_all and self.routers_lost < TRIES - 1):
+                raise
+            await _ended(self._writer)
+            self.routers_lost += 1
+            self._outbox.start_again()
+            self._begin_call()
+            return True
+        return False
 
     async def _take(self, response: api.StreamGenerateResponse) -> None:
         kind = response.WhichOneof("event")
@@ -167,6 +201,7 @@ class ClientSession:
             self.progress = response.progress
         elif kind == "first_token":
             self.first_token = response.first_token
+            self._outbox.keep_no_more()
             await self._answer.put(response.first_token.delta)
         elif kind == "delta":
             await self._answer.put(response.delta)
@@ -180,6 +215,8 @@ class ClientSession:
             self._accepted.set()
 
     async def _take_refusal(self, refused: RefusedError) -> None:
+        refused.message_number = self._outbox.number_of(refused.message_number)
+        self._outbox.refused(refused.message_number)
         self.refusals.append(refused)
         if not self._finish_number:
             self._unraised.append(refused)
@@ -198,8 +235,13 @@ class ClientSession:
 
     async def _end(self) -> None:
         self._call.cancel()
-        self._reader.cancel()
-        await asyncio.wait({self._reader})
+        await _ended(self._reader, self._writer)
+
+
+async def _ended(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def stream_documents(

@@ -1,7 +1,8 @@
 """gRPC conventions of every Rachis server and client: channel options, and the table from errors to statuses.
 
 Bad input answers with the sentence of the error; an overload adds when to try again, both as the standard
-`google.rpc.RetryInfo` detail and as the trailing metadata `retry-after-ms`.
+`google.rpc.RetryInfo` detail and as the trailing metadata `retry-after-ms`. A client's channel that would try again by
+itself is told not to (`grpc-retry-pushback-ms`): what was answered is repeated by whoever asked, or not at all.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ else:
     Context = grpc.aio.ServicerContext
 
 RETRY_AFTER = "retry-after-ms"
+# gRPC's own: a negative number ends the retries of a client's channel.
+PUSHBACK = "grpc-retry-pushback-ms"
 _ABORT_TIMEOUT_S = 1.0
 _DETAILS = "grpc-status-details-bin"
 
@@ -34,6 +37,8 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
         ("grpc.max_send_message_length", max_message_bytes),
         # A port that is taken is an error, not a port to share with whoever has it.
         ("grpc.so_reuseport", 0),
+        # Whoever was away is found soon after it is back; gRPC would look every two minutes in the end.
+        ("grpc.max_reconnect_backoff_ms", 5_000),
         # A host that is cut off says nothing: whoever calls it finds out within ten seconds.
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
@@ -84,7 +89,7 @@ def status_code(error: RachisError) -> grpc.StatusCode:
 def trailing_metadata(error: RachisError) -> tuple[tuple[str, str | bytes], ...]:
     """The details of an error in the two forms that clients read."""
     status = Status(code=status_code(error).value[0], message=str(error))
-    metadata: list[tuple[str, str | bytes]] = []
+    metadata: list[tuple[str, str | bytes]] = [(PUSHBACK, "-1")]
     if error.field:
         violation = BadRequest.FieldViolation(field=error.field, description=str(error))
         status.details.append(_packed(BadRequest(field_violations=[violation])))

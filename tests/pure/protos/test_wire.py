@@ -13,6 +13,7 @@ from rachis import registry, wire
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from cluster_sim.workloads.trace_lines import TraceError
+from control_plane.client import routers
 from control_plane.fleet.worker_client import (
     _ERRORS,
     WorkerDiedError,
@@ -67,7 +68,7 @@ def test_each_error_becomes_its_status(kind: type[RachisError]) -> None:
 def test_every_channel_option_is_one_that_grpc_knows() -> None:
     """gRPC ignores what it does not know. Of keepalive that is not allowed, it ends idle channels."""
     library = Path(cygrpc.__file__).read_bytes()
-    names = [name for name, _ in wire.channel_options(1)]
+    names = [name for name, _ in routers.channel_options(1)]
     assert [name for name in names if name.encode() not in library] == []
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms" not in library
 
@@ -109,8 +110,8 @@ def test_an_error_with_both_carries_both() -> None:
     assert [detail.type_url.rpartition(".")[2] for detail in status.details] == ["BadRequest", "RetryInfo"]
 
 
-def test_an_error_without_either_adds_no_metadata() -> None:
-    assert wire.trailing_metadata(StaleGenerationError("old")) == ()
+def test_an_error_without_either_adds_only_that_no_channel_repeats_it() -> None:
+    assert wire.trailing_metadata(StaleGenerationError("old")) == (("grpc-retry-pushback-ms", "-1"),)
 
 
 def test_channels_bound_messages_in_both_directions() -> None:
