@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
-from cluster_core.errors import UnavailableError, ungrouped
+from cluster_core.errors import UnavailableError, Ungrouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ async def closed_loop(
             answers[index] = await _answer(engine, EngineJob(f"loop-{index}", prompt, sampling))
             on_done()
 
-    with ungrouped():
+    with Ungrouped():
         async with TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(one_after_the_other())

@@ -208,7 +208,7 @@ class RouterSection(Section):
     send_timeout_s: Seconds = Field(
         30.0, description="How long a client may take nothing of its answer before its request is ended."
     )
-    max_message_mib: int = Field(16, ge=1, le=1024)
+    max_message_mib: int = Field(4, ge=1, le=1024)
     max_prompt_mib: int = Field(
         1024, ge=1, le=1 << 20, description="Memory for the prompts of all requests and sessions; 48 bytes a token."
     )

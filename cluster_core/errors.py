@@ -4,8 +4,9 @@
 try again. Anything else that is raised is a defect of ours and becomes INTERNAL.
 """
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 
 class RachisError(Exception):
@@ -119,18 +120,37 @@ class StartError(OperatingFault):
     status = "UNAVAILABLE"
 
 
-@contextmanager
-def ungrouped() -> Iterator[None]:
-    """Around a TaskGroup: raises one of the errors it raises together, one of our tree where there is any.
+class Ungrouped:
+    """Around a function with a TaskGroup: raises one of the errors it raises together, one of our tree if there is any.
 
     Not for a group whose errors a task handles to go on inside another group: before Python 3.13 a cancellation that
-    comes at the same moment is lost (gh-116720).
+    comes at the same moment is lost (gh-116720). Nor do the frames of a TaskGroup keep, as they do before 3.13, all
+    that was there when it failed or was cancelled, until the garbage collector finds it: a thousand sessions of a
+    client that has gone would then stop everything else for a moment.
     """
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        leaves = list(_leaves(group))
-        raise next((leaf for leaf in leaves if isinstance(leaf, RachisError)), leaves[0]) from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        if error is None or not isinstance(error, BaseExceptionGroup | asyncio.CancelledError):
+            return
+        error.__traceback__ = None
+        one = _one_of(error)
+        try:
+            raise one from None
+        finally:
+            one.__context__ = None
+            del one, error, frames
+
+
+def _one_of(error: BaseException) -> BaseException:
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = list(_leaves(error))
+    return next((leaf for leaf in leaves if isinstance(leaf, RachisError)), leaves[0])
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

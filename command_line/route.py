@@ -41,6 +41,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     from rachis.redis_client import connect
 
     from control_plane.server.composition import RouterPorts, build_router
+    from control_plane.service.garbage import collect_rarely
 
     config = loaded.config
     if not config.service.name:
@@ -53,6 +54,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     ports = RouterPorts(partial(connect, config.redis.url))
     router = build_router(loaded, config.service.name, ports)
     await router.start()
+    collect_rarely()
     try:
         if as_json:
             listening = {"event": "listening", "address": router.address, "service_id": config.service.name}

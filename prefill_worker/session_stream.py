@@ -15,7 +15,7 @@ from rachis.wire import Context
 
 from cluster_core.engine import EngineSession
 from cluster_core.engine_jobs import EngineOutput, SessionMode
-from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, ungrouped
+from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, Ungrouped
 from worker_runtime.wire_conversion import to_wire
 
 
@@ -48,12 +48,15 @@ class SessionStream:
         Raises what the engine refuses, InvalidInputError and OutOfOrderError for what never reaches it, DrainingError
         when the session moves, and UnavailableError when the engine dies.
         """
-        with ungrouped():
-            async with asyncio.TaskGroup() as tasks:
-                output = tasks.create_task(self._take_input())
-                moving = tasks.create_task(self._give_back())
-                await self._report_progress(output, tasks)
-                moving.cancel()
+        with Ungrouped():
+            return await self._run()
+
+    async def _run(self) -> EngineOutput:
+        async with asyncio.TaskGroup() as tasks:
+            output = tasks.create_task(self._take_input())
+            moving = tasks.create_task(self._give_back())
+            await self._report_progress(output, tasks)
+            moving.cancel()
         return output.result()
 
     async def _give_back(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import UnavailableError, ungrouped
+from cluster_core.errors import UnavailableError, Ungrouped
 from control_plane.client import RachisClient, token_prompt
 
 # Before anything counts: Ray and the engines are still busy with themselves when the service is up.
@@ -123,7 +123,7 @@ class Cluster:
             await asyncio.sleep(max(0.0, began_s + prompt.at_s - monotonic_s()))
             return await self._send(prompt.token_ids, prompt.output_tokens, began_s)
 
-        with ungrouped():
+        with Ungrouped():
             async with TaskGroup() as group:
                 tasks = [group.create_task(at_its_time(prompt)) for prompt in prompts]
         return [task.result() for task in tasks]

@@ -17,6 +17,9 @@ KEPT_BYTES = 64 << 20
 # A call of one router and one more of another: a request that kills who takes it stops at the second.
 TRIES = 2
 
+# What gRPC says of a call that was lost under a write.
+_BROKEN_WRITE = "Internal error from Core"
+
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
@@ -70,7 +73,17 @@ def _ip_version(address: str) -> int:
 
 def router_is_gone(error: grpc.aio.AioRpcError) -> bool:
     """Whether the connection was lost, and no router said anything."""
-    if error.code() is not grpc.StatusCode.UNAVAILABLE:
-        return False
     answered = error.trailing_metadata()
-    return answered is None or conventions.PUSHBACK not in answered  # type: ignore[comparison-overlap]  # it has keys
+    return error.code() is grpc.StatusCode.UNAVAILABLE and (
+        answered is None or conventions.PUSHBACK not in answered  # type: ignore[comparison-overlap]  # it has keys
+    )
+
+
+def told_truly(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+    """The error; of a call that was lost under a write, which gRPC for Python calls INTERNAL, that it was lost."""
+    if error.details() != _BROKEN_WRITE:
+        return error
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, nothing, nothing, "the connection to the router was lost", None
+    )

@@ -29,7 +29,7 @@ from rachis.wire import next_message
 from cluster_core.clock import monotonic_s
 from control_plane.client.outbox import Outbox
 from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
-from control_plane.client.routers import KEPT_BYTES, TRIES, router_is_gone
+from control_plane.client.routers import KEPT_BYTES, TRIES, router_is_gone, told_truly
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
@@ -185,9 +185,10 @@ class ClientSession:
         try:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)
-        except grpc.aio.AioRpcError as error:
+        except grpc.aio.AioRpcError as raised:
+            error = told_truly(raised)
             if not (router_is_gone(error) and self._outbox.keeps_all and self.routers_lost < TRIES - 1):
-                raise
+                raise error from None
             await _ended(self._writer)
             self.routers_lost += 1
             self._outbox.start_again()

@@ -57,14 +57,14 @@ class MalformedInputInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[typ
             return handler
         parse = functools.partial(self.parse, handler.request_deserializer)
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(
+                _checked(handler.stream_stream), parse, handler.response_serializer
+            )
         if handler.response_streaming:
             behaviour = handler.unary_stream
-            checked = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked_unary
+            checked = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked
             return grpc.unary_stream_rpc_method_handler(checked(behaviour), parse, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(
-            _checked_unary(handler.unary_unary), parse, handler.response_serializer
-        )
+        return grpc.unary_unary_rpc_method_handler(_checked(handler.unary_unary), parse, handler.response_serializer)
 
     def parse(self, deserializer: Callable[[bytes], Message], data: bytes) -> Message | Malformed:
         """What the deserializer makes of it, or what is wrong with it."""
@@ -184,20 +184,37 @@ async def _refuse(malformed: Malformed, context: Context) -> None:
     await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
 
 
-def _checked_unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _checked(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def checked(request: Any, context: Context) -> Any:
-        if isinstance(request, Malformed):
-            await _refuse(request, context)
-        return await behaviour(request, context)
+        try:
+            if isinstance(request, Malformed):
+                await _refuse(request, context)
+            return await behaviour(request, context)
+        except grpc.aio.AbortError as aborted:
+            raise _without_frames(aborted) from None
+        finally:
+            del request, context
 
     return checked
 
 
 def _checked_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
     async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
-        if isinstance(request, Malformed):
-            await _refuse(request, context)
-        async for response in behaviour(request, context):
-            yield response
+        try:
+            if isinstance(request, Malformed):
+                await _refuse(request, context)
+            async for response in behaviour(request, context):
+                yield response
+        except grpc.aio.AbortError as aborted:
+            raise _without_frames(aborted) from None
+        finally:
+            del request, context
 
     return checked
+
+
+def _without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """gRPC keeps it with the call, and its frames keep the call: a refused message would be there, all its megabytes,
+    until the garbage collector comes."""
+    aborted.__context__ = None
+    return aborted.with_traceback(None)

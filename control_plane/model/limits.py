@@ -6,7 +6,7 @@ DEFAULT_MAX_TOKENS = 128
 # Of one pool.
 MOST_WORKERS = 1024
 # Of one list in a client's message: chat messages, pieces of an update.
-MOST_ENTRIES = 4096
+MOST_ENTRIES = 2048
 
 
 def max_tokens_of(sampling: generation.SamplingParams) -> int:

@@ -29,6 +29,7 @@ from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
+from control_plane.intake.turns import Turns
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
 from control_plane.sessions.serving import StreamingSessions
@@ -56,6 +57,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._sessions = sessions
         self._metrics = metrics
         self._arrivals = arrivals
+        self._turns = Turns()
         # How many requests and sessions have ended how.
         self.outcomes: Counter[State] = Counter()
 
@@ -69,13 +71,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         arrived_s = self._arrivals.now_s()
         request_id = RequestId(request.request_id) or new_request_id()
         async with self._counted(request_id, context) as lifecycle:
-            await self._generate(request, context, lifecycle, arrived_s)
+            await self._turns.run(self._generate(request, context, lifecycle, arrived_s))
 
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
     ) -> None:
         async with self._counted(new_request_id(), context) as lifecycle:
-            await self._sessions.serve(context, lifecycle)
+            await self._turns.run(self._sessions.serve(context, lifecycle))
 
     @asynccontextmanager
     async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:

@@ -32,6 +32,7 @@ from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
 from control_plane.service import preflight, reaper
 from control_plane.service.embedded_redis import EmbeddedRedis
+from control_plane.service.garbage import collect_rarely
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
 from worker_runtime.node_report import NodeQuestion, NodeReport
@@ -102,6 +103,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         await pools.start(on_phase)
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
+        collect_rarely()
         yield Service(service_id, router, pools)
         on_phase("service", "stopping")
 

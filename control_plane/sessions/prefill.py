@@ -102,7 +102,7 @@ class PromptInPieces:
     async def _converse(
         self, call: SessionCall, opening: wire.PrefillSessionRequest, worker: WorkerSnapshot
     ) -> wire.PrefillResponse:
-        """One task writes while this one reads. No TaskGroup: see `ungrouped`."""
+        """One task writes while this one reads. No TaskGroup: see `Ungrouped`."""
         sender = asyncio.create_task(self._send_all(call, opening))
         try:
             return await self._first_token(call, worker)

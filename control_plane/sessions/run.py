@@ -9,7 +9,7 @@ Its tasks, under one TaskGroup:
 import asyncio
 from contextlib import aclosing
 
-from cluster_core.errors import ungrouped
+from cluster_core.errors import Ungrouped
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.model.job import Job
 from control_plane.sessions.backlog import Backlog
@@ -45,15 +45,18 @@ class SessionRun:
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """Returns when the answer has been written. Raises what ends the session before."""
-        with ungrouped():
-            async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen())
-                telling = tasks.create_task(self._tell_progress())
-                async with aclosing(dispatcher.run(self._job, self._pieces)) as answer:  # type: ignore[type-var]
-                    async for piece in answer:
-                        await self._events.stop(telling)
-                        await self._events.piece(piece)
-                await self._events.stop(listening)
+        with Ungrouped():
+            await self._serve(dispatcher)
+
+    async def _serve(self, dispatcher: Dispatcher) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(self._listen())
+            telling = tasks.create_task(self._tell_progress())
+            async with aclosing(dispatcher.run(self._job, self._pieces)) as answer:  # type: ignore[type-var]
+                async for piece in answer:
+                    await self._events.stop(telling)
+                    await self._events.piece(piece)
+            await self._events.stop(listening)
 
     async def _listen(self) -> None:
         await self._pieces.placed.wait()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cluster_core.errors import DeadlineError, UnavailableError, ungrouped
+from cluster_core.errors import DeadlineError, UnavailableError, Ungrouped
 
 
 async def fail(error: Exception) -> None:
@@ -12,7 +12,7 @@ async def fail(error: Exception) -> None:
 
 
 async def run(*errors: Exception) -> None:
-    with ungrouped():
+    with Ungrouped():
         async with asyncio.TaskGroup() as tasks:
             for error in errors:
                 tasks.create_task(fail(error))
@@ -34,5 +34,5 @@ async def test_a_defect_alone_stays_what_it_is() -> None:
 
 
 async def test_without_a_group_nothing_is_changed() -> None:
-    with pytest.raises(KeyError), ungrouped():
+    with pytest.raises(KeyError), Ungrouped():
         raise KeyError

@@ -49,7 +49,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @pytest.fixture
 async def doors() -> AsyncIterator[list[Door]]:
-    async with running_cluster() as first, running_cluster() as second:
+    async with running_cluster(handoff__deadline_s=0.5) as first, running_cluster(handoff__deadline_s=0.5) as second:
         found = [Door(first), Door(second)]
         for door in found:
             await door.open()
