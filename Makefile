@@ -22,8 +22,6 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-# Campaigns that compute on one core and wait for nothing: beside the tests on many hosts, which mostly wait.
-SIMULATED := $(addprefix tests/campaign/,benchmarks cluster_sim decode_worker fault_sim)
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
@@ -33,18 +31,21 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
+# Nothing is compiled beforehand: most of it is never imported, and what is gets compiled by who imports it first.
 $(STAMP): requirements/$(PROFILE).lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	@if [ "$(PROFILE)" = cpu ]; then
+	pip="$(BIN)/pip install --disable-pip-version-check --no-deps --no-compile"
+	cpu_torch() {
 		echo "installing torch (CPU build)"
 		torch=$$(grep '^torch==' requirements/cpu.lock)
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$torch" 2>/dev/null || \
-			$(BIN)/pip install --disable-pip-version-check --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"
-	fi
+		$$pip --quiet "$$torch" 2>/dev/null || $$pip --index-url $(TORCH_CPU_INDEX) "$$torch"
+	}
+	if [ "$(PROFILE)" = cpu ]; then cpu_torch & fi
 	echo "installing $$(grep -c . requirements/$(PROFILE).lock) pinned packages"
 	grep -v '^torch==.*+cpu' requirements/$(PROFILE).lock > $(VENV)/install.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/install.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$$pip --quiet -r $(VENV)/install.lock
+	if [ "$(PROFILE)" = cpu ]; then wait $$!; fi
+	$$pip --quiet --no-build-isolation -e .
 	touch $@
 
 demo: setup ## Bring the service up, answer three recall questions through both pools, stop
@@ -53,16 +54,17 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
+# Campaigns compute on one core and wait for nothing: beside the tests on many hosts, which mostly wait.
 test: setup ## All tests: many hosts beside those of one core and no engine, then the others over both cores; the time of each
 	failed=0
 	hosts=$$(mktemp)
 	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
 	$(PYTEST) tests/pure || failed=1
-	$(PYTEST) $(SIMULATED) || failed=1
+	$(PYTEST) tests/campaign || failed=1
 	wait $$! || failed=1
 	cat "$$hosts"
 	rm "$$hosts"
-	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure $(SIMULATED:%=--ignore=%) $(SPREAD) || failed=1
+	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/campaign $(SPREAD) || failed=1
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing

@@ -10,6 +10,7 @@ import typer
 
 from cluster_core.errors import ConfigError
 from command_line import options
+from command_line.lossy_output import lossy_output
 from command_line.output import out, print_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def route_command(
 ) -> None:
     """One more router for a running service: the same service.name, redis.url and model, its own router.port."""
     loaded = options.load_config(profile, config, assignments, model)
-    asyncio.run(route(loaded, as_json=as_json))
+    with lossy_output():
+        asyncio.run(route(loaded, as_json=as_json))
 
 
 async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:

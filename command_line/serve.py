@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from cluster_core.clock import monotonic_s
 from command_line import options
+from command_line.lossy_output import lossy_output
 from command_line.output import out, phases, print_json
 
 if TYPE_CHECKING:
@@ -53,10 +54,11 @@ async def serve(model_name: str, start: StartService, *, as_json: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     started_s = monotonic_s()
-    if as_json:
-        await _serve_for_machines(start, stopped, started_s)
-    else:
-        await _serve_for_people(model_name, start, stopped, started_s)
+    with lossy_output():
+        if as_json:
+            await _serve_for_machines(start, stopped, started_s)
+        else:
+            await _serve_for_people(model_name, start, stopped, started_s)
 
 
 async def _serve_for_people(model_name: str, start: StartService, stopped: asyncio.Event, started_s: float) -> None:

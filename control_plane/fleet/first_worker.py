@@ -21,7 +21,8 @@ class FirstWorker:
         self._changed = changed
         self._timeout_s = timeout_s
         self._most_waiting = most_waiting
-        self._waiting = 0
+        # Requests and sessions, at this moment.
+        self.waiting = 0
         self._is_closed = False
 
     async def model(self) -> wire.ModelInfo:
@@ -29,9 +30,9 @@ class FirstWorker:
         try:
             return self._membership.served_model()
         except UnavailableError:
-            if self._is_closed or self._waiting >= self._most_waiting:
+            if self._is_closed or self.waiting >= self._most_waiting:
                 raise
-        self._waiting += 1
+        self.waiting += 1
         try:
             with suppress(TimeoutError):
                 # The lock is held from one look to the wait, so that no change in between goes unnoticed.
@@ -39,7 +40,7 @@ class FirstWorker:
                     await self._changed.wait_for(self._is_there)
             return self._membership.served_model()
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     async def close(self) -> None:
         """Nobody is waited for any more."""

@@ -65,6 +65,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def open_sessions(self) -> int:
         return self._sessions.open_sessions
 
+    @property
+    def waiting_for_first_worker(self) -> int:
+        return self._first_worker.waiting
+
     async def Generate(  # type: ignore[override]  # it writes through the context, to bound each write
         self, request: api.GenerateRequest, context: Context
     ) -> None:

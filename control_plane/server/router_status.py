@@ -47,7 +47,7 @@ class RouterStatus:
             service_id=self._service_id,
             uptime_s=self._now_s() - self._started_s,
             in_flight_requests=self._admission.in_flight,
-            queued_requests=self._admission.queued,
+            queued_requests=self._admission.queued + self._router.waiting_for_first_worker,
             outcomes={state.value: count for state, count in self._router.outcomes.items()},
             registry_connected=self._follower.connected,
             overhead_p50_ms=_quantile(overhead, 0.5),

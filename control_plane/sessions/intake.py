@@ -7,6 +7,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import InvalidInputError, OutOfOrderError, WithdrawnError
 from control_plane.intake import validation
 from control_plane.intake.malformed_input import Malformed
+from control_plane.intake.prompt_memory import TOKEN_BYTES, HeldPrompt
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.sessions.session import Command, Input, Session
 
@@ -14,23 +15,40 @@ Message = api.StreamGenerateRequest | Malformed
 
 
 class SessionIntake:
-    """Of one session that is open. prefix: that of its `open`, which chat messages of its `finish` have to fit."""
+    """Of one session that is open. prefix: that of its `open`, which chat messages of its `finish` have to fit.
+
+    held: its share of the memory for prompts, where a message counts from the moment it is there.
+    """
 
     def __init__(
-        self, session: Session, prefix: generation.PromptInput, tokenizer: Tokenizer, model: wire.ModelInfo
+        self,
+        session: Session,
+        prefix: generation.PromptInput,
+        tokenizer: Tokenizer,
+        model: wire.ModelInfo,
+        held: HeldPrompt,
     ) -> None:
         self.session = session
         self._prefix = prefix
         self._tokenizer = tokenizer
         self._model = model
+        self._held = held
 
     async def take(self, message: Message) -> Command | None:
         """What the worker has to be told of it; None where nothing has changed.
 
-        Raises ClientFault for a message that is refused, which changes nothing, and WithdrawnError for `cancel`.
+        Raises ClientFault for a message that is refused, which changes nothing, WithdrawnError for `cancel`, and
+        OverloadedError where there is no memory for it.
         """
         if isinstance(message, Malformed):
             raise message.error
+        self._held.resize(len(self.session.tokens) + message.ByteSize() // TOKEN_BYTES)
+        try:
+            return await self._take(message)
+        finally:
+            self._held.resize(len(self.session.tokens))
+
+    async def _take(self, message: api.StreamGenerateRequest) -> Command | None:
         kind = message.WhichOneof("event")
         if kind is None:
             raise InvalidInputError("one of append, update, finish or cancel must be set", field="event")

@@ -138,10 +138,9 @@ class StreamingSessions:
         changes = SessionChanges(session, backlog, slot.give_back)
         pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
         events = SessionEvents(context, job, pieces, self._metrics, self._arrivals.send_timeout_s)
-        intake = SessionIntake(session, opened.prefix, self._tokenizer, model)
+        intake = SessionIntake(session, opened.prefix, self._tokenizer, model, held)
 
         async def send(command: Command | None) -> None:
-            held.resize(len(session.tokens))
             if command is not None:
                 await slot.hold()
             pieces.send(command)

@@ -12,7 +12,7 @@ from decode_worker.stop_policies import POLICIES
 from kv_transfer import batch_order, vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
-REQUESTS = 60
+REQUESTS = 40
 # Not enough for all that run at once: some are preempted.
 DEVICE_BLOCKS = 26
 PLACES = 8

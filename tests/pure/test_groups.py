@@ -9,10 +9,12 @@ from tests.groups import FORKING_ENGINES, group_of, place_of
 _FORKS = re.compile(r"^from tests\.(engine_process|integration\.worker_processes) import", re.MULTILINE)
 
 
-def test_whatever_forks_engines_is_in_the_one_group_and_nothing_else() -> None:
+def test_whatever_forks_engines_is_in_a_group_of_its_own_and_nothing_else() -> None:
     files = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
-    assert {name for name, path in files.items() if _FORKS.search(path.read_text())} == FORKING_ENGINES
-    assert len({group_of(PurePath(name)) for name in FORKING_ENGINES}) == 1
+    forking = {name for name, path in files.items() if _FORKS.search(path.read_text())}
+    assert forking == {name for names in FORKING_ENGINES.values() for name in names}
+    for group, names in FORKING_ENGINES.items():
+        assert {name for name in files if group_of(PurePath(name)) == group} == set(names)
 
 
 def test_modules_of_a_folder_that_shares_a_service_are_a_group_and_others_one_each() -> None:

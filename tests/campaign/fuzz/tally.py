@@ -1,6 +1,7 @@
 """What a fuzzer has done and found, added up."""
 
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,3 +57,13 @@ class Tally:
     def told(self) -> dict[str, Any]:
         """As JSON: `wrong` is a number, and the first few are told in `findings`."""
         return {**asdict(self), "wrong": len(self.wrong), "findings": self.wrong[:FINDINGS_TOLD]}
+
+
+def until(sessions: int, tallies: Iterator[Tally]) -> Tally:
+    """The sum over worlds until so many sessions were compared or something was wrong."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+        if total.wrong or total.sessions >= sessions:
+            return total
+    raise AssertionError("worlds have no end")

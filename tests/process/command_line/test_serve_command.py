@@ -4,9 +4,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TextIO, cast
 
 import pytest
 from rachis.v1 import admin_pb2 as admin
@@ -104,4 +104,34 @@ def test_a_service_that_does_not_come_up_says_why() -> None:
 
     with pytest.raises(StartError, match="no room"):
         served(start, as_json=True)
+    assert ended == [True]
+
+
+@contextmanager
+def broken_stream(how: str) -> Iterator[TextIO]:
+    if how == "full disk":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, descriptor = os.pipe()
+        os.close(reading)
+    stream = os.fdopen(descriptor, "w", buffering=1)
+    try:
+        yield stream
+    finally:
+        with suppress(OSError):
+            stream.close()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("how", ["full disk", "reader that has gone"])
+def test_a_service_whose_output_nobody_takes_serves_and_is_taken_down(
+    how: str, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, ended = starting()
+
+    with broken_stream(how) as stream, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", stream)
+        patched.setattr("sys.stderr", stream)
+        served(start, as_json=as_json)
+
     assert ended == [True]

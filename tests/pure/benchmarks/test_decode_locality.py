@@ -5,9 +5,9 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from benchmarks.decode_locality.batches import QUICK, BatchShape, Grid, KvReads, Order, longest_paths, pool_blocks
 from benchmarks.decode_locality.fit import Measured, fit_cache, fit_linear, non_negative_least_squares
-from benchmarks.decode_locality.measure import result, visit_in_rounds
+from benchmarks.decode_locality.measure import measure, result, visit_in_rounds
 from benchmarks.decode_locality.plot import table_of
 from cluster_configs.loading import load
-from cluster_core.errors import ConfigError
+from cluster_configs.schema import RachisConfig
+from cluster_core.errors import ConfigError, InvalidInputError
 from command_line.bench.decode_locality_run import Options, checked
 
 BLOCK_TOKENS = 16
@@ -317,3 +318,30 @@ def test_options_replace_parts_of_the_grid() -> None:
 def test_wrong_option_is_told_before_an_engine_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(replace(OPTIONS, **options), load())
+
+
+class TooSmall:
+    """A decoder that holds nothing."""
+
+    name = "made up"
+    block_size_tokens = BLOCK_TOKENS
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def holds(self, shape: BatchShape) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+async def test_a_grid_of_which_nothing_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = TooSmall()
+    monkeypatch.setattr("benchmarks.decode_locality.measure._decoder", lambda *_arguments: decoder)
+    arguments = {"config": RachisConfig().model_dump(mode="json"), "grid": asdict(GRID), "rounds": 1, "seed": 0}
+
+    with pytest.raises(InvalidInputError, match="no batch of the grid fits"):
+        await measure(arguments, cast(Any, None))
+
+    assert decoder.stopped

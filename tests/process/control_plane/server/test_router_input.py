@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -61,7 +62,10 @@ async def test_a_request_that_waits_takes_the_decode_worker_that_joins(empty: Cl
 
 async def test_a_request_waits_for_the_first_worker_to_register(empty: Cluster) -> None:
     call = empty.call()
-    await asyncio.sleep(0.1)
+    await until(lambda: empty.parts.router.waiting_for_first_worker == 1)
+    status = await empty.admin.GetRouterStatus(admin.GetRouterStatusRequest())
+    assert (status.in_flight_requests, status.queued_requests) == (0, 1)
+
     await empty.add(DECODE)
 
     assert text_of(await collected(call)) == whole_text()

@@ -1,15 +1,17 @@
 """Sessions that wait for their clients keep nobody from the router, and no client opens more than its share."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from rachis.v1 import router_pb2 as api
 
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms, session_text, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, BytesTokenizer, Cluster, running_cluster, until
 
 SLOTS = 8
 
@@ -110,3 +112,27 @@ async def test_sessions_whose_prompts_take_too_much_memory_are_refused_until_oth
             session.call.cancel()
         assert text_of(await cluster.generate()) == whole_text()
         await until(lambda: prompts.used_bytes == 0)
+
+
+async def test_a_message_counts_while_it_is_tokenized(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = cluster.parts.admission.prompts
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+    piece = BytesTokenizer.piece
+
+    async def slow(tokenizer: BytesTokenizer, what: api.SessionPiece) -> list[int]:
+        waiting.set()
+        await go_on.wait()
+        return await piece(tokenizer, what)
+
+    monkeypatch.setattr(BytesTokenizer, "piece", slow)
+    session = cluster.session()
+    await session.open("hello")
+    await session.append("x" * 60_000)
+    await waiting.wait()
+    assert prompts.used_bytes > 59_900
+
+    go_on.set()
+
+    await session.event("refused")
+    assert prompts.used_bytes == 5 * TOKEN_BYTES
+    session.call.cancel()
