@@ -40,6 +40,8 @@ $(STAMP): requirements/$(PROFILE).lock pyproject.toml
 		torch=$$(grep '^torch==' requirements/cpu.lock)
 		$$pip --quiet "$$torch" 2>/dev/null || $$pip --index-url $(TORCH_CPU_INDEX) "$$torch"
 	}
+	# Whatever fails, nobody writes there any more when this has ended.
+	trap wait EXIT
 	if [ "$(PROFILE)" = cpu ]; then cpu_torch & fi
 	echo "installing $$(grep -c . requirements/$(PROFILE).lock) pinned packages"
 	grep -v '^torch==.*+cpu' requirements/$(PROFILE).lock > $(VENV)/install.lock

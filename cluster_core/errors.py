@@ -139,11 +139,12 @@ class Ungrouped:
             return
         error.__traceback__ = None
         one = _one_of(error)
+        came_of = one.__cause__, one.__context__, one.__suppress_context__
         try:
-            raise one from None
+            raise one
         finally:
-            one.__context__ = None
-            del one, error, frames
+            one.__cause__, one.__context__, one.__suppress_context__ = came_of
+            del one, error, frames, came_of
 
 
 def _one_of(error: BaseException) -> BaseException:

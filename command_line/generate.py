@@ -41,7 +41,7 @@ def generate_command(
     request_id: Annotated[
         str, typer.Option(help="Your name for it, for `rachis placement explain`; one is made by default.")
     ] = "",
-    address: options.Address = None,
+    address: options.Addresses = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send one prompt to a running service and stream the answer."""

@@ -5,13 +5,13 @@ down.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
 
 class LossyStream:
-    """A text stream that loses what cannot be written."""
+    """A text stream that loses what cannot be written: OSError, or ValueError where it was closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -19,13 +19,17 @@ class LossyStream:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except OSError:
+        except (OSError, ValueError):
             return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
+        except (OSError, ValueError):
             return
 
     def __getattr__(self, name: str) -> Any:
@@ -35,5 +39,10 @@ class LossyStream:
 @contextmanager
 def lossy_output() -> Iterator[None]:
     """Of this process's standard output and error, while the block runs."""
-    with redirect_stdout(LossyStream(sys.stdout)), redirect_stderr(LossyStream(sys.stderr)):
+    with ExitStack() as stack:
+        # A process that was started without one of them has None there, which loses everything by itself.
+        if sys.stdout is not None:
+            stack.enter_context(redirect_stdout(LossyStream(sys.stdout)))
+        if sys.stderr is not None:
+            stack.enter_context(redirect_stderr(LossyStream(sys.stderr)))
         yield

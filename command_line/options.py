@@ -21,7 +21,22 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file ove
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="One value, for example router.port=7000.")]
 Model = Annotated[str | None, typer.Option("--model", help="Hugging Face id or folder; default is the built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of standard output.")]
+
+
+def _one_router(address: str | None) -> str | None:
+    """Raises ConfigError for a list: what is asked of one router, another one may answer differently."""
+    if address is not None and "," in address:
+        raise ConfigError("takes one router here, host:port", field="--address")
+    return address
+
+
 Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="host:port of a router; default is the service that runs here.", callback=_one_router
+    ),
+]
+Addresses = Annotated[
     str | None,
     typer.Option("--address", help="host:port of a router, or several ip:port; default is the service that runs here."),
 ]

@@ -17,6 +17,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from control_plane.client import routers
+from control_plane.client.outbox import KeptBytes
 from control_plane.client.prompts import chat_prompt, prompt_of, text_prompt, token_prompt
 from control_plane.client.session import ClientSession
 
@@ -50,6 +51,8 @@ class RachisClient:
     """
 
     def __init__(self, address: str) -> None:
+        # Where there is one router, nobody else can be told.
+        self._kept = KeptBytes(routers.KEPT_BYTES if routers.are_several(address) else 0)
         self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options(MAX_MESSAGE_BYTES))
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -138,7 +141,7 @@ class RachisClient:
             cache_salt=cache_salt,
             priority=priority,
         )
-        return ClientSession(self._router.StreamGenerate, opening, timeout_s)
+        return ClientSession(self._router.StreamGenerate, opening, timeout_s, self._kept)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
         request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)

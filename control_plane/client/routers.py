@@ -6,13 +6,16 @@ router has answered, its refusals too, is for whoever called (it sends `grpc-ret
 
 import ipaddress
 import json
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 from rachis import wire as conventions
 
 from cluster_core.errors import InvalidInputError
 
-# What one call may have sent and still be tried again. Sessions keep their messages themselves, up to as many bytes.
+# What one call may have sent and still be tried again. Sessions of one client keep their messages themselves, up to as
+# many bytes together.
 KEPT_BYTES = 64 << 20
 # A call of one router and one more of another: a request that kills who takes it stops at the second.
 TRIES = 2
@@ -71,12 +74,24 @@ def _ip_version(address: str) -> int:
         ) from None
 
 
-def router_is_gone(error: grpc.aio.AioRpcError) -> bool:
+def are_several(addresses: str) -> bool:
+    """Whether there may be another router where one is gone."""
+    return "," in addresses or addresses.startswith("dns:")
+
+
+def status_of(call: Any) -> grpc.aio.AioRpcError:
+    """Of a call that has ended."""
+    code, details, metadata = (_at_once(each()) for each in (call.code, call.details, call.trailing_metadata))
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing if metadata is None else metadata, details, None)
+
+
+def is_lost(error: grpc.aio.AioRpcError) -> bool:
     """Whether the connection was lost, and no router said anything."""
     answered = error.trailing_metadata()
-    return error.code() is grpc.StatusCode.UNAVAILABLE and (
-        answered is None or conventions.PUSHBACK not in answered  # type: ignore[comparison-overlap]  # it has keys
-    )
+    is_answered = answered is not None and conventions.PUSHBACK in answered  # type: ignore[comparison-overlap]
+    has_no_answer = error.code() is grpc.StatusCode.UNAVAILABLE or error.details() == _BROKEN_WRITE
+    return has_no_answer and not is_answered
 
 
 def told_truly(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
@@ -84,6 +99,15 @@ def told_truly(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
     if error.details() != _BROKEN_WRITE:
         return error
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, nothing, nothing, "the connection to the router was lost", None
-    )
+    sentence = "the connection to the router was lost"
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, sentence, None)
+
+
+def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
+    """What need not be waited for."""
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        return done.value
+    answer.close()
+    raise AssertionError("a call that has ended knows its status")

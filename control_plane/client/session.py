@@ -10,7 +10,9 @@ Leaving the block early cancels the session. A message that the router refuses r
 or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as
 `grpc.aio.AioRpcError`, as by every call.
 
-A router that is gone before the answer has begun ends no session: another one is told all that was sent, once.
+Where a client has several routers, one that is gone before the answer has begun ends no session: another one is told
+all that was sent, once. A call that is cancelled while a router takes its message ends the session: whether the router
+has it nobody knows.
 """
 
 import asyncio
@@ -27,13 +29,14 @@ from rachis.v1 import router_pb2 as api
 from rachis.wire import next_message
 
 from cluster_core.clock import monotonic_s
-from control_plane.client.outbox import Outbox
+from control_plane.client.outbox import KeptBytes, Outbox, Sent
 from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
-from control_plane.client.routers import KEPT_BYTES, TRIES, router_is_gone, told_truly
+from control_plane.client.routers import TRIES, is_lost, status_of, told_truly
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
 _REFUSALS_KEPT = 1000
+_ENDED = "the session has ended"
 
 
 class RefusedError(Exception):
@@ -53,18 +56,19 @@ class ClientSession:
     refusals: the latest, raised or not. routers_lost: how many were gone before the answer began.
     """
 
-    def __init__(self, method: Any, opening: api.SessionOpen, timeout_s: float) -> None:
+    def __init__(self, method: Any, opening: api.SessionOpen, timeout_s: float, budget: KeptBytes) -> None:
         self._method = method
         self._opening = opening
         self._timeout_s = timeout_s
         self._revision = 0
         self._accepted = asyncio.Event()
-        self._outbox = Outbox(KEPT_BYTES)
+        self._outbox = Outbox(budget)
         # The message whose answer is awaited.
-        self._finish_number = 0
+        self._finish: Sent | None = None
         self._unraised: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
         self._answer: asyncio.Queue[generation.CompletionDelta | Exception | None] = asyncio.Queue(_EVENTS_AHEAD)
-        self._failure: grpc.aio.AioRpcError | None = None
+        self._failure: Exception | None = None
+        self._status: grpc.aio.AioRpcError | None = None
         self._deadline_s = 0.0
         self._call: Any
         self._reader: asyncio.Task[None]
@@ -141,7 +145,7 @@ class ClientSession:
     @property
     def answering(self) -> bool:
         """Whether `finish` was sent and not refused: the answer, or what is left of it, comes in `deltas`."""
-        return bool(self._finish_number)
+        return self._finish is not None
 
     async def deltas(self) -> AsyncIterator[generation.CompletionDelta]:
         """What is still to come of the answer. Raises as `finish`."""
@@ -152,33 +156,55 @@ class ClientSession:
 
     async def _send(self, request: api.StreamGenerateRequest) -> None:
         self._raise_refusal()
-        number = await self._outbox.add(request)
-        if request.HasField("finish"):
-            self._finish_number = number
-        if not await self._outbox.sent(number):
+        sent = self._outbox.add(request)
+        before, self._finish = self._finish, sent if request.HasField("finish") else self._finish
+        try:
+            is_taken = await asyncio.shield(sent.taken)
+        except asyncio.CancelledError:
+            if self._outbox.withdraw(sent):
+                self._finish = before
+            else:
+                # Whether the router takes it nobody knows: whoever sent it again would send it twice.
+                self._call.cancel()
+            raise
+        if not is_taken:
             self._raise_failure()
-            raise asyncio.InvalidStateError("the session has ended")
+            raise asyncio.InvalidStateError(_ENDED)
 
     def _begin_call(self) -> None:
+        self._status = None
         self._call = self._method(timeout=max(0.0, self._deadline_s - monotonic_s()))
+        self._call.add_done_callback(self._note_status)
         self._writer = asyncio.create_task(self._write(self._call))
+
+    def _note_status(self, call: Any) -> None:
+        """What ended the call; a write that fails of it would replace it."""
+        if call is self._call and self._status is None:
+            self._status = status_of(call)
 
     async def _write(self, call: Any) -> None:
         # Whoever reads hears why the call takes no more.
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             while True:
                 await call.write(await self._outbox.next())
-                await self._outbox.written()
+                self._outbox.written()
 
     async def _read(self) -> None:
         try:
             while await self._read_call():
                 pass
-        except grpc.aio.AioRpcError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer hears of it
             self._failure = error
-        await self._outbox.close()
-        self._accepted.set()
-        await self._answer.put(self._failure)
+        except asyncio.CancelledError:
+            # By `_end`, or by gRPC where the whole client was closed.
+            self._failure = asyncio.InvalidStateError(_ENDED)
+            while not self._answer.empty():
+                self._answer.get_nowait()
+            raise
+        finally:
+            self._outbox.close()
+            self._accepted.set()
+            await self._answer.put(self._failure)
 
     async def _read_call(self) -> bool:
         """To the end of one call. Returns whether the router was gone, and another one is asked. Raises AioRpcError."""
@@ -186,9 +212,9 @@ class ClientSession:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)
         except grpc.aio.AioRpcError as raised:
-            error = told_truly(raised)
-            if not (router_is_gone(error) and self._outbox.keeps_all and self.routers_lost < TRIES - 1):
-                raise error from None
+            error = self._status or raised
+            if not (is_lost(error) and self._outbox.keeps_all and self.routers_lost < TRIES - 1):
+                raise told_truly(error) from None
             await _ended(self._writer)
             self.routers_lost += 1
             self._outbox.start_again()
@@ -216,14 +242,16 @@ class ClientSession:
             self._accepted.set()
 
     async def _take_refusal(self, refused: RefusedError) -> None:
-        refused.message_number = self._outbox.number_of(refused.message_number)
-        self._outbox.refused(refused.message_number)
+        sent = self._outbox.told(refused.message_number)
+        if sent is not None:
+            refused.message_number = sent.number
+            self._outbox.refused(sent)
         self.refusals.append(refused)
-        if not self._finish_number:
+        if self._finish is None:
             self._unraised.append(refused)
             return
-        if refused.message_number == self._finish_number:
-            self._finish_number = 0
+        if sent is self._finish:
+            self._finish = None
         await self._answer.put(refused)
 
     def _raise_refusal(self) -> None:

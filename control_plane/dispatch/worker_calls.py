@@ -71,7 +71,7 @@ class WorkerCalls:
 
     async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
         started_s = self._now_s()
-        self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded)
+        self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded, avoided=self._avoided(excluded))
         yield self._placed_for_prefill(is_whole=self._prefilling.is_whole, since_s=started_s)
 
     def _placed_for_prefill(self, *, is_whole: bool, since_s: float) -> steps.Placed:
@@ -113,7 +113,13 @@ class WorkerCalls:
             yield steps.Placed(placement.worker)
 
     def _place_for_decode(self, call: steps.PlaceDecode) -> Placement | None:
-        return self._placer.place(self._job, wire.POOL_DECODE, call.excluded, prefills=call.prefills)
+        return self._placer.place(
+            self._job, wire.POOL_DECODE, call.excluded, avoided=self._avoided(call.excluded), prefills=call.prefills
+        )
+
+    def _avoided(self, excluded: steps.Excluded) -> steps.Excluded:
+        """A second try is mostly the last one."""
+        return self._probes.doubtful() if excluded else frozenset()
 
     async def _decode(self, call: steps.CallDecode) -> AsyncIterator[steps.Event]:
         request = self._decode_request(call)

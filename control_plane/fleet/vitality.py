@@ -2,6 +2,8 @@
 
     waited for and silent     calls wait for a worker's first message, and no call has heard of it for `silence_s`: a
                               frozen process, an engine that hangs and a long prefill look alike from here
+    doubtful                  calls have waited for a while for its engine, and nothing came, though it answers: it may
+                              be in a long step, or hang. Nobody is sent there for a second try
     undecided                 the answer came later than it was waited for because who asked was late: asked again
     suspect                   a call to it has failed, or it did not answer: asked again until it does, after a pause
                               that doubles each time, so that one that answers and fails all the same is trusted rarely
@@ -26,6 +28,8 @@ class VitalityTiming:
     silence_s: float = 0.5
     # How long an answer may take.
     answer_s: float = 1.5
+    # A worker of which calls wait and nothing has come for so long may well hang, even if it answers.
+    doubtful_s: float = 2.0
     # From the suspicion until the worker is asked: at first, and at most.
     first_pause_s: float = 0.25
     longest_pause_s: float = 4.0
@@ -41,6 +45,8 @@ class _Watched:
     worker: WorkerSnapshot
     # When it was heard of, or something began to wait for it.
     heard_s: float
+    # When something came from its engine, or something began to wait for it.
+    worked_s: float
     waiting_calls: int = 0
     # An answer is waited for.
     is_asked: bool = False
@@ -66,7 +72,7 @@ class Vitality:
         """A call waits for the worker's first message, until `waited`."""
         watched = self._of(worker, now_s)
         if not watched.waiting_calls:
-            watched.heard_s = now_s
+            watched.heard_s = watched.worked_s = now_s
         watched.waiting_calls += 1
 
     def waited(self, worker: WorkerSnapshot) -> None:
@@ -76,7 +82,15 @@ class Vitality:
         """Something has come from the worker's engine."""
         watched = self._watched.get(_key(worker))
         if watched is not None:
-            watched.heard_s = now_s
+            watched.heard_s = watched.worked_s = now_s
+
+    def doubtful(self, now_s: float) -> frozenset[Key]:
+        """Workers for whose engines calls have waited for a while, and nothing has come: nothing for a second try."""
+        return frozenset(
+            key
+            for key, watched in self._watched.items()
+            if watched.waiting_calls and now_s - watched.worked_s >= self._timing.doubtful_s
+        )
 
     def due(self, suspects: Iterable[WorkerSnapshot], now_s: float) -> list[WorkerSnapshot]:
         """Those that are to be asked now; each counts as asked until `alive` or `lost`. suspects: all that are."""
@@ -134,7 +148,9 @@ class Vitality:
     def _of(self, worker: WorkerSnapshot, now_s: float) -> _Watched:
         watched = self._watched.get(_key(worker))
         if watched is None:
-            watched = self._watched[_key(worker)] = _Watched(worker, now_s, well_since_s=-self._timing.forgive_after_s)
+            watched = self._watched[_key(worker)] = _Watched(
+                worker, now_s, now_s, well_since_s=-self._timing.forgive_after_s
+            )
         return watched
 
     def _is_forgotten(self, watched: _Watched, is_suspect: bool, now_s: float) -> bool:

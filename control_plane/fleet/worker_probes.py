@@ -89,6 +89,10 @@ class WorkerProbes:
         """Its engine has sent something."""
         self._vitality.heard(worker, self._now_s())
 
+    def doubtful(self) -> frozenset[Key]:
+        """Workers that may hang, as (worker, generation): nobody has found out yet."""
+        return self._vitality.doubtful(self._now_s())
+
     async def run(self) -> None:
         try:
             while True:

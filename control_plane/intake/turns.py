@@ -7,6 +7,7 @@ up for as long as all of them take.
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 MOST_A_TURN = 4
@@ -34,18 +35,24 @@ class Turns:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                try:
-                    await self._turn()
-                finally:
-                    task.cancel()
-                    await asyncio.wait({task})
-                # Nobody is there for what it raised.
-                _ = task.cancelled() or task.exception()
+            await self._end(task)
             raise
         finally:
+            task.cancel()
             # What it failed of went through this frame.
             del task
+
+    async def _end(self, task: asyncio.Task[Any]) -> None:
+        """Returns when the task has ended, and not before, however often this is cancelled meanwhile."""
+        if not task.done():
+            with suppress(asyncio.CancelledError):
+                await self._turn()
+        while not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        # Nobody is there for what it raised.
+        _ = task.cancelled() or task.exception()
 
     async def _turn(self) -> None:
         if not self._refill_is_due:

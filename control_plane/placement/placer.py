@@ -91,10 +91,16 @@ class Placer:
         return self._ledger.routed(job, prompt, self._rules.route(views, question, self._rng, is_whole=is_whole))
 
     def place(
-        self, job: Job, pool: Pool, excluded: frozenset[tuple[str, int]] = frozenset(), *, prefills: bool = False
+        self,
+        job: Job,
+        pool: Pool,
+        excluded: frozenset[tuple[str, int]] = frozenset(),
+        *,
+        avoided: frozenset[tuple[str, int]] = frozenset(),
+        prefills: bool = False,
     ) -> Placement | None:
         """None when no worker of the pool may get the request. prefills: a decode worker is to compute the prompt."""
-        prompt, question = self._prompt(job), _question(job, excluded)
+        prompt, question = self._prompt(job), _question(job, excluded, avoided)
         view = self._current_views(prompt.keys, [pool])[pool]
         return self._ledger.placed(job, prompt, self._rules.decide(view, question, self._rng), prefills=prefills)
 
@@ -178,5 +184,7 @@ class Placer:
         return job.packed
 
 
-def _question(job: Job, excluded: frozenset[tuple[str, int]] = frozenset()) -> Question:
-    return Question(len(job.token_ids), max_tokens_of(job.sampling), excluded, alone=job.deaths > 0)
+def _question(
+    job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
+) -> Question:
+    return Question(len(job.token_ids), max_tokens_of(job.sampling), excluded, alone=job.deaths > 0, avoided=avoided)

@@ -22,13 +22,15 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a request asks of a pool. excluded: (worker, generation) that have already failed the request."""
+    """What a request asks of a pool. excluded: (worker, generation) that have already failed the request. avoided:
+    those that may do so as well, taken where there is no other."""
 
     prompt_tokens: int
     max_tokens: int
     excluded: frozenset[tuple[str, int]] = frozenset()
     # An engine died while it worked on the request: it goes where it harms nobody else, if there is such a worker.
     alone: bool = False
+    avoided: frozenset[tuple[str, int]] = frozenset()
 
 
 Filter = Callable[[Question, PoolView], NDArray[np.bool_]]
@@ -55,10 +57,13 @@ class Decision:
 
 def not_excluded(question: Question, view: PoolView) -> NDArray[np.bool_]:
     """Workers that have not failed this request under this generation."""
-    workers = view.candidates.workers
-    if not question.excluded:
-        return np.ones(len(workers), dtype=np.bool_)
-    return np.array([(each.worker_id, each.generation) not in question.excluded for each in workers], dtype=np.bool_)
+    return _none_of(question.excluded, view)
+
+
+def not_doubtful(question: Question, view: PoolView) -> NDArray[np.bool_]:
+    """Workers of which nothing speaks against a second try; all where there is none."""
+    trusted = _none_of(question.avoided, view)
+    return trusted if (trusted & not_excluded(question, view)).any() else np.ones(len(view.candidates), dtype=np.bool_)
 
 
 def harms_nobody(question: Question, view: PoolView) -> NDArray[np.bool_]:
@@ -70,7 +75,15 @@ def harms_nobody(question: Question, view: PoolView) -> NDArray[np.bool_]:
     if not question.alone:
         return everybody
     idle = view.candidates.in_flight_requests == 0
-    return idle if (idle & not_excluded(question, view)).any() else everybody
+    may_be = idle & not_excluded(question, view) & not_doubtful(question, view)
+    return idle if may_be.any() else everybody
+
+
+def _none_of(named: frozenset[tuple[str, int]], view: PoolView) -> NDArray[np.bool_]:
+    workers = view.candidates.workers
+    if not named:
+        return np.ones(len(workers), dtype=np.bool_)
+    return np.array([(each.worker_id, each.generation) not in named for each in workers], dtype=np.bool_)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class PlacementPolicy:
     """terms: by name, each with its weight. Without terms all candidates are equal."""
 
     terms: tuple[tuple[str, Term, float], ...]
-    filters: tuple[Filter, ...] = (not_excluded, harms_nobody)
+    filters: tuple[Filter, ...] = (not_excluded, not_doubtful, harms_nobody)
     name: str = field(default="")
 
     @cached_property

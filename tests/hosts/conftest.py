@@ -38,10 +38,12 @@ _PROMPTS = 64
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get(IN_NAMESPACE) != "1":
-        skip = pytest.mark.skip(reason="hosts are made by `make test-hosts`")
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    """The first one waits for three nodes of Ray and two engines, which takes minutes on a busy machine."""
+    skip = pytest.mark.skip(reason="hosts are made by `make test-hosts`")
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900))
+            if os.environ.get(IN_NAMESPACE) != "1":
                 item.add_marker(skip)
 
 

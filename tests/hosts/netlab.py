@@ -22,7 +22,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INIT = Path(__file__).with_name("host_init.sh")
 _BRIDGE = "hosts"
 _SSH_PORT = 22
-_START_S = 20.0
+_START_S = 60.0
 _POLL_S = 0.05
 # What every host runs anyway, and what looks for processes.
 _OWN_COMMANDS = (f"bash {_INIT}", "sleep 3600", "sshd", "/usr/sbin/sshd", "/bin/bash -c cd; ps", "ps -e")

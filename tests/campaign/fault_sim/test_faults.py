@@ -37,6 +37,7 @@ FIRST_SEED = {
     "poisoned requests are tried on": 6,
     "clients are waited for without a bound": 13,
     "calls stay with a worker that hangs": 22,
+    "second tries go to workers that hang": 20036,
 }
 SEEDS_FOR_A_PLANT = 50
 _HASH_OF = """

@@ -108,13 +108,18 @@ def test_a_service_that_does_not_come_up_says_why() -> None:
 
 
 @contextmanager
-def broken_stream(how: str) -> Iterator[TextIO]:
+def broken_stream(how: str) -> Iterator[TextIO | None]:
+    if how == "no stream":
+        yield None
+        return
     if how == "full disk":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     else:
         reading, descriptor = os.pipe()
         os.close(reading)
     stream = os.fdopen(descriptor, "w", buffering=1)
+    if how == "closed":
+        stream.close()
     try:
         yield stream
     finally:
@@ -123,7 +128,7 @@ def broken_stream(how: str) -> Iterator[TextIO]:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-@pytest.mark.parametrize("how", ["full disk", "reader that has gone"])
+@pytest.mark.parametrize("how", ["full disk", "reader that has gone", "closed", "no stream"])
 def test_a_service_whose_output_nobody_takes_serves_and_is_taken_down(
     how: str, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_sizes_that_make_no_sense_are_refused(given: list[str], says: str) -> No
         (["drain", "--address", "127.0.0.1:1"], "name a worker, or a host"),
         (["drain", "decode-0", "--node", "h1", "--address", "127.0.0.1:1"], "name a worker, or a host"),
         (["restart", "--address", "127.0.0.1:1"], "one after the other"),
+        (["scale", "decode=1", "--address", "127.0.0.1:1,127.0.0.1:2"], "takes one router here"),
         (["route"], "service.name: must be that of the running service"),
         (["route", "--set", "service.name=chat"], "redis.url: must be that of the running service"),
     ],

@@ -1,5 +1,6 @@
 """The Python client's sessions, against the real router over fake engines, and the shapes of documents it takes."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from control_plane.client import ClientSession, RachisClient, RefusedError, chat_prompt, stream_documents, text_prompt
+from control_plane.client.outbox import Sent
 from control_plane.client.prompts import each_of, piece_of, prompt_of
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
@@ -123,8 +125,8 @@ async def test_an_append_that_is_refused_while_the_answer_is_awaited_raises_and_
 ) -> None:
     async with opened(cluster, client) as session:
         answering = session.finish()
-        # The finish is counted as sent before the refusal of the append can be heard.
-        session._finish_number = 3
+        # The finish counts as sent before the refusal of the append can be heard.
+        session._finish = Sent(None, asyncio.get_running_loop().create_future())
         await session.append("x" * 600)
         await until(lambda: bool(session.refusals))
         with pytest.raises(RefusedError, match=r"append\.piece"):

@@ -215,10 +215,13 @@ async def test_an_answer_that_has_begun_ends_with_its_router(doors: list[Door], 
 
 
 async def test_a_session_of_which_too_much_was_sent_stays_with_its_router(
-    doors: list[Door], client: RachisClient, monkeypatch: pytest.MonkeyPatch
+    doors: list[Door], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control_plane.client.session.KEPT_BYTES", 100)
-    async with client.session("hello", **GREEDY) as session:
+    monkeypatch.setattr("control_plane.client.routers.KEPT_BYTES", 100)
+    async with (
+        RachisClient(",".join(door.address for door in doors)) as client,
+        client.session("hello", **GREEDY) as session,
+    ):
         await session.append("x" * 100)
         lost, _ = await the_one_that_is_open(doors)
         await lost.cut()

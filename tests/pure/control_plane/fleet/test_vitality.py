@@ -10,6 +10,7 @@ from control_plane.fleet.vitality import VITALITY_TIMING, Vitality
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 W0, W1 = (WorkerSnapshot(WorkerId(f"decode-{number}"), 1, wire.POOL_DECODE, f"address-{number}") for number in range(2))
+DOUBTFUL_S = VITALITY_TIMING.doubtful_s
 SILENCE_S, FIRST_S, LONGEST_S = (
     VITALITY_TIMING.silence_s, VITALITY_TIMING.first_pause_s, VITALITY_TIMING.longest_pause_s
 )  # fmt: skip
@@ -50,6 +51,20 @@ def test_the_wait_for_an_idle_worker_begins_with_the_call(vitality: Vitality) ->
     vitality.waited(W0)
     vitality.waits(W0, 50.0)
     assert vitality.due([], 50.0 + SILENCE_S - 0.01) == []
+
+
+def test_a_worker_of_which_calls_wait_and_nothing_comes_is_doubtful_though_it_answers(vitality: Vitality) -> None:
+    vitality.waits(W0, 0.0)
+    vitality.alive(W0, 1.0)
+    assert not vitality.doubtful(DOUBTFUL_S - 0.01)
+    assert vitality.doubtful(DOUBTFUL_S) == {("decode-0", 1)}
+    vitality.heard(W0, 5.0)
+    assert not vitality.doubtful(5.0 + DOUBTFUL_S - 0.01)
+    assert vitality.doubtful(5.0 + DOUBTFUL_S) == {("decode-0", 1)}
+    vitality.waited(W0)
+    assert not vitality.doubtful(100.0)
+    vitality.waits(W0, 100.0)
+    assert not vitality.doubtful(101.0)
 
 
 def asked_at(vitality: Vitality, until_s: float) -> list[float]:

@@ -210,6 +210,17 @@ def test_an_excluded_worker_is_not_chosen_even_when_idle_but_its_next_start_is()
 
 
 @pytest.mark.parametrize("name", POLICIES)
+def test_a_doubtful_worker_is_chosen_where_there_is_no_other(name: str) -> None:
+    among, policy = pool({"a": {}, "b": {Load.REQUESTS: 9, Load.TOKENS: 900}, "c": {}}), make_policy(name, DECODE)
+    doubtful = Question(100, 10, avoided=frozenset({("a", GENERATION), ("c", GENERATION - 1)}))
+    assert {chosen(policy, among, doubtful, seed) for seed in range(20)} <= {"b", "c"}
+    failed = frozenset({("b", GENERATION), ("c", GENERATION)})
+    assert chosen(policy, among, replace(doubtful, excluded=failed)) == "a"
+    # Of a request that harms others, too.
+    assert chosen(policy, among, replace(doubtful, excluded=frozenset({("c", GENERATION)}), alone=True)) == "b"
+
+
+@pytest.mark.parametrize("name", POLICIES)
 def test_nothing_is_chosen_when_all_are_excluded_or_there_are_none(name: str) -> None:
     for each in POOLS:
         policy = make_policy(name, each)

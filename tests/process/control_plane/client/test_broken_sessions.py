@@ -1,0 +1,107 @@
+"""A client's session whose call ends under its hands: refused while it writes, closed with its client, cancelled.
+
+The router is made up: it answers as each test says.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from rachis import wire as conventions
+from rachis.v1 import router_pb2 as api
+from rachis.v1 import router_pb2_grpc
+
+from cluster_core.errors import OverloadedError
+from control_plane.client import RachisClient
+from tests.fakes.answers import retry_after_ms
+
+_BOUND_S = 30.0
+Answer = Callable[[conventions.Context], Awaitable[None]]
+
+
+class MadeUpRouter(router_pb2_grpc.RouterServiceServicer):
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.calls = 0
+
+    async def StreamGenerate(  # type: ignore[override]  # noqa: N802 - gRPC's name; it writes through the context
+        self, request_iterator: Any, context: conventions.Context
+    ) -> None:
+        self.calls += 1
+        await conventions.next_message(context)
+        await conventions.write(context, api.StreamGenerateResponse(accepted=api.SessionAccepted()))
+        await self._answer(context)
+
+
+@asynccontextmanager
+async def two_routers(answer: Answer) -> AsyncIterator[tuple[RachisClient, list[MadeUpRouter]]]:
+    routers = [MadeUpRouter(answer), MadeUpRouter(answer)]  # type: ignore[abstract]  # it has sessions only
+    servers, addresses = [], []
+    for router in routers:
+        server = grpc.aio.server()
+        router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+        addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        servers.append(server)
+    try:
+        async with RachisClient(",".join(addresses)) as client:
+            yield client, routers
+    finally:
+        await asyncio.gather(*(server.stop(None) for server in servers))
+
+
+async def never_reads(context: conventions.Context) -> None:
+    await asyncio.Event().wait()
+
+
+async def refuses(context: conventions.Context) -> None:
+    for _ in range(5):
+        await conventions.next_message(context)
+    await conventions.abort(context, OverloadedError("full", retry_after_ms=700))
+
+
+async def fill(session: Any) -> None:
+    while True:
+        await session.append("x" * 1000)
+
+
+async def test_a_refusal_under_a_write_is_told_and_nobody_else_is_asked() -> None:
+    async with two_routers(refuses) as (client, routers), asyncio.timeout(_BOUND_S):
+        for _ in range(40):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async with client.session("hello") as session:
+                    await fill(session)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, caught.value.details()
+            assert retry_after_ms(caught.value) == 700
+        assert sum(router.calls for router in routers) == 40
+
+
+async def test_a_session_ends_when_its_client_is_closed() -> None:
+    async with two_routers(never_reads) as (client, _), asyncio.timeout(_BOUND_S):
+        session = client.session("hello")
+        await session.__aenter__()
+        appending = asyncio.create_task(fill(session))
+        await asyncio.sleep(0.2)
+
+        await client.__aexit__(None, None, None)
+
+        await asyncio.wait({appending})
+        assert appending.cancelled() or isinstance(appending.exception(), asyncio.InvalidStateError)
+        with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+            await anext(session.deltas())
+        await session.__aexit__(None, None, None)
+
+
+async def test_an_append_that_is_cancelled_while_it_is_sent_ends_the_session() -> None:
+    async with two_routers(never_reads) as (client, routers), asyncio.timeout(_BOUND_S):
+        async with client.session("hello") as session:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await fill(session)
+
+            with pytest.raises((asyncio.InvalidStateError, grpc.aio.AioRpcError)):
+                await session.append("again")
+        assert sum(router.calls for router in routers) == 1
