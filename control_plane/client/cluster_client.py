@@ -24,7 +24,6 @@ from control_plane.client.session import ClientSession
 __all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "chat_prompt", "text_prompt", "token_prompt"]
 
 DEFAULT_TIMEOUT_S = 600.0
-MAX_MESSAGE_BYTES = 64 << 20
 _MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
@@ -53,7 +52,7 @@ class RachisClient:
     def __init__(self, address: str) -> None:
         # Where there is one router, nobody else can be told.
         self._kept = KeptBytes(routers.KEPT_BYTES if routers.are_several(address) else 0)
-        self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options(MAX_MESSAGE_BYTES))
+        self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options())
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
 

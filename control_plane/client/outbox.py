@@ -108,8 +108,9 @@ class Outbox:
         """Nobody else will be told what this call was told."""
         self._keeps = False
         self._budget.give_back(sum(sent.bytes_kept for sent in self._kept.values()))
+        waiting = set(map(id, self._waiting))
         for sent in self._kept.values():
-            if not (self._writing and sent is self._waiting[0]):
+            if id(sent) not in waiting:
                 sent.message = None
         self._kept.clear()
 

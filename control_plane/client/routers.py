@@ -6,22 +6,19 @@ router has answered, its refusals too, is for whoever called (it sends `grpc-ret
 
 import ipaddress
 import json
-from collections.abc import Coroutine
-from typing import Any
 
 import grpc
 from rachis import wire as conventions
 
 from cluster_core.errors import InvalidInputError
 
+# Of one message, either way.
+MAX_MESSAGE_BYTES = 64 << 20
 # What one call may have sent and still be tried again. Sessions of one client keep their messages themselves, up to as
 # many bytes together.
 KEPT_BYTES = 64 << 20
 # A call of one router and one more of another: a request that kills who takes it stops at the second.
 TRIES = 2
-
-# What gRPC says of a call that was lost under a write.
-_BROKEN_WRITE = "Internal error from Core"
 
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -40,9 +37,9 @@ _SERVICE_CONFIG = {
 }
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+def channel_options() -> list[tuple[str, int | str]]:
     return [
-        *conventions.channel_options(max_message_bytes),
+        *conventions.channel_options(MAX_MESSAGE_BYTES),
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
         ("grpc.per_rpc_retry_buffer_size", KEPT_BYTES),
     ]
@@ -79,35 +76,8 @@ def are_several(addresses: str) -> bool:
     return "," in addresses or addresses.startswith("dns:")
 
 
-def status_of(call: Any) -> grpc.aio.AioRpcError:
-    """Of a call that has ended."""
-    code, details, metadata = (_at_once(each()) for each in (call.code, call.details, call.trailing_metadata))
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(code, nothing, nothing if metadata is None else metadata, details, None)
-
-
 def is_lost(error: grpc.aio.AioRpcError) -> bool:
     """Whether the connection was lost, and no router said anything."""
     answered = error.trailing_metadata()
     is_answered = answered is not None and conventions.PUSHBACK in answered  # type: ignore[comparison-overlap]
-    has_no_answer = error.code() is grpc.StatusCode.UNAVAILABLE or error.details() == _BROKEN_WRITE
-    return has_no_answer and not is_answered
-
-
-def told_truly(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-    """The error; of a call that was lost under a write, which gRPC for Python calls INTERNAL, that it was lost."""
-    if error.details() != _BROKEN_WRITE:
-        return error
-    nothing = grpc.aio.Metadata()
-    sentence = "the connection to the router was lost"
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, sentence, None)
-
-
-def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
-    """What need not be waited for."""
-    try:
-        answer.send(None)
-    except StopIteration as done:
-        return done.value
-    answer.close()
-    raise AssertionError("a call that has ended knows its status")
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_answered

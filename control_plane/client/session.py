@@ -16,7 +16,6 @@ has it nobody knows.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
@@ -29,9 +28,12 @@ from rachis.v1 import router_pb2 as api
 from rachis.wire import next_message
 
 from cluster_core.clock import monotonic_s
+from cluster_core.errors import InvalidInputError
+from control_plane.client import grpc_private
+from control_plane.client.answer_queue import AnswerQueue
 from control_plane.client.outbox import KeptBytes, Outbox, Sent
 from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
-from control_plane.client.routers import TRIES, is_lost, status_of, told_truly
+from control_plane.client.routers import MAX_MESSAGE_BYTES, TRIES, is_lost
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
@@ -66,9 +68,10 @@ class ClientSession:
         # The message whose answer is awaited.
         self._finish: Sent | None = None
         self._unraised: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
-        self._answer: asyncio.Queue[generation.CompletionDelta | Exception | None] = asyncio.Queue(_EVENTS_AHEAD)
+        self._answer: AnswerQueue[generation.CompletionDelta | RefusedError] = AnswerQueue(_EVENTS_AHEAD)
         self._failure: Exception | None = None
-        self._status: grpc.aio.AioRpcError | None = None
+        # A message was given up while a router took it: nobody may be told of it again.
+        self._is_broken = False
         self._deadline_s = 0.0
         self._call: Any
         self._reader: asyncio.Task[None]
@@ -149,13 +152,18 @@ class ClientSession:
 
     async def deltas(self) -> AsyncIterator[generation.CompletionDelta]:
         """What is still to come of the answer. Raises as `finish`."""
-        while (item := await self._answer.get()) is not None:
+        while (item := await self._answer.take()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
+        self._raise_failure()
 
     async def _send(self, request: api.StreamGenerateRequest) -> None:
         self._raise_refusal()
+        if request.ByteSize() > MAX_MESSAGE_BYTES:
+            raise InvalidInputError(
+                f"has {request.ByteSize()} bytes, a client sends {MAX_MESSAGE_BYTES} at most", field="message"
+            )
         sent = self._outbox.add(request)
         before, self._finish = self._finish, sent if request.HasField("finish") else self._finish
         try:
@@ -165,6 +173,7 @@ class ClientSession:
                 self._finish = before
             else:
                 # Whether the router takes it nobody knows: whoever sent it again would send it twice.
+                self._is_broken = True
                 self._call.cancel()
             raise
         if not is_taken:
@@ -172,50 +181,44 @@ class ClientSession:
             raise asyncio.InvalidStateError(_ENDED)
 
     def _begin_call(self) -> None:
-        self._status = None
         self._call = self._method(timeout=max(0.0, self._deadline_s - monotonic_s()))
-        self._call.add_done_callback(self._note_status)
         self._writer = asyncio.create_task(self._write(self._call))
 
-    def _note_status(self, call: Any) -> None:
-        """What ended the call; a write that fails of it would replace it."""
-        if call is self._call and self._status is None:
-            self._status = status_of(call)
-
     async def _write(self, call: Any) -> None:
-        # Whoever reads hears why the call takes no more.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            while True:
-                await call.write(await self._outbox.next())
+        """Until the call takes nothing more: whoever reads hears why."""
+        try:
+            while await grpc_private.write(call, await self._outbox.next()):
                 self._outbox.written()
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer hears of it
+            self._failure = error
+            call.cancel()
 
     async def _read(self) -> None:
         try:
             while await self._read_call():
                 pass
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer hears of it
-            self._failure = error
+            self._failure = self._failure or error
         except asyncio.CancelledError:
-            # By `_end`, or by gRPC where the whole client was closed.
-            self._failure = asyncio.InvalidStateError(_ENDED)
-            while not self._answer.empty():
-                self._answer.get_nowait()
+            # By `_end`, or by gRPC where the client was closed or the call cancelled.
+            self._failure = self._failure or asyncio.InvalidStateError(_ENDED)
             raise
         finally:
             self._outbox.close()
             self._accepted.set()
-            await self._answer.put(self._failure)
+            self._answer.end()
 
     async def _read_call(self) -> bool:
         """To the end of one call. Returns whether the router was gone, and another one is asked. Raises AioRpcError."""
         try:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)
-        except grpc.aio.AioRpcError as raised:
-            error = self._status or raised
-            if not (is_lost(error) and self._outbox.keeps_all and self.routers_lost < TRIES - 1):
-                raise told_truly(error) from None
+        except grpc.aio.AioRpcError as error:
+            if not is_lost(error) or self.routers_lost >= TRIES - 1:
+                raise
             await _ended(self._writer)
+            if self._is_broken or not self._outbox.keeps_all:
+                raise
             self.routers_lost += 1
             self._outbox.start_again()
             self._begin_call()

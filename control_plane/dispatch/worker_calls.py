@@ -87,7 +87,8 @@ class WorkerCalls:
     async def _prefill(self, call: steps.CallPrefill) -> AsyncIterator[steps.Event]:
         flight = self._placer.begin(self._taken_placement())
         try:
-            async with self._probes.waiting_for(call.worker, self._may_leave_prefill):
+            is_owed = self._prefilling.is_whole
+            async with self._probes.waiting_for(call.worker, self._may_leave_prefill, is_owed=is_owed):
                 response = await self._prefilling.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
             flight.prefilled()
         except WorkerLostError as error:

@@ -48,6 +48,8 @@ class _Watched:
     # When something came from its engine, or something began to wait for it.
     worked_s: float
     waiting_calls: int = 0
+    # Of these, those whose prompt is whole: sessions wait for their clients, too.
+    owed_calls: int = 0
     # An answer is waited for.
     is_asked: bool = False
     # While it is suspect.
@@ -68,15 +70,20 @@ class Vitality:
         """Workers that something is remembered of."""
         return len(self._watched)
 
-    def waits(self, worker: WorkerSnapshot, now_s: float) -> None:
-        """A call waits for the worker's first message, until `waited`."""
+    def waits(self, worker: WorkerSnapshot, now_s: float, *, is_owed: bool = True) -> None:
+        """A call waits for the worker's first message, until `waited`. is_owed: for nothing but the worker."""
         watched = self._of(worker, now_s)
         if not watched.waiting_calls:
-            watched.heard_s = watched.worked_s = now_s
+            watched.heard_s = now_s
+        if not watched.owed_calls:
+            watched.worked_s = now_s
         watched.waiting_calls += 1
+        watched.owed_calls += is_owed
 
-    def waited(self, worker: WorkerSnapshot) -> None:
-        self._watched[_key(worker)].waiting_calls -= 1
+    def waited(self, worker: WorkerSnapshot, *, is_owed: bool = True) -> None:
+        watched = self._watched[_key(worker)]
+        watched.waiting_calls -= 1
+        watched.owed_calls -= is_owed
 
     def heard(self, worker: WorkerSnapshot, now_s: float) -> None:
         """Something has come from the worker's engine."""
@@ -89,7 +96,7 @@ class Vitality:
         return frozenset(
             key
             for key, watched in self._watched.items()
-            if watched.waiting_calls and now_s - watched.worked_s >= self._timing.doubtful_s
+            if watched.owed_calls and now_s - watched.worked_s >= self._timing.doubtful_s
         )
 
     def due(self, suspects: Iterable[WorkerSnapshot], now_s: float) -> list[WorkerSnapshot]:

@@ -58,14 +58,17 @@ class WorkerProbes:
         self.left_calls = 0
 
     @asynccontextmanager
-    async def waiting_for(self, worker: WorkerSnapshot, may_leave: Callable[[], bool]) -> AsyncIterator[None]:
-        """Around the wait for a worker's first message; nothing may be yielded to others within.
+    async def waiting_for(
+        self, worker: WorkerSnapshot, may_leave: Callable[[], bool], *, is_owed: bool = True
+    ) -> AsyncIterator[None]:
+        """Around the wait for a worker's first message; nothing may be yielded to others within. is_owed: for nothing
+        but the worker.
 
         Raises WorkerStalledError once the worker is found not to be alive, if `may_leave` says then that there is
         somewhere to go.
         """
         key = (worker.worker_id, worker.generation)
-        self._vitality.waits(worker, self._now_s())
+        self._vitality.waits(worker, self._now_s(), is_owed=is_owed)
         waits = self._waits.setdefault(key, set())
         try:
             async with asyncio.timeout(None) as bound:
@@ -81,7 +84,7 @@ class WorkerProbes:
                 raise
             raise WorkerStalledError(f"worker {worker.worker_id}: it hangs") from None
         finally:
-            self._vitality.waited(worker)
+            self._vitality.waited(worker, is_owed=is_owed)
             if not waits and self._waits.get(key) is waits:
                 del self._waits[key]
 

@@ -68,7 +68,7 @@ def test_each_error_becomes_its_status(kind: type[RachisError]) -> None:
 def test_every_channel_option_is_one_that_grpc_knows() -> None:
     """gRPC ignores what it does not know. Of keepalive that is not allowed, it ends idle channels."""
     library = Path(cygrpc.__file__).read_bytes()
-    names = [name for name, _ in routers.channel_options(1)]
+    names = [name for name, _ in routers.channel_options()]
     assert [name for name in names if name.encode() not in library] == []
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms" not in library
 

@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import pytest
 from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 
-from cluster_core.errors import OverloadedError
+from cluster_core.errors import InvalidInputError, OverloadedError
 from control_plane.client import RachisClient
 from tests.fakes.answers import retry_after_ms
 
@@ -105,3 +106,74 @@ async def test_an_append_that_is_cancelled_while_it_is_sent_ends_the_session() -
             with pytest.raises((asyncio.InvalidStateError, grpc.aio.AioRpcError)):
                 await session.append("again")
         assert sum(router.calls for router in routers) == 1
+
+
+async def test_what_a_router_said_before_it_ended_the_call_is_read_to_its_end() -> None:
+    """Writes fail before it is read."""
+
+    async def answers(context: conventions.Context) -> None:
+        for number in range(150):
+            delta = generation.CompletionDelta(token_ids=[number])
+            event = {"delta": delta} if number else {"first_token": api.SessionFirstToken(delta=delta)}
+            await conventions.write(context, api.StreamGenerateResponse(**event))
+
+    async with two_routers(answers) as (client, routers), asyncio.timeout(_BOUND_S):
+        async with client.session("hello") as session:
+            filling = asyncio.create_task(fill(session))
+            tokens: list[int] = []
+            async for delta in session.deltas():
+                tokens += delta.token_ids
+                await asyncio.sleep(0.002)
+            await asyncio.wait({filling})
+            assert isinstance(filling.exception(), asyncio.InvalidStateError)
+            assert [delta async for delta in session.deltas()] == [], "it ends whenever it is asked"
+        assert tokens == list(range(150))
+        assert sum(router.calls for router in routers) == 1
+
+
+async def test_a_refusal_behind_many_events_is_told_and_nobody_else_is_asked() -> None:
+    async def tells_and_refuses(context: conventions.Context) -> None:
+        for number in range(60):
+            progress = generation.SessionProgress(received_tokens=number)
+            await conventions.write(context, api.StreamGenerateResponse(progress=progress))
+        await refuses(context)
+
+    async with two_routers(tells_and_refuses) as (client, routers), asyncio.timeout(_BOUND_S):
+        for _ in range(20):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async with client.session("hello") as session:
+                    await fill(session)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, caught.value.details()
+        assert sum(router.calls for router in routers) == 20
+
+
+async def test_a_session_that_ended_well_says_so_to_who_appends() -> None:
+    async def ends(context: conventions.Context) -> None:
+        for _ in range(5):
+            await conventions.next_message(context)
+
+    async with two_routers(ends) as (client, _), asyncio.timeout(_BOUND_S):
+        for _ in range(20):
+            with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+                async with client.session("hello") as session:
+                    await fill(session)
+
+
+async def test_who_stops_reading_finds_the_end_later() -> None:
+    async def answers(context: conventions.Context) -> None:
+        for _ in range(100):
+            await conventions.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
+
+    async with two_routers(answers) as (client, _), asyncio.timeout(_BOUND_S):
+        async with client.session("hello") as session:
+            await asyncio.sleep(0.2)
+        with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+            async for _ in session.deltas():
+                pass
+
+
+async def test_a_message_that_no_client_sends_is_refused_before_it_is_sent() -> None:
+    async with two_routers(never_reads) as (client, _), client.session("hello") as session:
+        with pytest.raises(InvalidInputError, match="a client sends 67108864 at most"):
+            await session.append("x" * (65 << 20))
+        await session.append("small")

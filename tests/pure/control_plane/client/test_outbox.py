@@ -124,3 +124,14 @@ async def test_what_is_not_kept_is_let_go_once_it_is_written() -> None:
     assert await told(outbox, 1) == ["a"]
 
     assert (first.message, second.message is None, outbox.keeps_all) == (None, False, False)
+
+
+async def test_what_is_to_be_told_again_is_told_also_when_nothing_more_is_kept() -> None:
+    outbox, _ = filled("a", "b")
+    await told(outbox, 2)
+    outbox.start_again()
+    assert await told(outbox, 1) == ["a"]
+
+    outbox.keep_no_more()
+
+    assert await told(outbox, 1) == ["b"]

@@ -67,6 +67,17 @@ def test_a_worker_of_which_calls_wait_and_nothing_comes_is_doubtful_though_it_an
     assert not vitality.doubtful(101.0)
 
 
+def test_a_session_that_waits_for_its_client_makes_nobody_doubtful(vitality: Vitality) -> None:
+    vitality.waits(W0, 0.0, is_owed=False)
+    assert not vitality.doubtful(100.0)
+    vitality.waits(W0, 100.0)
+    assert not vitality.doubtful(100.0 + DOUBTFUL_S - 0.01)
+    assert vitality.doubtful(100.0 + DOUBTFUL_S) == {("decode-0", 1)}
+    vitality.waited(W0)
+    assert not vitality.doubtful(200.0)
+    vitality.waited(W0, is_owed=False)
+
+
 def asked_at(vitality: Vitality, until_s: float) -> list[float]:
     """When a worker that is suspect all the time, and never answers, is asked."""
     found: list[float] = []

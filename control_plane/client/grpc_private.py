@@ -1,0 +1,22 @@
+"""What the client touches of grpcio that is private: a write to a call, without its verdict on the call.
+
+A write that fails because the call is over makes grpcio replace the call's status by INTERNAL and end the reading of it
+(grpc/grpc#36066): what the router has answered, and why it ended, would be lost.
+"""
+
+from typing import Any
+
+from google.protobuf.message import Message
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
+
+
+async def write(call: Any, message: Message) -> bool:
+    """Waits while the window is full. False where the call takes nothing any more; reading it tells why."""
+    await call._metadata_sent.wait()
+    if call.done():
+        return False
+    try:
+        await call._cython_call.send_serialized_message(message.SerializeToString())
+    except cygrpc.InternalError:
+        return False
+    return True
