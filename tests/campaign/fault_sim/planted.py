@@ -133,10 +133,6 @@ def _calls_stay_with_a_worker_that_hangs() -> AbstractContextManager[Any]:
     return mock.patch.object(WorkerProbes, "_let_go", lambda self, worker: None)
 
 
-def _second_tries_go_to_workers_that_hang() -> AbstractContextManager[Any]:
-    return mock.patch.object(WorkerProbes, "doubtful", lambda self: frozenset())
-
-
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "release does not wait for pulls": _release_does_not_wait_for_pulls,
     "leased blocks are freed early": _leased_blocks_are_freed_early,
@@ -150,5 +146,4 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "poisoned requests are tried on": _poisoned_requests_are_tried_on,
     "clients are waited for without a bound": _clients_are_waited_for_without_a_bound,
     "calls stay with a worker that hangs": _calls_stay_with_a_worker_that_hangs,
-    "second tries go to workers that hang": _second_tries_go_to_workers_that_hang,
 }
