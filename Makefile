@@ -31,10 +31,9 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
-# Nothing is compiled beforehand: most of it is never imported, and what is gets compiled by who imports it first.
 $(STAMP): requirements/$(PROFILE).lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	pip="$(BIN)/pip install --disable-pip-version-check --no-deps --no-compile"
+	pip="$(BIN)/pip install --disable-pip-version-check --no-deps"
 	cpu_torch() {
 		echo "installing torch (CPU build)"
 		torch=$$(grep '^torch==' requirements/cpu.lock)
