@@ -19,7 +19,7 @@ from cluster_core.errors import InvalidInputError, OverloadedError
 from control_plane.client import RachisClient
 from tests.fakes.answers import retry_after_ms
 
-_BOUND_S = 30.0
+_BOUND_S = 120.0
 Answer = Callable[[conventions.Context], Awaitable[None]]
 
 
