@@ -21,10 +21,11 @@ import pytest
 import redis
 import yaml
 from rachis import registry
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
-from control_plane.client import RachisClient, token_prompt
+from control_plane.client import Generated, RachisClient, token_prompt
 from control_plane.service import child_process
 from tests.fakes.redis_server import RestartedRedis
 from tests.integration.conftest import own_service, until
@@ -144,13 +145,22 @@ async def test_faults_fire_their_alerts_and_a_quiet_service_none(tmp_path: Path)
 
 
 async def _nothing_fires(client: RachisClient, alarms: Alarms) -> None:
-    """Ordinary requests, one after the other, for longer than any rule looks back; but for those of an index."""
+    """Ordinary requests, one after the other, for longer than any rule looks back; but for those of an index.
+
+    Where the machine is so slow that a request really is late, its alert is right.
+    """
     until_s = asyncio.get_running_loop().time() + QUIET_S
-    number = 0
+    number, right = 0, set[str]()
     while number < QUIET_REQUESTS or asyncio.get_running_loop().time() < until_s:
         number += 1
-        await _generate(client, number)
-        assert await alarms.firing() == set()
+        completion = (await _generate(client, number)).completion
+        if completion.route.handoff != generation.HANDOFF_OUTCOME_PULLED:
+            right |= {"RachisHandoffFailures", "RachisLeaseExpiries"}
+        if completion.timings.ttft_ms > 1000 * TIGHT["objectives__ttft_s"]:
+            right.add("RachisTtftObjectiveMissed")
+        assert await alarms.firing() <= right
+    await alarms.over(*right)
+    alarms.seen.clear()
 
 
 async def _too_many_requests(client: RachisClient, alarms: Alarms) -> None:
@@ -249,5 +259,7 @@ async def _crowd(client: RachisClient, clients: int = CLIENTS) -> AsyncIterator[
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def _generate(client: RachisClient, number: int) -> None:
-    await client.generate(token_prompt([(number * index) % 250 for index in range(100)]), max_tokens=80, **GREEDY)
+async def _generate(client: RachisClient, number: int) -> Generated:
+    return await client.generate(
+        token_prompt([(number * index) % 250 for index in range(100)]), max_tokens=80, **GREEDY
+    )
