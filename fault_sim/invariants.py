@@ -107,11 +107,14 @@ def _may_end_early(answer: Answer) -> bool:
 
 
 def of_stalls(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
-    """A plain request whose answer has not begun goes from a worker that hangs to one that does not."""
-    paths = {str(lifecycle.request_id): lifecycle.history for lifecycle in world.lifecycles}
+    """A plain request whose answer has not begun goes from a worker that hangs to one that does not, unless both of its
+    tries met workers of which nobody could know it."""
+    lifecycles = {str(lifecycle.request_id): lifecycle for lifecycle in world.lifecycles}
     for answer in answers:
-        has_begun = any(state is State.DECODING for state, _ in paths.get(answer.name, []))
-        is_excused = has_begun or answer.request.moves or _may_end_early(answer)
+        lifecycle = lifecycles.get(answer.name)
+        has_begun = lifecycle is not None and any(state is State.DECODING for state, _ in lifecycle.history)
+        had_no_chance = lifecycle is not None and world.met_only_unknown_hangs(lifecycle)
+        is_excused = has_begun or had_no_chance or answer.request.moves or _may_end_early(answer)
         if not is_excused and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
             yield Violation("stalls", f"{answer.name} heard {answer.code} {answer.details!r}")
 

@@ -34,6 +34,7 @@ from fault_sim.local_redis.store import Store
 from fault_sim.local_worker import LocalWorker
 from fault_sim.network import Link, Network
 from fault_sim.plan import REDIS, ROUTER, Fault, Plan
+from fault_sim.tries import Tries, nonce_of
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
@@ -88,6 +89,7 @@ class World:
         # Names of jobs that ran on long after their requests had ended.
         self.unheeded: list[str] = []
         self.deaths: list[Death] = []
+        self._tries = Tries()
         self._nonces: dict[int, str] = {}
         # By nonce, with when they came.
         self._jobs: dict[str, tuple[float, Job]] = {}
@@ -98,6 +100,7 @@ class World:
             self.network.link(_CLIENT, ROUTER).window_bytes = _NARROW_BYTES
         self.fabric = Fabric(self.network)
         self.fabric.on_poisoned = self._poisoned
+        self.fabric.on_asked = self._asked
         self.store = Store()
         self._router_servers: list[LocalServer] = []
         self.workers: dict[str, LocalWorker] = {}
@@ -106,7 +109,10 @@ class World:
         self.router: RouterServer
 
     def note(self, line: str) -> None:
-        self.trace.append(f"{asyncio.get_running_loop().time():.6f} {line}")
+        self.trace.append(f"{self._now_s():.6f} {line}")
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def start(self) -> None:
         """Returns once every worker may get requests."""
@@ -142,7 +148,7 @@ class World:
         """In place of `Job`: its name in the engines is remembered."""
         made = Job(**values)
         self._nonces[id(made.lifecycle)] = made.nonce
-        self._jobs[made.nonce] = (asyncio.get_running_loop().time(), made)
+        self._jobs[made.nonce] = (self._now_s(), made)
         return made
 
     @property
@@ -218,13 +224,21 @@ class World:
 
     def _poisoned(self, host: str, engine_job: EngineJob) -> None:
         """The engine's process ends with it, and is started again."""
-        nonce = engine_job.request_id.removeprefix("r").partition(".")[0]
+        nonce = nonce_of(engine_job.request_id)
         asked_s, job = self._jobs[nonce]
         wish = f"{job.cache_salt} {job.sampling.SerializeToString(deterministic=True)!r} {job.token_ids}"
         self.note(f"{host} dies of {job.request_id}")
         if not job.prompt_changes:
-            self.deaths.append(Death(asyncio.get_running_loop().time(), nonce, asked_s, wish))
+            self.deaths.append(Death(self._now_s(), nonce, asked_s, wish))
         self._restarts.start(self._restart(self.workers[host]))
+
+    def _asked(self, host: str, job: EngineJob) -> None:
+        engine = self.workers[host].engine
+        self._tries.asked(host, job.request_id, engine.live_jobs() if engine else (), self._now_s())
+
+    def met_only_unknown_hangs(self, lifecycle: RequestLifecycle) -> bool:
+        """Two tries of the request were at workers that hung, and nobody could know it."""
+        return self._tries.met_only_unknown_hangs(self._nonces.get(id(lifecycle), ""))
 
     async def _restart(self, worker: LocalWorker) -> None:
         await worker.kill()
@@ -258,9 +272,11 @@ class World:
         engine = self.workers[fault.target].engine
         if engine is not None:
             engine.hang()
+        self._tries.stall_begins(fault.target, self._now_s())
 
     async def _end_stall(self, fault: Fault) -> None:
         """Whichever start of the worker it is by now."""
+        self._tries.stall_ends(fault.target, self._now_s())
         engine = self.workers[fault.target].engine
         if engine is not None:
             engine.go_on()

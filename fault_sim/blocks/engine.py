@@ -100,6 +100,7 @@ class BlockEngine:
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
         run = self._admit(job)
+        self._fabric.on_asked(self.host, job)
         try:
             async for output in self.outputs(run):
                 yield output

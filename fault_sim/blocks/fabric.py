@@ -49,6 +49,8 @@ class Fabric:
         self.poison: set[tuple[int, ...]] = set()
         # Gets the host of an engine that has died so, and its job.
         self.on_poisoned: Callable[[str, EngineJob], None] = lambda host, job: None
+        # Gets the host of an engine that is asked, and its job, whose prompt is whole.
+        self.on_asked: Callable[[str, EngineJob], None] = lambda host, job: None
 
     async def read(self, host: str, engine_id: str, blocks: Sequence[int], work_s: float) -> list[list[Kv]]:
         """What these blocks of that engine hold when the transfer ends; nothing where it fails.
