@@ -1,8 +1,9 @@
 """What a session has sent, in order: kept until its answer begins, so that another router can be told all of it."""
 
 import asyncio
+from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rachis.v1 import router_pb2 as api
 
@@ -32,7 +33,7 @@ class Sent:
     message: api.StreamGenerateRequest | None
     taken: asyncio.Future[bool]
     number: int = 0
-    bytes_kept: int = field(default=0)
+    bytes_kept: int = 0
 
 
 class Outbox:
@@ -45,8 +46,8 @@ class Outbox:
         self._count = 0
         # What stands of what was told, for another call.
         self._kept: dict[int, Sent] = {}
-        # What the call of now was told, as it counts.
-        self._told: list[Sent] = []
+        # Numbers of what the call of now was told, as it counts.
+        self._told = array("Q")
         self._waiting: deque[Sent] = deque()
         # The first of those that wait is being written.
         self._writing = False
@@ -57,9 +58,9 @@ class Outbox:
         """Whether another call can be told everything."""
         return self._keeps
 
-    def told(self, place: int) -> Sent | None:
-        """The message that the call of now counts as its `place`-th, from 1."""
-        return self._told[place - 1] if 0 < place <= len(self._told) else None
+    def number_of(self, place: int) -> int:
+        """Of the message that the call of now counts as its `place`-th, from 1; 0 where it was told no such one."""
+        return self._told[place - 1] if 0 < place <= len(self._told) else 0
 
     def add(self, message: api.StreamGenerateRequest) -> Sent:
         sent = Sent(message, asyncio.get_running_loop().create_future())
@@ -81,7 +82,7 @@ class Outbox:
             self._count += 1
             sent.number = self._count
             self._keep(sent)
-        self._told.append(sent)
+        self._told.append(sent.number)
         self._writing = True
         return sent.message
 
@@ -99,9 +100,10 @@ class Outbox:
         self._waiting.remove(sent)
         return True
 
-    def refused(self, sent: Sent) -> None:
+    def refused(self, number: int) -> None:
         """Another call need not be told it."""
-        if self._kept.pop(sent.number, None) is not None:
+        sent = self._kept.pop(number, None)
+        if sent is not None:
             self._budget.give_back(sent.bytes_kept)
 
     def keep_no_more(self) -> None:
@@ -121,7 +123,7 @@ class Outbox:
             # It was refused before it was written.
             self._taken(self._waiting[0])
         self._waiting = deque([*self._kept.values(), *untold])
-        self._told, self._writing = [], False
+        self._told, self._writing = array("Q"), False
         self._news.set()
 
     def close(self) -> None:

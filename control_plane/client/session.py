@@ -39,6 +39,8 @@ from control_plane.client.routers import MAX_MESSAGE_BYTES, TRIES, is_lost
 _EVENTS_AHEAD = 64
 _REFUSALS_KEPT = 1000
 _ENDED = "the session has ended"
+# From a session's deadline until its end is heard.
+_GRACE_S = 5.0
 
 
 class RefusedError(Exception):
@@ -167,7 +169,11 @@ class ClientSession:
         sent = self._outbox.add(request)
         before, self._finish = self._finish, sent if request.HasField("finish") else self._finish
         try:
-            is_taken = await asyncio.shield(sent.taken)
+            async with asyncio.timeout(self._left_s() + _GRACE_S):
+                is_taken = await asyncio.shield(sent.taken)
+        except TimeoutError:
+            # The call is over, and its end lies behind an answer that nobody reads.
+            raise asyncio.InvalidStateError(_ENDED) from None
         except asyncio.CancelledError:
             if self._outbox.withdraw(sent):
                 self._finish = before
@@ -180,8 +186,11 @@ class ClientSession:
             self._raise_failure()
             raise asyncio.InvalidStateError(_ENDED)
 
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - monotonic_s())
+
     def _begin_call(self) -> None:
-        self._call = self._method(timeout=max(0.0, self._deadline_s - monotonic_s()))
+        self._call = self._method(timeout=self._left_s())
         self._writer = asyncio.create_task(self._write(self._call))
 
     async def _write(self, call: Any) -> None:
@@ -245,15 +254,13 @@ class ClientSession:
             self._accepted.set()
 
     async def _take_refusal(self, refused: RefusedError) -> None:
-        sent = self._outbox.told(refused.message_number)
-        if sent is not None:
-            refused.message_number = sent.number
-            self._outbox.refused(sent)
+        refused.message_number = self._outbox.number_of(refused.message_number)
+        self._outbox.refused(refused.message_number)
         self.refusals.append(refused)
         if self._finish is None:
             self._unraised.append(refused)
             return
-        if sent is self._finish:
+        if refused.message_number == self._finish.number:
             self._finish = None
         await self._answer.put(refused)
 

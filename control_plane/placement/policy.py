@@ -61,22 +61,17 @@ def not_excluded(question: Question, view: PoolView) -> NDArray[np.bool_]:
 
 
 def not_doubtful(question: Question, view: PoolView) -> NDArray[np.bool_]:
-    """Workers of which nothing speaks against a second try; all where there is none."""
-    trusted = _none_of(question.avoided, view)
-    return trusted if (trusted & not_excluded(question, view)).any() else np.ones(len(view.candidates), dtype=np.bool_)
+    """Workers of which nothing speaks against a second try."""
+    return _none_of(question.avoided, view)
 
 
 def harms_nobody(question: Question, view: PoolView) -> NDArray[np.bool_]:
-    """Of a request that goes alone, workers without any other request of this router; all where there is none.
+    """Of a request that goes alone, workers without any other request of this router.
 
     A refusal would hit the many that were merely there when an engine died.
     """
-    everybody = np.ones(len(view.candidates), dtype=np.bool_)
-    if not question.alone:
-        return everybody
-    idle = view.candidates.in_flight_requests == 0
-    may_be = idle & not_excluded(question, view) & not_doubtful(question, view)
-    return idle if may_be.any() else everybody
+    in_flight = view.candidates.in_flight_requests
+    return in_flight == 0 if question.alone else np.ones(len(in_flight), dtype=np.bool_)
 
 
 def _none_of(named: frozenset[tuple[str, int]], view: PoolView) -> NDArray[np.bool_]:
@@ -88,10 +83,12 @@ def _none_of(named: frozenset[tuple[str, int]], view: PoolView) -> NDArray[np.bo
 
 @dataclass(frozen=True)
 class PlacementPolicy:
-    """terms: by name, each with its weight. Without terms all candidates are equal."""
+    """terms: by name, each with its weight. Without terms all candidates are equal. preferences: filters as far as
+    anybody is left, the weightiest first."""
 
     terms: tuple[tuple[str, Term, float], ...]
-    filters: tuple[Filter, ...] = (not_excluded, not_doubtful, harms_nobody)
+    filters: tuple[Filter, ...] = (not_excluded,)
+    preferences: tuple[Filter, ...] = (not_doubtful, harms_nobody)
     name: str = field(default="")
 
     @cached_property
@@ -103,6 +100,10 @@ class PlacementPolicy:
         passed = np.ones(len(view.candidates), dtype=np.bool_)
         for passes in self.filters:
             passed &= passes(question, view)
+        for prefers in self.preferences:
+            preferred = passed & prefers(question, view)
+            if preferred.any():
+                passed = preferred
         terms: dict[str, Floats] = {}
         scores = np.zeros(len(view.candidates))
         if passed.any():

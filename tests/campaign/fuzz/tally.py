@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kv_transfer.tiers.tier_terms import TierCounters
 
@@ -59,11 +59,11 @@ class Tally:
         return {**asdict(self), "wrong": len(self.wrong), "findings": self.wrong[:FINDINGS_TOLD]}
 
 
-def until(sessions: int, tallies: Iterator[Tally]) -> Tally:
-    """The sum over worlds until so many sessions were compared or something was wrong."""
+def until(compared: int, tallies: Iterator[Tally], what: Literal["sessions", "requests"] = "sessions") -> Tally:
+    """The sum over worlds until the answers of so many were compared or something was wrong."""
     total = Tally()
     for tally in tallies:
         total.add(tally)
-        if total.wrong or total.sessions >= sessions:
+        if total.wrong or getattr(total, what) >= compared:
             return total
     raise AssertionError("worlds have no end")

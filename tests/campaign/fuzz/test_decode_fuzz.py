@@ -4,7 +4,6 @@ Short runs of `python -m tests.campaign.fuzz decode`.
 """
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 from tests.campaign.fuzz.__main__ import app
 from tests.campaign.fuzz.decode_batches import play
 from tests.campaign.fuzz.planted_decode import DECODE_PLANTS
-from tests.campaign.fuzz.tally import Tally
+from tests.campaign.fuzz.tally import until
 
 pytestmark = pytest.mark.integration
 
@@ -24,19 +23,9 @@ SEED = 1
 FIRST_WORLD: dict[str, int] = {}
 
 
-def until(requests: int, tallies: Iterator[Tally]) -> Tally:
-    """The sum over worlds until so many requests were compared or something was wrong."""
-    total = Tally()
-    for tally in tallies:
-        total.add(tally)
-        if total.wrong or total.requests >= requests:
-            return total
-    raise AssertionError("worlds have no end")
-
-
 @pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
 def test_requests_answer_as_fresh_ones_do(v2: bool) -> None:
-    tally = until(REQUESTS, play(SEED, v2=v2))
+    tally = until(REQUESTS, play(SEED, v2=v2), "requests")
     assert not tally.wrong, tally.wrong
     assert min(tally.cancelled, tally.recomputes, tally.loads, tally.failed_loads) > 0
     assert min(tally.joined_fcfs, tally.joined_policy, tally.joined_priority) > 0
@@ -46,7 +35,9 @@ def test_requests_answer_as_fresh_ones_do(v2: bool) -> None:
 @pytest.mark.parametrize("name", DECODE_PLANTS)
 def test_simulation_finds_a_planted_bug(name: str) -> None:
     with DECODE_PLANTS[name].planted():
-        assert until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0))).wrong, DECODE_PLANTS[name].breaks
+        assert until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0)), "requests").wrong, DECODE_PLANTS[
+            name
+        ].breaks
 
 
 def test_the_same_seed_plays_the_same_worlds() -> None:
