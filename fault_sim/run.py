@@ -11,6 +11,7 @@ from rachis.v1 import admin_pb2 as admin
 
 from fault_sim import invariants, virtual_time
 from fault_sim.clients import Answer, Client
+from fault_sim.faults import Faults
 from fault_sim.invariants import Violation
 from fault_sim.network import BREAK_S
 from fault_sim.plan import HEALED_S, Plan, Request
@@ -59,7 +60,8 @@ def play(plan: Plan) -> Result:
 
 async def _play(world: World, answers: list[Answer], violations: list[Violation]) -> None:
     await world.start()
-    faults = [asyncio.create_task(world.inflict(fault)) for fault in world.plan.faults]
+    inflict = Faults(world).inflict
+    faults = [asyncio.create_task(inflict(fault)) for fault in world.plan.faults]
     clients = [asyncio.create_task(_ask(world, request, answers)) for request in world.plan.requests]
     # Longer than any of it may take: a task that has not ended by then hangs.
     if faults or clients:

@@ -32,8 +32,8 @@ from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store
 from fault_sim.local_worker import LocalWorker
-from fault_sim.network import Link, Network
-from fault_sim.plan import REDIS, ROUTER, Fault, Plan
+from fault_sim.network import Network
+from fault_sim.plan import ROUTER, Plan
 from fault_sim.tries import Tries, nonce_of
 
 SERVICE = "svc-simulated"
@@ -122,7 +122,7 @@ class World:
         self.api = router_pb2_grpc.RouterServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         for name in self.plan.workers:
-            self._start_worker(name)
+            self.start_worker(name)
         async with asyncio.timeout(60), self.router.workers_changed:
             await self.router.workers_changed.wait_for(lambda: all(map(self._is_usable, self.workers)))
 
@@ -134,15 +134,6 @@ class World:
         await self.router.stop()
         for worker in self.workers.values():
             await worker.stop()
-
-    async def inflict(self, fault: Fault) -> None:
-        """From its beginning to its end."""
-        await asyncio.sleep(fault.at_s)
-        self.note(f"{fault.kind} {fault.target} {fault.value:g}")
-        await getattr(self, f"_begin_{fault.kind}")(fault)
-        await asyncio.sleep(fault.for_s)
-        self.note(f"{fault.kind} {fault.target} is over")
-        await getattr(self, f"_end_{fault.kind}")(fault)
 
     def job(self, **values: Any) -> Job:
         """In place of `Job`: its name in the engines is remembered."""
@@ -200,7 +191,7 @@ class World:
     def _redis(self, host: str, timeout_s: float) -> Any:
         return LocalRedis(self.store, self.network, host, timeout_s)
 
-    def _start_worker(self, name: str) -> None:
+    def start_worker(self, name: str) -> None:
         plan = self.plan
         settings = BlockEngineSettings(
             blocks=plan.prefill_blocks if name.startswith("prefill") else plan.decode_blocks,
@@ -236,6 +227,13 @@ class World:
         engine = self.workers[host].engine
         self._tries.asked(host, job.request_id, engine.live_jobs() if engine else (), self._now_s())
 
+    def stall_begins(self, name: str) -> None:
+        self._tries.stall_begins(name, self._now_s())
+
+    def stall_ends(self, name: str) -> None:
+        """Whichever start of the worker it is by now."""
+        self._tries.stall_ends(name, self._now_s())
+
     def met_only_unknown_hangs(self, lifecycle: RequestLifecycle) -> bool:
         """Two tries of the request were at workers that hung, and nobody could know it."""
         return self._tries.met_only_unknown_hangs(self._nonces.get(id(lifecycle), ""))
@@ -244,129 +242,7 @@ class World:
         await worker.kill()
         await asyncio.sleep(_RESTART_S)
         if self.workers[worker.name] is worker:
-            self._start_worker(worker.name)
-
-    def _link(self, fault: Fault) -> Link:
-        one, _, other = fault.target.partition("|")
-        return self.network.link(one, other)
-
-    # Faults.
-
-    async def _begin_kill(self, fault: Fault) -> None:
-        await self.workers[fault.target].kill()
-
-    async def _end_kill(self, fault: Fault) -> None:
-        await self.workers[fault.target].kill()
-        self._start_worker(fault.target)
-
-    async def _begin_drain(self, fault: Fault) -> None:
-        self._set_draining(fault, draining=True)
-
-    async def _end_drain(self, fault: Fault) -> None:
-        self._set_draining(fault, draining=False)
-
-    def _set_draining(self, fault: Fault, *, draining: bool) -> None:
-        self.workers[fault.target].set_draining(draining=draining)
-
-    async def _begin_stall(self, fault: Fault) -> None:
-        engine = self.workers[fault.target].engine
-        if engine is not None:
-            engine.hang()
-        self._tries.stall_begins(fault.target, self._now_s())
-
-    async def _end_stall(self, fault: Fault) -> None:
-        """Whichever start of the worker it is by now."""
-        self._tries.stall_ends(fault.target, self._now_s())
-        engine = self.workers[fault.target].engine
-        if engine is not None:
-            engine.go_on()
-
-    async def _begin_freeze(self, fault: Fault) -> None:
-        await self._begin_stall(fault)
-        for link in self._links_of(fault.target):
-            link.cut()
-
-    async def _end_freeze(self, fault: Fault) -> None:
-        for link in self._links_of(fault.target):
-            link.heal()
-        await self._end_stall(fault)
-
-    def _links_of(self, name: str) -> list[Link]:
-        return [self.network.link(name, other) for other in (ROUTER, REDIS, *self.workers) if other != name]
-
-    async def _begin_freeze_pulls(self, fault: Fault) -> None:
-        self._link(fault).is_frozen = True
-
-    async def _end_freeze_pulls(self, fault: Fault) -> None:
-        self._link(fault).is_frozen = False
-
-    async def _begin_poison(self, fault: Fault) -> None:
-        self.fabric.poison |= self._poison(fault)
-
-    async def _end_poison(self, fault: Fault) -> None:
-        self.fabric.poison -= self._poison(fault)
-
-    def _poison(self, fault: Fault) -> set[tuple[int, ...]]:
-        return {tuple(each.prompt) for each in self.plan.requests if each.number == fault.value}
-
-    async def _begin_slow_engine(self, fault: Fault) -> None:
-        self._slow_down(fault.target, fault.value)
-
-    async def _end_slow_engine(self, fault: Fault) -> None:
-        self._slow_down(fault.target, 1.0)
-
-    def _slow_down(self, name: str, factor: float) -> None:
-        engine = self.workers[name].engine
-        if engine is not None:
-            engine.slow = factor
-
-    async def _begin_slow_link(self, fault: Fault) -> None:
-        self._link(fault).slow = fault.value
-
-    async def _end_slow_link(self, fault: Fault) -> None:
-        self._link(fault).slow = 1.0
-
-    _begin_slow_pulls, _end_slow_pulls = _begin_slow_link, _end_slow_link
-
-    async def _begin_cut(self, fault: Fault) -> None:
-        self._link(fault).cut()
-
-    async def _end_cut(self, fault: Fault) -> None:
-        self._link(fault).heal()
-
-    _begin_cut_registry, _end_cut_registry = _begin_cut, _end_cut
-
-    async def _begin_reset(self, fault: Fault) -> None:
-        self._link(fault).reset(fault.value)
-
-    async def _end_reset(self, fault: Fault) -> None:
-        """It was over at once."""
-
-    _begin_half_open, _end_half_open = _begin_reset, _end_reset
-
-    async def _begin_loss(self, fault: Fault) -> None:
-        self._link(fault).loss = fault.value
-
-    async def _end_loss(self, fault: Fault) -> None:
-        self._link(fault).loss = 0.0
-
-    async def _begin_repeat(self, fault: Fault) -> None:
-        self._link(fault).repeats = fault.value
-
-    async def _end_repeat(self, fault: Fault) -> None:
-        self._link(fault).repeats = 0.0
-
-    async def _begin_redis_down(self, fault: Fault) -> None:
-        self.store.is_down = True
-
-    async def _end_redis_down(self, fault: Fault) -> None:
-        self.store.is_down = False
-
-    _begin_redis_empty = _begin_redis_down
-
-    async def _end_redis_empty(self, fault: Fault) -> None:
-        self.store.flushall()
-        self.store.is_down = False
+            self.start_worker(worker.name)
 
 
 @contextmanager

@@ -51,7 +51,8 @@ class WorkerProbes:
         self._timing = timing
         self._now_s = now_s
         self._vitality = Vitality(timing)
-        self._waits: dict[Key, set[_Wait]] = {}
+        # In the order in which they began: whoever has waited longest goes elsewhere first.
+        self._waits: dict[Key, dict[_Wait, None]] = {}
         self._asking = BackgroundTasks()
         # Workers that were found not to be alive, and calls that left them; by counts since the start.
         self.found_lost = 0
@@ -69,15 +70,15 @@ class WorkerProbes:
         """
         key = (worker.worker_id, worker.generation)
         self._vitality.waits(worker, self._now_s(), is_owed=is_owed)
-        waits = self._waits.setdefault(key, set())
+        waits = self._waits.setdefault(key, {})
         try:
             async with asyncio.timeout(None) as bound:
                 wait = _Wait(bound, may_leave)
-                waits.add(wait)
+                waits[wait] = None
                 try:
                     yield
                 finally:
-                    waits.discard(wait)
+                    waits.pop(wait, None)
             self._vitality.heard(worker, self._now_s())
         except TimeoutError:
             if not bound.expired():
@@ -139,8 +140,8 @@ class WorkerProbes:
 
     def _let_go(self, worker: WorkerSnapshot) -> None:
         """Calls that wait for it go elsewhere, if they can."""
-        waits = self._waits.get((worker.worker_id, worker.generation), set())
+        waits = self._waits.get((worker.worker_id, worker.generation), {})
         for wait in [each for each in waits if each.may_leave()]:
-            waits.discard(wait)
+            waits.pop(wait, None)
             self.left_calls += 1
             wait.bound.reschedule(asyncio.get_running_loop().time())

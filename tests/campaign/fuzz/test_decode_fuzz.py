@@ -35,9 +35,8 @@ def test_requests_answer_as_fresh_ones_do(v2: bool) -> None:
 @pytest.mark.parametrize("name", DECODE_PLANTS)
 def test_simulation_finds_a_planted_bug(name: str) -> None:
     with DECODE_PLANTS[name].planted():
-        assert until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0)), "requests").wrong, DECODE_PLANTS[
-            name
-        ].breaks
+        tally = until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0)), "requests")
+        assert tally.wrong, DECODE_PLANTS[name].breaks
 
 
 def test_the_same_seed_plays_the_same_worlds() -> None:

@@ -4,9 +4,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TextIO, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 from rachis.v1 import admin_pb2 as admin
@@ -14,6 +14,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import StartError
 from command_line.serve import StartService, serve
+from tests.fakes.broken_streams import BROKEN_STREAMS, broken_stream
 
 
 class MadeUpService:
@@ -107,28 +108,8 @@ def test_a_service_that_does_not_come_up_says_why() -> None:
     assert ended == [True]
 
 
-@contextmanager
-def broken_stream(how: str) -> Iterator[TextIO | None]:
-    if how == "no stream":
-        yield None
-        return
-    if how == "full disk":
-        descriptor = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reading, descriptor = os.pipe()
-        os.close(reading)
-    stream = os.fdopen(descriptor, "w", buffering=1)
-    if how == "closed":
-        stream.close()
-    try:
-        yield stream
-    finally:
-        with suppress(OSError):
-            stream.close()
-
-
 @pytest.mark.parametrize("as_json", [True, False])
-@pytest.mark.parametrize("how", ["full disk", "reader that has gone", "closed", "no stream"])
+@pytest.mark.parametrize("how", BROKEN_STREAMS)
 def test_a_service_whose_output_nobody_takes_serves_and_is_taken_down(
     how: str, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

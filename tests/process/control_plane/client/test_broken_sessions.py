@@ -6,6 +6,7 @@ The router is made up: it answers as each test says.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -188,6 +189,28 @@ async def test_who_appends_and_does_not_read_is_told_of_the_end_by_the_deadline(
     ):
         with pytest.raises(asyncio.InvalidStateError, match="has ended"):
             await fill(session)
+
+
+async def test_what_was_given_up_while_it_was_sent_is_told_to_nobody_when_its_router_goes() -> None:
+    """The call is over already when the append is cancelled, so that cancelling it does nothing."""
+
+    async def goes(context: conventions.Context) -> None:
+        await gone.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    gone = asyncio.Event()
+    async with two_routers(goes) as (client, routers), asyncio.timeout(_BOUND_S):
+        async with client.session("hello") as session:
+            call, session._call = session._call, SimpleNamespace(cancel=lambda: None)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await fill(session)
+            session._call = call
+            gone.set()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(session.deltas())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (session.routers_lost, sum(router.calls for router in routers)) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,10 @@ async def test_a_refused_finish_raises_there_and_the_session_can_be_finished_aga
         for _ in range(2):
             with pytest.raises(RefusedError, match="the prompt has no tokens"):
                 await answer(session)
+            assert not session.answering
         await session.append("hello")
         assert await answer(session) == session_text("hello")
+        assert session.answering
 
 
 async def test_an_append_that_is_refused_while_the_answer_is_awaited_raises_and_the_answer_goes_on(

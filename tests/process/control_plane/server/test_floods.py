@@ -4,15 +4,18 @@ import asyncio
 import os
 import resource
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 
+from control_plane.intake.turns import Turns
 from tests.fakes.answers import text_of, whole_text
 from tests.fakes.cluster import Cluster, until
 from tests.fakes.session_call import SessionCall, session_open
@@ -44,6 +47,23 @@ async def test_a_thousand_sessions_opened_and_abandoned_leave_nothing(cluster: C
     await until(cluster.idle)
     assert cluster.parts.sessions.open_sessions == 0
     assert cluster.parts.admission.prompts.used_bytes == 0
+
+
+async def test_requests_and_sessions_take_turns(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How they do: tests/pure/control_plane/intake/test_turns.py."""
+    run, taken = Turns.run, Counter[str]()
+
+    async def counted(turns: Turns, work: Any) -> Any:
+        taken[work.__qualname__] += 1
+        return await run(turns, work)
+
+    monkeypatch.setattr(Turns, "run", counted)
+    await cluster.generate()
+    session = cluster.session()
+    await session.open()
+    session.call.cancel()
+
+    assert sorted(taken.values()) == [1, 1]
 
 
 async def test_connections_that_say_nothing_or_nonsense_keep_nobody_out(cluster: Cluster) -> None:

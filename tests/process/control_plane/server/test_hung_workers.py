@@ -6,7 +6,9 @@ import grpc
 import pytest
 from rachis.v1 import worker_pb2 as wire
 
+from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
+from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, session_text, text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, named, running_cluster, until
 
@@ -84,3 +86,23 @@ async def test_a_worker_that_is_gone_stays_suspect_and_is_asked_ever_less(cluste
     assert [each.worker_id for each in cluster.router.membership.suspects()] == [decoder.name]
     await until(lambda: sum(cluster.outcomes.values()) == 1)
     assert State.FINISHED not in cluster.outcomes
+
+
+async def test_a_worker_is_doubtful_for_who_waits_for_it_and_not_for_a_session_that_waits_for_its_client() -> None:
+    async with running_cluster(timing=RouterTiming(vitality=VitalityTiming(doubtful_s=0.05))) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        doubtful = cluster.parts.probes.doubtful
+        session = cluster.session()
+        await session.open()
+        await asyncio.sleep(0.2)
+        assert doubtful() == frozenset()
+
+        engine = named(cluster, "prefill-0").engine
+        engine.hold_before(0)
+        call = cluster.call()
+        await until(lambda: doubtful() == {("prefill-0", 1)})
+        engine.resume()
+        assert text_of([response async for response in call]) == whole_text()
+        assert doubtful() == frozenset()
+        session.call.cancel()
