@@ -35,6 +35,7 @@ class DirectWorker:
             if message.HasField("delta"):
                 generated.add(message.delta)
             elif message.HasField("end"):
+                generated.add(message.end.delta)
                 generated.completion.finish_reason = message.end.finish_reason
         return generated
 

@@ -49,12 +49,12 @@ class KvLease:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    """A first token that the prefill worker sampled: this engine generates on from it."""
+class EmittedTokens:
+    """The beginning of an answer, which other engines have sampled: this engine generates on from it."""
 
-    token_id: int
-    # What of its text the client has already seen.
-    sent_text: str
+    token_ids: tuple[int, ...]
+    # Characters of its text that the client has already seen.
+    sent_chars: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class EngineJob:
     hand_off: bool = False
     # Where the KV blocks of the prompt are found.
     pull: KvLease | None = None
-    # A first token to generate on from.
-    first: FirstToken | None = None
+    # The answer so far, to generate on from.
+    emitted: EmittedTokens | None = None
     # Jobs share cached KV only with jobs of the same salt.
     cache_salt: str = ""
     # A decode engine admits the lowest first.

@@ -5,12 +5,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from decode_worker.batch_scheduling import BatchScheduling
+from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 
 
-class DecodeScheduler(BatchScheduling, TieredScheduling, Scheduler):
+class DecodeScheduler(BatchScheduling, TieredScheduling, EmittedOutput, Scheduler):
     """For engines that run one step at a time."""
 
 
-class AsyncDecodeScheduler(BatchScheduling, TieredScheduling, AsyncScheduler):
+class AsyncDecodeScheduler(BatchScheduling, TieredScheduling, EmittedOutput, AsyncScheduler):
     """For engines that schedule a step while the one before runs."""

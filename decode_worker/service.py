@@ -1,4 +1,4 @@
-"""The decode worker's side of WorkerService: pulls a prompt's KV, generates on from its first token, streams."""
+"""The decode worker's side of WorkerService: pulls a prompt's KV, generates on from what has been emitted, streams."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,7 +17,7 @@ class DecodeService(WorkerServiceBase):
         async with answering(context):
             with self._taken(request.generation):
                 job = decode_job(request, context.time_remaining())
-                generated = 0 if job.first is None else 1
+                generated = 0 if job.emitted is None else len(job.emitted.token_ids)
                 started = False
                 async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
                     output: EngineOutput
@@ -26,11 +26,12 @@ class DecodeService(WorkerServiceBase):
                             started = True
                             yield wire.DecodeResponse(started=_started(output))
                         generated += len(output.token_ids)
-                        if output.token_ids or output.text:
-                            yield wire.DecodeResponse(delta=to_wire(output, generation.CompletionDelta))
+                        piece = to_wire(output, generation.CompletionDelta)
                         if output.finish_reason is not None:
-                            end = to_wire(output, wire.DecodeEnd, completion_tokens=generated)
+                            end = to_wire(output, wire.DecodeEnd, completion_tokens=generated, delta=piece)
                             yield wire.DecodeResponse(end=end)
+                        elif output.token_ids or output.text:
+                            yield wire.DecodeResponse(delta=piece)
 
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:

@@ -30,6 +30,7 @@ class Tally:
     virtual_s: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
     handoffs: Counter[str] = field(default_factory=Counter)
+    migrations: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: Result) -> None:
@@ -37,6 +38,7 @@ class Tally:
         self.virtual_s += result.virtual_s
         self.codes += result.codes
         self.handoffs += result.handoffs
+        self.migrations += result.migrations
         self.faults += Counter(fault.kind for fault in result.plan.faults)
 
     def as_json(self) -> dict[str, Any]:
@@ -45,6 +47,7 @@ class Tally:
             "virtual_s": round(self.virtual_s, 3),
             "codes": dict(sorted(self.codes.items())),
             "handoffs": dict(sorted(self.handoffs.items())),
+            "migrations": self.migrations,
             "faults": dict(sorted(self.faults.items())),
         }
 

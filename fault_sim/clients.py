@@ -35,6 +35,7 @@ class Answer:
     completions: int = 0
     completion_tokens: int = 0
     handoff: str = ""
+    migrations: int = 0
     refusals: list[str] = field(default_factory=list)
     late_events: int = 0
     is_finished: bool = False
@@ -143,6 +144,7 @@ class Client:
         if kind == "completion":
             answer.completions += 1
             answer.completion_tokens = event.completion.usage.completion_tokens
+            answer.migrations = event.completion.route.migrations
             answer.handoff = generation.HandoffOutcome.Name(event.completion.route.handoff)
         elif kind == "delta":
             self._take(event.delta)

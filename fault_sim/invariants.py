@@ -106,17 +106,16 @@ def _may_end_early(answer: Answer) -> bool:
     return request.is_withdrawn or request.timeout_s is not None or request.pause_s is not None
 
 
-def of_stalls(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
-    """A plain request whose answer has not begun goes from a worker that hangs to one that does not, unless both of its
-    tries met workers of which nobody could know it."""
+def of_survival(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
+    """A request goes from a worker that hangs, drains or is killed to one that works, also in mid-stream, where one
+    fault at a time meets it."""
     lifecycles = {str(lifecycle.request_id): lifecycle for lifecycle in world.lifecycles}
     for answer in answers:
         lifecycle = lifecycles.get(answer.name)
-        has_begun = lifecycle is not None and any(state is State.DECODING for state, _ in lifecycle.history)
-        had_no_chance = lifecycle is not None and world.met_only_unknown_hangs(lifecycle)
-        is_excused = has_begun or had_no_chance or answer.request.moves or _may_end_early(answer)
+        had_no_chance = lifecycle is not None and world.had_no_chance(lifecycle)
+        is_excused = had_no_chance or _may_end_early(answer)
         if not is_excused and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
-            yield Violation("stalls", f"{answer.name} heard {answer.code} {answer.details!r}")
+            yield Violation("survival", f"{answer.name} heard {answer.code} {answer.details!r}")
 
 
 def of_poison(world: World) -> Iterator[Violation]:

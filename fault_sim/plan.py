@@ -108,10 +108,10 @@ class Plan:
 
     @property
     def always_has_workers(self) -> bool:
-        """Engines hang and nothing else happens, and in each pool there is one that does not."""
-        hang = {fault.target for fault in self.faults}
-        pools = {name.partition("-")[0] for name in self.workers if name not in hang}
-        return len(pools) == 2 and all(fault.kind in STALLS for fault in self.faults)
+        """Workers hang, drain or are killed and nothing else happens, and in each pool there is one that is spared."""
+        hit = {fault.target for fault in self.faults}
+        pools = {name.partition("-")[0] for name in self.workers if name not in hit}
+        return len(pools) == 2 and all(fault.kind in (*STALLS, *LOSSES) for fault in self.faults)
 
     @property
     def workers(self) -> list[str]:
@@ -194,6 +194,15 @@ def _with_stalls_alone(rng: Random, plan: Plan) -> Plan:
     return replace(
         plan, faults=tuple(replace(fault, at_s=fault.at_s / 2, for_s=_LONG_STALL_S) for fault in drawn_faults)
     )
+
+
+def _with_losses_alone(rng: Random, plan: Plan) -> Plan:
+    """Long answers, whose decode workers are killed or drain in mid-stream; the first one of the pool stays."""
+    may_go = [name for name in plan.workers if name.startswith("decode") and not name.endswith("-0")]
+    faults = [_fault(rng, LOSSES, may_go) for _ in range(rng.randint(6, 16) if may_go else 0)]
+    longer = tuple(replace(request, max_tokens=rng.randint(20, 120)) for request in plan.requests)
+    brief = tuple(replace(fault, for_s=min(fault.for_s, 2.0)) for fault in faults)
+    return replace(plan, requests=longer, faults=brief)
 
 
 def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
@@ -331,6 +340,7 @@ HANDOFFS = (*["half_open"] * 4, *["slow_pulls"] * 3, "cut", "loss")
 WORKERS = ("kill", "drain", "cut_registry", "redis_down", "redis_empty")
 # These come on top of whatever a seed has.
 STALLS = ("stall",)
+LOSSES = ("kill", "kill", "drain")
 FREEZES = ("freeze", "freeze_pulls", "freeze_pulls")
 POISON = ("poison",)
 _THEMES = (
@@ -351,6 +361,7 @@ _EXTRAS: dict[str, Callable[[Random, Plan], Plan]] = {
     "poison": _with_poison,
     "slow readers": _with_slow_readers,
     "stalls alone": _with_stalls_alone,
+    "losses alone": _with_losses_alone,
 }
 
 

@@ -33,6 +33,8 @@ class Result:
     trace: tuple[str, ...]
     codes: Counter[str]
     handoffs: Counter[str]
+    # Of answers that went on elsewhere, how often they did.
+    migrations: int
     virtual_s: float
 
     @property
@@ -55,7 +57,8 @@ def play(plan: Plan) -> Result:
     violations += invariants.of_defects(world)
     last_s = float(world.trace[-1].split()[0]) if world.trace else 0.0
     codes, handoffs = Counter(answer.code for answer in answers), Counter(answer.handoff for answer in answers)
-    return Result(plan, tuple(violations), tuple(world.trace), codes, handoffs, last_s)
+    migrations = sum(answer.migrations for answer in answers)
+    return Result(plan, tuple(violations), tuple(world.trace), codes, handoffs, migrations, last_s)
 
 
 async def _play(world: World, answers: list[Answer], violations: list[Violation]) -> None:
@@ -82,7 +85,7 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
     if not world.plan.faults:
         violations += invariants.of_calm(world, answers)
     elif world.plan.always_has_workers:
-        violations += invariants.of_stalls(world, answers)
+        violations += invariants.of_survival(world, answers)
     await world.stop()
     violations += await _left_tasks()
     world.note("the end")

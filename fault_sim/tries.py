@@ -48,12 +48,15 @@ class Tries:
         tried = Try(host, now_s, self._hangs(host, now_s, now_s) and waited_s >= _KNOWN_S)
         self._of.setdefault(nonce_of(job), []).append(tried)
 
-    def met_only_unknown_hangs(self, nonce: str) -> bool:
-        """Two tries in one pool were at workers that hung, and nobody could know it of either."""
+    def unknown_hangs(self, nonce: str) -> int:
+        """How many tries in one pool were at workers that hung; 0 where somebody could know it of one after the first.
+
+        A first try goes to whoever holds most of the prompt, second tries go where nobody waits in vain.
+        """
         tries = self._of.get(nonce, [])
         hung = [each for each in tries if self._hangs(each.host, each.at_s, each.at_s + _FOUND_OUT_S)]
         pools = Counter(each.host.partition("-")[0] for each in hung)
-        return max(pools.values(), default=0) > 1 and not any(each.may_be_known for each in hung)
+        return 0 if any(each.may_be_known for each in hung[1:]) else max(pools.values(), default=0)
 
     def _hangs(self, host: str, from_s: float, until_s: float) -> bool:
         """At some moment between these."""

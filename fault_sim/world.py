@@ -234,9 +234,11 @@ class World:
         """Whichever start of the worker it is by now."""
         self._tries.stall_ends(name, self._now_s())
 
-    def met_only_unknown_hangs(self, lifecycle: RequestLifecycle) -> bool:
-        """Two tries of the request were at workers that hung, and nobody could know it."""
-        return self._tries.met_only_unknown_hangs(self._nonces.get(id(lifecycle), ""))
+    def had_no_chance(self, lifecycle: RequestLifecycle) -> bool:
+        """Two tries of the request were at workers that died under it, or hung without that anybody could know it."""
+        nonce = self._nonces.get(id(lifecycle), "")
+        deaths = self._jobs[nonce][1].deaths if nonce else 0
+        return self._tries.unknown_hangs(nonce) + deaths > 1
 
     async def _restart(self, worker: LocalWorker) -> None:
         await worker.kill()

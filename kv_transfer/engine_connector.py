@@ -85,6 +85,9 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             vllm_private.stop_lease_renewal(self, request.request_id)
             self.pulls.drop(request.request_id)
             self.handoffs_expired += 1
+        if params.get("do_remote_prefill"):
+            # vLLM pulls the prompt; the lease is on what had been emitted as well, but for the last token.
+            num_computed_tokens -= max(0, request.num_output_tokens - 1)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:

@@ -26,6 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
+from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker.policies import make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
@@ -107,9 +108,9 @@ class StreamingMixin(TwoPhase):
         return finished
 
 
-class StreamingScheduler(StreamingMixin, TieredScheduling, Scheduler):
+class StreamingScheduler(StreamingMixin, TieredScheduling, EmittedOutput, Scheduler):
     """For engines that run one step at a time."""
 
 
-class AsyncStreamingScheduler(StreamingMixin, TieredScheduling, AsyncScheduler):
+class AsyncStreamingScheduler(StreamingMixin, TieredScheduling, EmittedOutput, AsyncScheduler):
     """For engines that schedule a step while the one before runs."""

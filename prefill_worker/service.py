@@ -107,12 +107,12 @@ class PrefillService(WorkerServiceBase):
 def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> EngineJob:
     """The one-token job of a prefill request or of a session."""
     job = from_wire(request, EngineJob)
-    return replace(job, sampling=first_token_sampling(job.sampling))
+    return replace(job, sampling=next_token_sampling(job.sampling, len(job.emitted.token_ids) if job.emitted else 0))
 
 
-def first_token_sampling(sampling: SamplingSpec) -> SamplingSpec:
-    """The same sampling for the first token alone."""
-    return replace(sampling, max_tokens=1, min_tokens=min(sampling.min_tokens, 1))
+def next_token_sampling(sampling: SamplingSpec, emitted: int = 0) -> SamplingSpec:
+    """The same sampling for one token alone, after so many."""
+    return replace(sampling, max_tokens=emitted + 1, min_tokens=min(sampling.min_tokens, emitted + 1))
 
 
 def presentable_text(text: str, *, has_stop_strings: bool) -> str:

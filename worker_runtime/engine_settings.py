@@ -84,7 +84,7 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.engine.kv_cache_gib)))
     else:
-        # The first-token replay is written for this model runner (docs/decisions/0004).
+        # Requests that arrive with output are written for this model runner (docs/decisions/0039).
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return variables | _ucx_environment(settings)
 

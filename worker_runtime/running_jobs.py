@@ -64,10 +64,15 @@ class RunningJobs:
 
     def add(self, stream: JobStream) -> None:
         def begin(params: Any) -> str:
-            from worker_runtime.vllm_conversion import prompt_of
+            from kv_transfer.handoff.emitted_output import feed_front_end
+            from worker_runtime.vllm_conversion import check_emitted, prompt_of
 
             job = stream.job
+            if job.emitted is not None:
+                check_emitted(job, self._engine.vllm_config.model_config.max_model_len)
             name: str = self._engine.add_request(job.request_id, prompt_of(job), params, priority=job.priority)
+            if job.emitted is not None:
+                feed_front_end(self._engine, name, job.emitted.token_ids)
             self._counters.prompt_tokens += len(job.token_ids)
             return name
 
@@ -142,7 +147,7 @@ class RunningJobs:
         return made
 
     def _convert(self, stream: JobStream, output: Any, *, counts_prefixes: bool) -> EngineOutput | Exception:
-        """One vLLM output as ours: without the replayed first token, with what belongs to first and last outputs."""
+        """One vLLM output as ours: without text that has been sent, with what belongs to first and last outputs."""
         from worker_runtime.vllm_conversion import finish_reason, position_logprobs
 
         completion, job = output.outputs[0], stream.job
@@ -153,12 +158,6 @@ class RunningJobs:
             self._end(stream)
             return UnavailableError(f"the engine ended the request with `{completion.finish_reason}`")
         first_output = not stream.started
-        if first_output and job.first is not None:
-            if tokens[:1] != [job.first.token_id]:
-                logger.error("%s: replayed %d, sampled %s", job.request_id, job.first.token_id, tokens[:1])
-                self.abandon(stream)
-                return JobFailedError("the first token was not the one that was replayed")
-            tokens, rows = tokens[1:], rows[1:]
         skipped = min(stream.skip_chars, len(text))
         stream.skip_chars -= skipped
         stream.started = True

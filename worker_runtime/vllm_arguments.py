@@ -42,7 +42,6 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         arguments["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if engine.device == "cpu":
             arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
-        arguments["logits_processors"] = ["kv_transfer.handoff.first_token_replay:FirstTokenReplay"]
     return EngineArgs(**arguments)
 
 

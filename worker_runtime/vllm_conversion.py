@@ -7,8 +7,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
+from cluster_core.errors import InvalidInputError
+from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.handoff.lease_params import decode_params
-from kv_transfer.handoff.rules import DEADLINE_PARAM, FIRST_TOKEN_ARG
+from kv_transfer.handoff.rules import DEADLINE_PARAM
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
@@ -33,6 +35,14 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
     return prompt | ({"cache_salt": job.cache_salt} if job.cache_salt else {})
 
 
+def check_emitted(job: EngineJob, max_model_len: int) -> None:
+    """Raises InvalidInputError where the answer has ended with what has been emitted of it, by its length."""
+    emitted = len(job.emitted.token_ids) if job.emitted is not None else 0
+    most = min(job.sampling.max_tokens, max_model_len - len(job.token_ids))
+    if emitted >= most:
+        raise InvalidInputError(f"has {emitted} tokens, the answer ends after {most}", field="emitted")
+
+
 def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> SamplingParams:
     """vLLM's parameters for a job, hand-off included. pull_until_s: monotonic, of a job that pulls."""
     spec = job.sampling
@@ -42,8 +52,8 @@ def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> Sampli
     elif job.pull is not None:
         params = decode_params(job.pull.connector_params)
         extra["kv_transfer_params"] = {**params, DEADLINE_PARAM: pull_until_s}
-    if job.first is not None:
-        extra[FIRST_TOKEN_ARG] = job.first.token_id
+    if job.emitted is not None:
+        extra[EMITTED_ARG] = list(job.emitted.token_ids)
     if job.deadline_s is not None:
         extra[REQUEST_DEADLINE_ARG] = monotonic_s() + job.deadline_s
     return SamplingParams(

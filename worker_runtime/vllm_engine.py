@@ -50,7 +50,7 @@ class VllmEngine:
         return info
 
     def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
-        stream = JobStream(job, skip_chars=len(job.first.sent_text) if job.first else 0)
+        stream = JobStream(job, skip_chars=job.emitted.sent_chars if job.emitted else 0)
         return self._outputs(stream, lambda work: work.jobs.add(stream))
 
     async def _outputs(self, stream: JobStream, start: Command) -> AsyncIterator[EngineOutput]:

@@ -10,7 +10,7 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
-from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
 
 _WARM_UP = (
@@ -28,6 +28,7 @@ def bring_up_vllm(
         from vllm import __version__ as version
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from kv_transfer.handoff.emitted_output import accept_emitted_rows
         from worker_runtime.vllm_arguments import engine_args, engine_info
 
     if version != vllm_private.SUPPORTED_VLLM:
@@ -35,6 +36,8 @@ def bring_up_vllm(
     on_phase("loading the model")
     with own_cores(), _no_garbage():
         engine = LLMEngine.from_engine_args(engine_args(settings))
+    if settings.role is not EngineRole.ALONE:
+        engine.collective_rpc(accept_emitted_rows)
     on_phase("warming up")
     _warm_up(engine)
     work = EngineWork(engine, engine_info(engine, settings), settings, clock, on_loop)

@@ -18,10 +18,10 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_jobs import (
+    EmittedTokens,
     EngineJob,
     EngineOutput,
     FinishReason,
-    FirstToken,
     HandoffOutcome,
     HandoffReport,
     KvLease,
@@ -65,7 +65,7 @@ ROWS = (
     # What an engine is given.
     Row(SamplingSpec, generation.SamplingParams),
     Row(KvLease, wire.KvHandoff, given=frozenset({"prefill_worker_id", "prefill_generation"})),
-    Row(FirstToken, wire.SampledFirstToken),
+    Row(EmittedTokens, wire.EmittedTokens),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),
     Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode"})),
     Row(EngineJob, wire.DecodeRequest, pairs={"pull": "handoff"}, given=frozenset({"generation"})),
@@ -81,7 +81,7 @@ ROWS = (
         given=frozenset({"first", "handoff"}),
     ),
     Row(HandoffReport, wire.DecodeStarted, pairs={"outcome": "handoff"}, given=frozenset({"cached_tokens"})),
-    Row(EngineOutput, wire.DecodeEnd, given=frozenset({"completion_tokens"})),
+    Row(EngineOutput, wire.DecodeEnd, given=frozenset({"completion_tokens", "delta"})),
     Row(SessionProgress, generation.SessionProgress),
     Row(SessionEvent, generation.SessionEvent, pairs={"at_s": "at_ms"}),
     # The router knows when the client has opened and finished the session.

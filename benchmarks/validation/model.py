@@ -46,8 +46,7 @@ def cost_model(measured: Measured, config: RachisConfig) -> dict[str, Any]:
     steps = [DecodeStep(each.batch, each.context_tokens, each.context_tokens, each.step_s) for each in measured.batches]
     decode = MeasuredDecode(steps)
     tokens = np.array([each.tokens for each in measured.prompts], dtype=np.float64)
-    # The decode worker takes a step for the first token too: it replays it.
-    pulls = np.array([each.gap_s - 2 * decode.seconds(1, each.tokens, each.tokens) for each in measured.prompts])
+    pulls = np.array([each.gap_s - decode.seconds(1, each.tokens, each.tokens) for each in measured.prompts])
     slope, latency = (float(each) for each in np.polyfit(tokens, pulls - 2 * hop_s(measured), 1))
     swap = default_model("cpu")
     blocks = config.engine.kv_blocks or 1

@@ -27,7 +27,7 @@ class SimJob:
     """One prompt for one engine.
 
     number: unique in the simulation. keys: names of the prompt's full blocks, in order, each covering all before it
-    (`prefix_chunks`). output_tokens: to generate here. hand_off: the prompt's blocks are kept until
+    (`prefix_chunks`). output_tokens: of the answer, from here on. hand_off: the prompt's blocks are kept until
     they are pulled. pulls: the prompt's KV is to be pulled, apart from what is cached here; the first token is known.
     """
 
@@ -38,6 +38,11 @@ class SimJob:
     hand_off: bool = False
     pulls: bool = False
     tenant: str = ""
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of the answer that are generated here."""
+        return self.output_tokens - self.pulls
 
 
 class OutcomeKind(Enum):

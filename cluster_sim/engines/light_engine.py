@@ -69,7 +69,7 @@ class LightEngine:
     # For the cluster.
 
     def add(self, job: SimJob, now_s: float) -> None:
-        self._enter(LightRequest(job, job.keys.tolist(), job.prompt_tokens, left=job.output_tokens), now_s)
+        self._enter(LightRequest(job, job.keys.tolist(), job.prompt_tokens, left=job.own_tokens), now_s)
 
     def open(self, job: SimJob, first: SimInput, mode: SessionMode, now_s: float) -> None:
         self._enter(LightRequest(job, job.keys.tolist(), computable(job, first), left=job.output_tokens), now_s)
@@ -95,7 +95,7 @@ class LightEngine:
         if request is None or request.at is not At.PULLING:
             return
         self._measured.pulled(now_s - request.since_s, request.job.prompt_tokens - request.cached)
-        # The first token is known, and takes a step of its own.
+        # Of the first token, which is known, no more than the KV is missing.
         request.computed = request.job.prompt_tokens - 1
         self._begin_prefill(request)
         self._stir(now_s)

@@ -219,10 +219,10 @@ class VllmSimEngine:
 
     def _request(self, job: SimJob, keys: Keys, tokens: list[int]) -> Any:
         """vLLM's own, and an entry for it."""
-        parameters = self._parameters.get(job.output_tokens)
+        parameters = self._parameters.get(job.own_tokens)
         if parameters is None:
-            parameters = SamplingParams(max_tokens=job.output_tokens, temperature=0.0, ignore_eos=True)
-            self._parameters[job.output_tokens] = parameters
+            parameters = SamplingParams(max_tokens=job.own_tokens, temperature=0.0, ignore_eos=True)
+            self._parameters[job.own_tokens] = parameters
         names = BlockNames(job.number, keys, self.settings.block_tokens) if self.settings.prefix_caching else None
         name, now_s = str(job.number), self._clock.now_s
         request = Request(name, tokens, parameters, None, arrival_time=now_s, block_hasher=names)

@@ -3,7 +3,10 @@
 `handle(event, now_s)` returns what the driver has to do, in order. Drivers: `dispatcher` over gRPC, and
 `cluster_sim.dispatch` in simulated time. What a journey owns:
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
-                  until the first of its messages; a worker that drains counts as no attempt
+                  too, while nothing comes of it; one that drains or was not reached counts as no attempt
+    the answer    what has been emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a
+                  pause: prompt and answer are prefilled in one pass, as a prompt is, and generation goes on after
+                  the last token that the client has
     poison        a request during which two engines have died is tried no more (`poison` remembers it for others)
     exclusions    what failed the request gets it no more, in this pool
     the lease     on the KV that a prefill worker computed: from the prefill call until the decode worker says that it
@@ -14,9 +17,10 @@
 Source: the shape of dask's `WorkerState.handle_stimulus` and of h11's tables.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from control_plane.dispatch.journey_steps import (
     AwaitPrompt,
@@ -100,9 +104,14 @@ class Journey:
         # Of the pool that is tried.
         self._excluded: set[tuple[str, int]] = set()
         self._lost = 0
+        # Decode workers that were lost since one has generated anything.
+        self._fruitless = 0
         self._worker: WorkerSnapshot | None = None
         self._lease: Lease | None = None
         self._was_prefilled = False
+        self._prefilled_s = 0.0
+        # A decode worker that was told of the lease may have pulled.
+        self._is_used_up = False
         self._decode_started = False
 
     @property
@@ -128,6 +137,9 @@ class Journey:
     # Prefill.
 
     def _begin(self, event: Begun, now_s: float) -> Instructions:
+        return self._seek_prefill_worker()
+
+    def _seek_prefill_worker(self) -> Instructions:
         if self._limits.prefill_attempts < 1:
             return self._decode_alone()
         return self._await(Stage.ROUTE, Route())
@@ -141,7 +153,8 @@ class Journey:
         self.job.lifecycle.at(lifecycle.Event.PLACED)
         self._worker = event.worker
         self._lease = Lease(event.worker, self.job.attempt_id())
-        self.job.dispatched_s = now_s
+        if not self.job.migrations:
+            self.job.dispatched_s = now_s
         call = CallPrefill(event.worker, self._lease.lease_id, self._hands_off, self.job.deadline_s)
         return self._await(Stage.PREFILL, call)
 
@@ -157,24 +170,33 @@ class Journey:
     def _prefilled(self, event: Prefilled, now_s: float) -> Instructions:
         job = self.job
         assert self._worker is not None
-        job.route.prefill_worker_id = self._worker.worker_id
-        job.cached_tokens = event.cached_tokens
-        job.engine_queue_ms = event.engine_queue_ms
-        job.first_token_s = now_s
+        counted = self._counted()
+        if not job.migrations:
+            job.route.prefill_worker_id = self._worker.worker_id
+            job.cached_tokens = event.cached_tokens
+            job.engine_queue_ms = event.engine_queue_ms
+        job.first_token_s = job.first_token_s or now_s
         self._was_prefilled = True
+        self._prefilled_s = now_s
+        self._is_used_up = False
+        emitted = self._emit(event.first, event.token_ids, event.chars)
         if event.finish_reason is not None:
             # Nothing is kept of a prompt whose answer has ended.
             self._lease = None
-            return (CountPrompt(), Emit(event.first), *self._complete(event.finish_reason, event.tokens))
+            return (*counted, emitted, *self._complete(event.finish_reason, event.completion_tokens))
         job.lifecycle.at(lifecycle.Event.FIRST_TOKEN)
-        return (CountPrompt(), Emit(event.first), *self._seek_decode_worker(now_s))
+        return (*counted, emitted, *self._seek_decode_worker(now_s))
 
     def _decode_alone(self) -> Instructions:
         return self._await(Stage.PROMPT, AwaitPrompt())
 
     def _prompt_complete(self, event: PromptComplete, now_s: float) -> Instructions:
         self.job.lifecycle.at(lifecycle.Event.PLACED_DECODE_ONLY)
-        return (CountPrompt(), *self._seek_decode_worker(now_s))
+        return (*self._counted(), *self._seek_decode_worker(now_s))
+
+    def _counted(self) -> Instructions:
+        """A prompt is asked for once, wherever its answer goes."""
+        return () if self.job.migrations else (CountPrompt(),)
 
     # Decode.
 
@@ -185,7 +207,7 @@ class Journey:
             self._lost = 0
         if now_s >= self.job.deadline_s:
             return self._fail(_DEADLINE_PASSED)
-        prefills = not self._was_prefilled or self._lost > 0
+        prefills = not self._was_prefilled or self._is_used_up
         place = PlaceDecode(frozenset(self._excluded), prefills, self._limits.worker_wait_s, self.job.deadline_s)
         return self._await(Stage.DECODE_WORKER, place)
 
@@ -206,8 +228,8 @@ class Journey:
         """Whether the next decode worker pulls. From now on the lease is not safe to release for a while."""
         deadline_s = self._limits.handoff_deadline_s
         # By the router's own clock too: a worker's may be wrong.
-        is_late = now_s - self.job.first_token_s >= deadline_s
-        if self._lease is None or self._lost or is_late:
+        is_late = now_s - self._prefilled_s >= deadline_s
+        if self._lease is None or self._is_used_up or is_late:
             return False
         self._lease.safe_at_s = now_s + deadline_s
         return True
@@ -218,12 +240,14 @@ class Journey:
         self._decode_started = True
         lease = self._lease
         recomputed = event.handoff == RECOMPUTED or (lease is not None and event.handoff == NO_HANDOFF)
-        job.route.handoff = RECOMPUTED if recomputed else event.handoff
-        job.route.kv_bytes = event.kv_bytes
-        job.route.pulled_tokens = event.pulled_tokens
-        job.transfer_ms = event.transfer_ms
+        if not job.migrations:
+            job.route.handoff = RECOMPUTED if recomputed else event.handoff
+            job.route.kv_bytes = event.kv_bytes
+            job.route.pulled_tokens = event.pulled_tokens
+            job.transfer_ms = event.transfer_ms
+            if lease is None:
+                job.cached_tokens = event.cached_tokens
         if lease is None:
-            job.cached_tokens = event.cached_tokens
             return ()
         if not recomputed:
             # It was pulled, and ended with that.
@@ -236,13 +260,15 @@ class Journey:
 
     def _generated(self, event: Generated, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
-        return (Emit(event.piece),)
+        self._fruitless = 0
+        return (self._emit(event.piece, event.token_ids, event.chars),)
 
     def _ended(self, event: Ended, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
+        last = () if event.piece is None else (Emit(event.piece),)
         completed = self._complete(event.finish_reason, event.completion_tokens)
         self.stage = Stage.DECODE_CALL_ENDS
-        return completed
+        return (*last, *completed)
 
     def _lost_after_the_answer(self, event: WorkerLost, now_s: float) -> Instructions:
         """Nothing is missing of the answer; others should know of the worker."""
@@ -251,15 +277,24 @@ class Journey:
         return (MarkDraining(worker) if event.is_draining else Suspect(worker, event.sentence),)
 
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
-        worker = self._worker
-        assert worker is not None
-        attempts = self._lost + (not event.is_draining)
-        if self._decode_started or attempts >= self._limits.decode_attempts:
-            blame = self._blamed(event)
-            lost = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
-            return (Suspect(worker, event.sentence), *blame, *self._fail(_POISON if self._is_poison else lost))
         told = self._set_aside(event)
-        return (*told, *(self._fail(_POISON) if self._is_poison else self._seek_decode_worker(now_s, again=True)))
+        self._fruitless += event.counts
+        self._is_used_up |= event.had_it
+        if self._is_poison:
+            return (*told, *self._fail(_POISON))
+        if self._fruitless >= self._limits.decode_attempts:
+            lost = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
+            return (*told, *self._fail(lost))
+        return (*told, *(self._migrate() if self._decode_started else self._seek_decode_worker(now_s, again=True)))
+
+    def _migrate(self) -> Instructions:
+        """From the beginning, with the answer so far behind the prompt."""
+        self.job.migrations += 1
+        self.job.route.migrations = self.job.migrations
+        self._decode_started = self._was_prefilled = False
+        self._excluded.clear()
+        self._lost = 0
+        return self._seek_prefill_worker()
 
     # Both.
 
@@ -269,7 +304,12 @@ class Journey:
 
     @property
     def _hands_off(self) -> bool:
-        return self.job.max_tokens > 1
+        return self.job.max_tokens - len(self.job.emitted) > 1
+
+    def _emit(self, piece: Any, token_ids: Sequence[int], chars: int) -> Emit:
+        self.job.emitted.extend(token_ids)
+        self.job.emitted_chars += chars
+        return Emit(piece)
 
     def _set_aside(self, event: WorkerLost) -> Instructions:
         """The worker gets this request no more; one that drains gets no other one either."""
@@ -280,7 +320,7 @@ class Journey:
         self._worker = None
         if event.is_draining:
             return (MarkDraining(worker),)
-        self._lost += 1
+        self._lost += event.counts
         return (Suspect(worker, event.sentence), *self._blamed(event))
 
     def _blamed(self, event: WorkerLost) -> Instructions:

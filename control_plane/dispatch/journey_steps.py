@@ -1,8 +1,10 @@
 """What a journey is told, and what it has its driver do: the events and instructions of `journey`.
 
 Times are monotonic seconds. `piece` and `first` are what the driver writes to the client: the journey passes them on.
+`token_ids` and `chars` are what it remembers of them: the tokens, and how many characters of text they show.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -48,11 +50,14 @@ class PromptComplete:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prefill worker has sampled the first token. finish_reason: where that is the whole answer."""
+    """The prefill worker has sampled the first token, or the next one of an answer that goes on elsewhere."""
 
     first: Any = None
-    tokens: int = 1
+    token_ids: Sequence[int] = ()
+    chars: int = 0
+    # Where that is the end of the answer: why it ends, and tokens of all of it.
     finish_reason: int | None = None
+    completion_tokens: int = 1
     cached_tokens: int = 0
     engine_queue_ms: float = 0.0
 
@@ -73,14 +78,17 @@ class Generated:
     """The decode worker has generated tokens."""
 
     piece: Any = None
+    token_ids: Sequence[int] = ()
+    chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The decode worker has generated the last token."""
+    """The decode worker has generated the last token. piece: what comes with it; None: everything has come before."""
 
     finish_reason: int
     completion_tokens: int
+    piece: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +96,24 @@ class WorkerLost:
     """The call has ended without an answer, in a way that lets another worker try."""
 
     sentence: str = ""
-    # The worker takes nothing new: it has not touched the lease, and counts as no attempt.
+    # The worker takes nothing new, and counts as no attempt.
     is_draining: bool = False
+    # It had the request when it began to drain, and was left.
+    was_left: bool = False
     # Its process or its engine ended while the request was there.
     has_died: bool = False
+    # It was never there: that counts as no attempt either.
+    is_unreachable: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """As an attempt."""
+        return not (self.is_draining or self.is_unreachable)
+
+    @property
+    def had_it(self) -> bool:
+        """The worker may have touched the lease."""
+        return self.counts or self.was_left
 
 
 @dataclass(frozen=True, slots=True)

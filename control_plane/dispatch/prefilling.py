@@ -47,7 +47,15 @@ class WholePrompt:
             hand_off=hand_off,
             cache_salt=self._job.cache_salt,
         )
+        say_emitted(request, self._job)
         return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))
 
     async def without_worker(self) -> None:
         pass
+
+
+def say_emitted(request: wire.PrefillRequest | wire.DecodeRequest, job: Job) -> None:
+    """The worker generates on from there."""
+    if job.emitted:
+        request.emitted.token_ids.extend(job.emitted)
+        request.emitted.sent_chars = job.emitted_chars

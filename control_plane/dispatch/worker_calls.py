@@ -11,9 +11,16 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.prefilling import Prefilling
+from control_plane.dispatch.prefilling import Prefilling, WholePrompt, say_emitted
 from control_plane.fleet.membership import Membership
-from control_plane.fleet.worker_client import WorkerClient, WorkerDiedError, WorkerDrainingError, WorkerLostError
+from control_plane.fleet.worker_client import (
+    WorkerClient,
+    WorkerDiedError,
+    WorkerDrainingError,
+    WorkerLeftError,
+    WorkerLostError,
+    WorkerUnreachableError,
+)
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
 from control_plane.placement.placer import Placement, Placer
@@ -35,6 +42,7 @@ class WorkerCalls:
     ) -> None:
         self._job = job
         self._prefilling = prefilling
+        self._whole = WholePrompt(client, job, now_s)
         self._client = client
         self._placer = placer
         self._membership = membership
@@ -44,6 +52,11 @@ class WorkerCalls:
         # Of the call that comes next.
         self._placement: Placement | None = None
         self._prefilled: wire.PrefillResponse | None = None
+
+    @property
+    def _way(self) -> Prefilling:
+        """An answer that goes on elsewhere has its whole prompt, however that came."""
+        return self._whole if self._job.emitted else self._prefilling
 
     def carry_out(self, call: steps.Instruction) -> AsyncIterator[steps.Event]:
         """Events until the call has ended. Raises what ends the request without another try."""
@@ -65,14 +78,14 @@ class WorkerCalls:
 
     async def _route(self) -> AsyncIterator[steps.Event]:
         started_s = self._now_s()
-        is_whole = self._prefilling.is_whole
+        is_whole = self._way.is_whole
         self._placement = self._placer.route(self._job, is_whole=is_whole)
         yield self._placed_for_prefill(is_whole=is_whole, since_s=started_s)
 
     async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
         started_s = self._now_s()
         self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded, avoided=self._avoided(excluded))
-        yield self._placed_for_prefill(is_whole=self._prefilling.is_whole, since_s=started_s)
+        yield self._placed_for_prefill(is_whole=self._way.is_whole, since_s=started_s)
 
     def _placed_for_prefill(self, *, is_whole: bool, since_s: float) -> steps.Placed:
         worker = self._placement.worker if self._placement is not None else None
@@ -81,21 +94,21 @@ class WorkerCalls:
         return placed
 
     async def _await_prompt(self) -> AsyncIterator[steps.Event]:
-        await self._prefilling.without_worker()
+        await self._way.without_worker()
         yield steps.PromptComplete()
 
     async def _prefill(self, call: steps.CallPrefill) -> AsyncIterator[steps.Event]:
         flight = self._placer.begin(self._taken_placement())
         try:
-            is_owed = self._prefilling.is_whole
+            is_owed = self._way.is_whole
             async with self._probes.waiting_for(call.worker, self._may_leave_prefill, is_owed=is_owed):
-                response = await self._prefilling.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
+                response = await self._way.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
             flight.prefilled()
         except WorkerLostError as error:
             event: steps.Event = _lost(error)
         else:
             self._prefilled = response
-            event = _prefilled(response)
+            event = _prefilled(response, len(self._job.emitted))
         finally:
             flight.end()
         yield event
@@ -135,10 +148,10 @@ class WorkerCalls:
                             flight.prefilled()
                             yield _started(message.started)
                         case "delta":
-                            yield steps.Generated(message.delta)
+                            yield steps.Generated(message.delta, message.delta.token_ids, len(message.delta.text))
                         case _:
                             has_ended = True
-                            yield steps.Ended(message.end.finish_reason, message.end.completion_tokens)
+                            yield _ended(message.end)
             if not has_ended:
                 raise WorkerLostError(f"worker {call.worker.worker_id} ended the stream early")
         except WorkerLostError as error:
@@ -152,15 +165,20 @@ class WorkerCalls:
     async def _messages(
         self, call: steps.CallDecode, request: wire.DecodeRequest
     ) -> AsyncIterator[wire.DecodeResponse]:
-        """What the worker sends. Until the first of it the request may still go to another worker."""
-        messages = self._client.decode(call.worker, request, call.until_s - self._now_s())
-        async with aclosing(messages) as stream:  # type: ignore[type-var]
-            async with self._probes.waiting_for(call.worker, self._may_leave_decode):
-                message: wire.DecodeResponse | None = await anext(stream, None)
-            while message is not None:
-                self._probes.heard(call.worker)
-                yield message
-                message = await anext(stream, None)
+        """What the worker sends. It may be left for another one at any time."""
+        probes, worker = self._probes, call.worker
+        decode = self._client.decode(worker, request, call.until_s - self._now_s())
+        with (
+            probes.owing(worker, is_owed=False),
+            probes.watching(worker, self._may_leave_decode, decode.leave, moves=True),
+        ):
+            async with aclosing(decode.messages()) as stream:  # type: ignore[type-var]
+                with probes.owing(worker):
+                    message: wire.DecodeResponse | None = await anext(stream, None)
+                while message is not None:
+                    probes.heard(worker)
+                    yield message
+                    message = await anext(stream, None)
 
     def _may_leave_prefill(self) -> bool:
         return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode()
@@ -179,11 +197,9 @@ class WorkerCalls:
             cache_salt=job.cache_salt,
             priority=job.priority,
         )
-        if self._prefilled is not None:
-            if call.pulls:
-                request.handoff.CopyFrom(self._prefilled.handoff)
-            request.first.token_id = self._prefilled.first.token_ids[0]
-            request.first.sent_text = self._prefilled.first.text
+        if call.pulls and self._prefilled is not None:
+            request.handoff.CopyFrom(self._prefilled.handoff)
+        say_emitted(request, job)
         return request
 
     def _taken_placement(self) -> Placement:
@@ -193,19 +209,32 @@ class WorkerCalls:
 
 
 def _lost(error: WorkerLostError) -> steps.WorkerLost:
-    is_draining, has_died = isinstance(error, WorkerDrainingError), isinstance(error, WorkerDiedError)
-    return steps.WorkerLost(str(error), is_draining=is_draining, has_died=has_died)
+    return steps.WorkerLost(
+        str(error),
+        is_draining=isinstance(error, WorkerDrainingError),
+        was_left=isinstance(error, WorkerLeftError),
+        has_died=isinstance(error, WorkerDiedError),
+        is_unreachable=isinstance(error, WorkerUnreachableError),
+    )
 
 
-def _prefilled(response: wire.PrefillResponse) -> steps.Prefilled:
+def _prefilled(response: wire.PrefillResponse, emitted: int) -> steps.Prefilled:
+    """emitted: tokens before."""
     is_over = response.finish_reason != generation.FINISH_REASON_UNSPECIFIED
     return steps.Prefilled(
         response.first,
-        len(response.first.token_ids),
+        response.first.token_ids,
+        len(response.first.text),
         response.finish_reason if is_over else None,
+        emitted + len(response.first.token_ids),
         response.cached_tokens,
         response.engine_queue_ms,
     )
+
+
+def _ended(message: wire.DecodeEnd) -> steps.Ended:
+    has_more = message.delta.token_ids or message.delta.text
+    return steps.Ended(message.finish_reason, message.completion_tokens, message.delta if has_more else None)
 
 
 def _started(message: wire.DecodeStarted) -> steps.DecodeStarted:

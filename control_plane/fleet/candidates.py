@@ -16,7 +16,6 @@ _ROUGH_COSTS = {
     "prefill_s_per_token": 1e-4,
     "prefill_s_per_pair": 0.0,
     "load_s_per_token": 5e-6,
-    "decode_step_s": 0.02,
     "pull_s": 0.01,
     "pull_s_per_token": 2e-6,
 }
@@ -26,7 +25,6 @@ _ROUGH_COSTS = {
 _COST_GROUPS = (
     ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair"),
     ("load_s_per_token",),
-    ("decode_step_s",),
     ("pull_s", "pull_s_per_token"),
 )
 
@@ -46,7 +44,6 @@ class Fixed:
     prefill_s_per_pair: Floats
     # From host memory.
     load_s_per_token: Floats
-    decode_step_s: Floats
     # Of any pull, and for each token of it.
     pull_s: Floats
     pull_s_per_token: Floats

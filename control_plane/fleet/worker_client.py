@@ -34,6 +34,8 @@ CLOSE_GRACE_S = 600.0
 # What gRPC, or the worker itself, says of a call whose server has ended, as against one that cannot be reached, is cut
 # off, or stops in good order.
 _DEATHS = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg|sendmsg|the engine died")
+# What it says of a server that no connection could be made to.
+_UNREACHED = re.compile(r"failed to connect|Connection refused|connection refused|No route to host")
 # What gRPC says when a message could not be written because the call had just ended.
 _WRITE_FAILED = "Internal error from Core"
 
@@ -46,6 +48,14 @@ class WorkerLostError(OperatingFault):
 
 class WorkerDrainingError(WorkerLostError):
     """The worker takes nothing new, or gave the session back: nothing of it was lost there."""
+
+
+class WorkerLeftError(WorkerDrainingError):
+    """The worker began to drain while it had the call, which goes on elsewhere."""
+
+
+class WorkerUnreachableError(WorkerLostError):
+    """The worker was not reached: it has nothing of the request."""
 
 
 class WorkerDiedError(WorkerLostError):
@@ -98,17 +108,8 @@ class WorkerClient:
         finally:
             call.cancel()
 
-    async def decode(
-        self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float
-    ) -> AsyncIterator[wire.DecodeResponse]:
-        """Closing the iterator early cancels the call, and with it the worker's job."""
-        call = self._stub(worker.address).Decode(request, timeout=timeout_s)
-        try:
-            with _translated(worker):
-                async for response in call:
-                    yield response
-        finally:
-            call.cancel()
+    def decode(self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float) -> "DecodeCall":
+        return DecodeCall(worker, self._stub(worker.address).Decode(request, timeout=timeout_s))
 
     async def release(self, worker: WorkerSnapshot, lease_id: str, timeout_s: float) -> bool:
         request = wire.ReleaseHandoffRequest(lease_id=lease_id, generation=worker.generation)
@@ -161,6 +162,39 @@ class WorkerClient:
         return worker_pb2_grpc.WorkerServiceStub(channel)
 
 
+class DecodeCall:
+    """One Decode call. It is read once, and may be left meanwhile."""
+
+    def __init__(self, worker: WorkerSnapshot, call: Any) -> None:
+        self._worker = worker
+        self._call = call
+        self._why: WorkerLostError | None = None
+
+    def leave(self, why: WorkerLostError) -> None:
+        """Whoever reads it gets this error, and the worker's job is cancelled."""
+        self._why = why
+        self._call.cancel()
+
+    async def messages(self) -> AsyncIterator[wire.DecodeResponse]:
+        """Closing the iterator early cancels the call, and with it the worker's job."""
+        try:
+            with _translated(self._worker):
+                async for response in self._call:
+                    yield response
+        except (asyncio.CancelledError, WorkerLostError):
+            if self._why is None or _is_cancelled():
+                raise
+            raise self._why from None
+        finally:
+            self._call.cancel()
+
+
+def _is_cancelled() -> bool:
+    """The task itself, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class SessionCall:
     """One PrefillSession call: one task writes, another one reads."""
 
@@ -191,6 +225,9 @@ def _translated(worker: WorkerSnapshot | None):  # type: ignore[no-untyped-def]
         # Also where the worker had ended the call for a reason of its own, which gRPC then does not tell any more.
         broke = (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, _WRITE_FAILED)
         kind = WorkerLostError if broke else _ERRORS.get(error.code(), UnavailableError)
-        if error.code() is grpc.StatusCode.UNAVAILABLE and _DEATHS.search(error.details() or ""):
-            kind = WorkerDiedError
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            if _UNREACHED.search(error.details() or ""):
+                kind = WorkerUnreachableError
+            elif _DEATHS.search(error.details() or ""):
+                kind = WorkerDiedError
         raise kind(f"{name}{error.details() or error.code().name}") from None

@@ -3,13 +3,13 @@
 A worker is alive that answers `GetWorkerStatus` under the generation that it is known by, and whose engine does not
 hang in a step by its own account. Redis is not needed for it: a worker that was suspected while the registry is away is
 trusted as soon as it answers. One that is not alive is suspect, and calls that wait for it go to another worker, where
-there is one.
+there is one. So do answers that a decode worker is generating when it begins to drain.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from rachis.v1 import worker_pb2 as wire
@@ -19,19 +19,22 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.vitality import VITALITY_TIMING, Key, Vitality, VitalityTiming
-from control_plane.fleet.worker_client import WorkerClient, WorkerStalledError
+from control_plane.fleet.worker_client import WorkerClient, WorkerLeftError, WorkerLostError, WorkerStalledError
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 
+_DRAINING = wire.WORKER_STATE_DRAINING
 # A question that took so many times as long as it was allowed to says that this router is starved, not the worker.
 _LATE = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    bound: asyncio.Timeout
     may_leave: Callable[[], bool]
+    leave: Callable[[WorkerLostError], None]
+    # Also where the worker drains.
+    moves: bool
 
 
 class WorkerProbes:
@@ -68,24 +71,49 @@ class WorkerProbes:
         Raises WorkerStalledError once the worker is found not to be alive, if `may_leave` says then that there is
         somewhere to go.
         """
-        key = (worker.worker_id, worker.generation)
-        self._vitality.waits(worker, self._now_s(), is_owed=is_owed)
-        waits = self._waits.setdefault(key, {})
+        reasons: list[WorkerLostError] = []
         try:
             async with asyncio.timeout(None) as bound:
-                wait = _Wait(bound, may_leave)
-                waits[wait] = None
-                try:
+
+                def leave(why: WorkerLostError) -> None:
+                    reasons.append(why)
+                    bound.reschedule(asyncio.get_running_loop().time())
+
+                with self.owing(worker, is_owed=is_owed), self.watching(worker, may_leave, leave):
                     yield
-                finally:
-                    waits.pop(wait, None)
             self._vitality.heard(worker, self._now_s())
         except TimeoutError:
             if not bound.expired():
                 raise
-            raise WorkerStalledError(f"worker {worker.worker_id}: it hangs") from None
+            raise reasons[0] from None
+
+    @contextmanager
+    def owing(self, worker: WorkerSnapshot, *, is_owed: bool = True) -> Iterator[None]:
+        """A call waits for the worker. is_owed: for nothing but the worker."""
+        self._vitality.waits(worker, self._now_s(), is_owed=is_owed)
+        try:
+            yield
         finally:
             self._vitality.waited(worker, is_owed=is_owed)
+
+    @contextmanager
+    def watching(
+        self,
+        worker: WorkerSnapshot,
+        may_leave: Callable[[], bool],
+        leave: Callable[[WorkerLostError], None],
+        *,
+        moves: bool = False,
+    ) -> Iterator[None]:
+        """Around a call: `leave` gets the reason once the worker is found not to be alive, or, with `moves`, to drain,
+        and `may_leave` says that there is somewhere to go."""
+        key, wait = (worker.worker_id, worker.generation), _Wait(may_leave, leave, moves)
+        waits = self._waits.setdefault(key, {})
+        waits[wait] = None
+        try:
+            yield
+        finally:
+            waits.pop(wait, None)
             if not waits and self._waits.get(key) is waits:
                 del self._waits[key]
 
@@ -102,6 +130,7 @@ class WorkerProbes:
             while True:
                 for worker in self._vitality.due(self._membership.suspects(), self._now_s()):
                     self._asking.start(self._ask(worker))
+                self._move()
                 await asyncio.sleep(self._timing.look_s)
         finally:
             await self._asking.cancel()
@@ -124,7 +153,8 @@ class WorkerProbes:
             logger.warning("%s is not alive: %s", worker.worker_id, sentence)
             self.found_lost += 1
         self._membership.suspect(worker)
-        self._let_go(worker)
+        why = WorkerStalledError(f"worker {worker.worker_id}: it hangs")
+        self.left_calls += self._let_go((worker.worker_id, worker.generation), why, lambda wait: True)
 
     async def _complaint(self, worker: WorkerSnapshot) -> str:
         """Why the worker is not alive; empty where it is."""
@@ -138,10 +168,22 @@ class WorkerProbes:
             return f"its engine has been in one step for {status.load.stalled_s:.1f} s"
         return ""
 
-    def _let_go(self, worker: WorkerSnapshot) -> None:
-        """Calls that wait for it go elsewhere, if they can."""
-        waits = self._waits.get((worker.worker_id, worker.generation), {})
-        for wait in [each for each in waits if each.may_leave()]:
+    def _move(self) -> None:
+        """Answers of draining workers go on elsewhere."""
+        for key in list(self._waits):
+            member = self._membership.get(key[0])
+            registration = member.registration if member is not None else None
+            if registration is None or (registration.generation, registration.state) != (key[1], _DRAINING):
+                continue
+            moved = self._let_go(key, WorkerLeftError(f"worker {key[0]} drains"), lambda wait: wait.moves)
+            if moved:
+                logger.info("%s drains: %d answers go on elsewhere", key[0], moved)
+
+    def _let_go(self, key: Key, why: WorkerLostError, whom: Callable[[_Wait], bool]) -> int:
+        """Calls at this worker go elsewhere, those that can; returns how many."""
+        waits = self._waits.get(key, {})
+        leaving = [each for each in waits if whom(each) and each.may_leave()]
+        for wait in leaving:
             waits.pop(wait, None)
-            self.left_calls += 1
-            wait.bound.reschedule(asyncio.get_running_loop().time())
+            wait.leave(why)
+        return len(leaving)

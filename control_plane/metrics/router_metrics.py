@@ -49,6 +49,10 @@ _HANDOFFS = _Figure(
     "Requests and sessions that got their answer, by what came of the hand-off of their blocks",
     "outcome",
 )
+_MIGRATIONS = _Figure(
+    "rachis_migrations_total",
+    "How often answers that had begun went on elsewhere; of requests and sessions that got their answer",
+)
 _SESSION_TTFT = _Figure(
     "rachis_session_ttft_seconds",
     "Time to first token of streaming sessions, from their opening and from their finish",
@@ -98,6 +102,7 @@ _FIGURES = (
     _OUTCOMES,
     _ERRORS,
     _HANDOFFS,
+    _MIGRATIONS,
     _SESSION_TTFT,
     _SESSION_EVENTS,
     _SESSION_TOKENS,
@@ -164,6 +169,7 @@ class RouterMetrics:
     def completed(self, completion: generation.Completion) -> None:
         """Counts a request or session that got its whole answer."""
         self._counters[_HANDOFFS].labels(_handoff_label(completion.route.handoff)).inc()
+        self._counters[_MIGRATIONS].inc(completion.route.migrations)
 
     def session_ended(self, record: generation.SessionRecord) -> None:
         """Counts a session that got its answer."""

@@ -50,6 +50,11 @@ class Job:
     # one that means something in the connector's own messages.
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     cached_tokens: int = 0
+    # The answer so far, which the client has: its tokens, and the characters of its text that could be shown.
+    emitted: list[int] = field(default_factory=list)
+    emitted_chars: int = 0
+    # Times that the answer went on elsewhere after it had begun to decode.
+    migrations: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
 
     @property

@@ -55,7 +55,8 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         **_GIVEN_UP,
     },
     State.HANDING_OFF: {Event.DECODE_STARTED: State.DECODING, Event.WORKER_LOST: State.HANDING_OFF, **_GIVEN_UP},
-    State.DECODING: {Event.ENDED: State.FINISHED, **_GIVEN_UP},
+    # The answer goes on elsewhere.
+    State.DECODING: {Event.ENDED: State.FINISHED, Event.WORKER_LOST: State.QUEUED, **_GIVEN_UP},
 }
 
 OUTCOMES = frozenset({State.FINISHED, State.REFUSED, State.CANCELLED, State.EXPIRED, State.FAILED})

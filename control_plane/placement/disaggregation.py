@@ -49,9 +49,7 @@ def prices(prefill: Decision, decode: Decision, question: Question) -> Prices:
     local_s = float(workers.queue_s[row]) + compute_s * (1.0 + float(workers.in_flight_requests[row]))
     pulled = max(question.prompt_tokens - float(view.device[row]), 0.0)
     pull_s = float(workers.fixed.pull_s[row] + pulled * workers.fixed.pull_s_per_token[row])
-    # The first token is sampled on the prefill worker, and takes a step on the decode worker once more.
-    replay_s = float(workers.fixed.decode_step_s[row])
-    remote_s = float(expected_ttft_s(question, prefill.view)[prefill.winner]) + pull_s + replay_s
+    remote_s = float(expected_ttft_s(question, prefill.view)[prefill.winner]) + pull_s
     return Prices(local_s, remote_s, round(float(view.uncached(question.prompt_tokens)[row])))
 
 

@@ -277,11 +277,15 @@ class BlockEngine:
     def _admit(self, job: EngineJob, *, may_be_empty: bool = False) -> Run:
         if self._dead is not None:
             raise UnavailableError(f"the engine died: {self._dead}")
+        emitted = job.emitted.token_ids if job.emitted is not None else ()
         if job.request_id in self._names or job.request_id in self._leases:
             raise InvalidInputError("is already running", field="request_id")
         if not (job.token_ids or may_be_empty) or len(job.token_ids) > self.longest_prompt(job):
             raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
-        run = Run(job, list(job.token_ids), len(job.token_ids))
+        if emitted and len(emitted) >= min(job.sampling.max_tokens, self.settings.max_model_len - len(job.token_ids)):
+            raise InvalidInputError(f"has {len(emitted)} tokens", field="emitted")
+        run = Run(job, [*job.token_ids, *emitted], len(job.token_ids))
+        run.text, run.shown = "".join(map(chr, emitted)), job.emitted.sent_chars if job.emitted is not None else 0
         if job.pull is not None:
             self._pulls.want(run)
         self._names[job.request_id] = run

@@ -76,20 +76,16 @@ class Run:
     def generated(self, token: int) -> EngineOutput:
         """The next token of its answer is this one; returns what its caller gets of it."""
         position = len(self.tokens) - self.prompt_tokens
-        sampling, first = self.job.sampling, self.job.first
-        is_replayed = first is not None and position == 0
-        if first is not None and position == 0:
-            token, self.shown = first.token_id, len(first.sent_text)
+        sampling = self.job.sampling
         self.tokens.append(token)
         self.text, reason = ending(self.text + chr(token), token, position, sampling)
         shown = max(self.shown, len(self.text) if reason else len(self.text) - held_back(sampling))
         text, self.shown = self.text[self.shown : shown], shown
-        tokens = () if is_replayed else (token,)
         is_first, self.is_started = not self.is_started, True
         return EngineOutput(
-            token_ids=tokens,
+            token_ids=(token,),
             text=text,
-            logprobs=logprobs(tokens, sampling.logprobs),
+            logprobs=logprobs((token,), sampling.logprobs),
             finish_reason=reason,
             handoff=self.report if is_first else None,
             cached_tokens=self.cached_tokens if is_first else 0,

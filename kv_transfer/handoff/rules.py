@@ -17,8 +17,6 @@ from cluster_core.engine_jobs import HandoffOutcome, HandoffReport
 
 # Keys that Rachis adds to vLLM's `kv_transfer_params`; vLLM passes them through untouched.
 DEADLINE_PARAM = "rachis_pull_deadline_s"
-# Key in `SamplingParams.extra_args` that carries a first token to be replayed.
-FIRST_TOKEN_ARG = "rachis_first_token"
 
 # A deadline is at most this part of the lease; the rest covers what the clocks are off by, and a pull under way.
 MAX_DEADLINE_SHARE = 0.5

@@ -10,7 +10,7 @@ import pytest
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import EngineJob, EngineOutput, FirstToken, SamplingSpec
+from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, EngineLoad
 from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
@@ -70,7 +70,7 @@ def make_job(
     stop_token_ids: tuple[int, ...] = (),
     logprobs: int | None = None,
     hand_off: bool = False,
-    first: FirstToken | None = None,
+    emitted: EmittedTokens | None = None,
 ) -> EngineJob:
     sampling = SamplingSpec(
         max_tokens=max_tokens,
@@ -80,7 +80,7 @@ def make_job(
         stop_token_ids=stop_token_ids,
         logprobs=logprobs,
     )
-    return EngineJob(f"job-{next(_names)}", prompt, sampling, hand_off=hand_off, first=first)
+    return EngineJob(f"job-{next(_names)}", prompt, sampling, hand_off=hand_off, emitted=emitted)
 
 
 async def outputs_of(engine: Engine, job: EngineJob) -> list[EngineOutput]:

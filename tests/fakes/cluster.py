@@ -112,6 +112,16 @@ class Worker:
         """It is gone without a word: calls to it fail, its registration stays until its lease ends."""
         await self.server.stop(None)
 
+    def will_die(self) -> "asyncio.Task[None]":
+        """Its engine dies once it has a request, before anything comes of it."""
+
+        async def dies() -> None:
+            await self.engine.held.wait()
+            self.engine.die("of a test")
+
+        self.engine.hold_before(0)
+        return asyncio.create_task(dies())
+
 
 class Cluster:
     """Made by `running_cluster`."""

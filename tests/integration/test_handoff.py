@@ -7,6 +7,7 @@ the deadline taken away.
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.integration
 SMALL = EngineSection(kv_blocks=40, max_model_len=1024)
 ONE_AT_A_TIME = EngineSection(kv_blocks=100, max_model_len=3100, max_running_requests=1)
 LEASE_S = 6
+BLOCK_TOKENS = 32
 DEADLINE_S = 1.0
 
 
@@ -64,6 +66,32 @@ async def test_without_a_deadline_the_same_pull_gives_wrong_tokens_silently(tmp_
         answer, expected = await _pull_after_lease(prefill, decode, variant=2)
     assert answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
     assert answer.token_ids != expected.token_ids
+
+
+async def test_an_answer_that_goes_on_is_pulled_with_its_prompt(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
+    prefill, decode = guarded
+    sampling: dict[str, Any] = {"max_tokens": 120}
+
+    async def pulled() -> bool:
+        tokens = _prompt(8)[:800]
+        whole = await decode.decode(tokens, **sampling)
+        assert len(whole.token_ids) == 120
+        # Longer than what the decode worker has cached of it, by several blocks.
+        await _forget(decode)
+        so_far = whole.token_ids[:100]
+        prefilled = await prefill.prefill(tokens, emitted=so_far, **sampling)
+        assert prefilled.first.token_ids == whole.token_ids[100:101]
+        answer = await decode.decode(tokens, prefilled, emitted=so_far, **sampling)
+        assert [*so_far, *answer.token_ids] == whole.token_ids
+        if answer.started.handoff != generation.HANDOFF_OUTCOME_PULLED:
+            return False
+        # To the last token that has KV, from the end of some block.
+        assert (len(tokens) + len(so_far) - answer.started.pulled_tokens) % BLOCK_TOKENS == 0
+        return True
+
+    # On a busy machine one may take longer than its deadline of a second.
+    await until(pulled, "a hand-off is pulled")
+    await until(prefill.nothing_held, "the blocks are free")
 
 
 async def test_a_hand_off_that_waits_too_long_for_its_turn_is_recomputed(
@@ -130,6 +158,11 @@ async def test_a_prefill_worker_that_died_before_the_pull_costs_time_but_no_toke
     assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
     assert answer.token_ids == expected.token_ids
     await until(decode.nothing_held, "the decode worker holds nothing")
+
+
+async def _forget(worker: WorkerProcess) -> None:
+    """Another prompt as long as the pool takes all of the worker's blocks."""
+    await worker.decode([3] * 3000, max_tokens=1)
 
 
 async def _pull_after_lease(prefill: WorkerProcess, decode: WorkerProcess, variant: int) -> tuple[Answer, Answer]:

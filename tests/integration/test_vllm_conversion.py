@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster_core.clock import UnixMs, monotonic_s
-from cluster_core.engine_jobs import EngineJob, FinishReason, FirstToken, KvLease, SamplingSpec, TokenLogprob
+from cluster_core.engine_jobs import EmittedTokens, EngineJob, FinishReason, KvLease, SamplingSpec, TokenLogprob
 from cluster_core.errors import InvalidInputError
 
 pytestmark = pytest.mark.integration
@@ -76,8 +76,8 @@ def test_a_pull_with_damaged_parameters_is_refused() -> None:
         params_of(pull=lease(b"{"))
 
 
-def test_a_first_token_is_replayed_even_when_it_is_token_zero() -> None:
-    assert params_of(first=FirstToken(0, "")).extra_args == {"rachis_first_token": 0}
+def test_what_has_been_emitted_is_told_to_every_worker_of_the_engine() -> None:
+    assert params_of(emitted=EmittedTokens((0, 5), 1)).extra_args == {"rachis_emitted": [0, 5]}
 
 
 def test_a_deadline_is_told_on_the_monotonic_clock() -> None:

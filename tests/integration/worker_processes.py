@@ -8,7 +8,7 @@ import functools
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -55,34 +55,41 @@ class WorkerProcess:
         self._channel = grpc.aio.insecure_channel(record.address)
         self.stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
-    async def prefill(self, token_ids: list[int], *, hand_off: bool = True, **sampling: Any) -> wire.PrefillResponse:
+    async def prefill(
+        self, token_ids: list[int], *, hand_off: bool = True, emitted: Sequence[int] = (), **sampling: Any
+    ) -> wire.PrefillResponse:
         request = wire.PrefillRequest(
             request_id=new_request_id(),
             generation=self.generation,
             token_ids=token_ids,
             sampling=_greedy(**sampling),
             hand_off=hand_off,
+            emitted=wire.EmittedTokens(token_ids=emitted) if emitted else None,
         )
         response: wire.PrefillResponse = await self.stub.Prefill(request, timeout=60)
         return response
 
     async def decode(
-        self, token_ids: list[int], prefilled: wire.PrefillResponse | None = None, **sampling: Any
+        self,
+        token_ids: list[int],
+        prefilled: wire.PrefillResponse | None = None,
+        emitted: Sequence[int] = (),
+        **sampling: Any,
     ) -> Answer:
-        """The whole answer, its first token included."""
+        """The answer from what has been emitted before it was prefilled, the token of that included."""
         request = wire.DecodeRequest(
             request_id=new_request_id(), generation=self.generation, token_ids=token_ids, sampling=_greedy(**sampling)
         )
         answer = Answer()
         if prefilled is not None:
             request.handoff.CopyFrom(prefilled.handoff)
-            request.first.token_id = prefilled.first.token_ids[0]
-            request.first.sent_text = prefilled.first.text
+            request.emitted.token_ids.extend([*emitted, *prefilled.first.token_ids])
+            request.emitted.sent_chars = len(prefilled.first.text)
             answer.token_ids += prefilled.first.token_ids
         async for message in self.stub.Decode(request, timeout=120):
             if message.HasField("started"):
                 answer.started = message.started
-            answer.token_ids += message.delta.token_ids
+            answer.token_ids += message.delta.token_ids or message.end.delta.token_ids
         return answer
 
     async def status(self) -> wire.GetWorkerStatusResponse:

@@ -520,6 +520,7 @@ class Route(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     PULLED_TOKENS_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
     prefill_worker_id: _builtins.str
     decode_worker_id: _builtins.str
     handoff: Global___HandoffOutcome.ValueType
@@ -527,6 +528,10 @@ class Route(_message.Message):
     """KV bytes that crossed NIXL."""
     pulled_tokens: _builtins.int
     """Prompt tokens whose KV was pulled."""
+    migrations: _builtins.int
+    """How often the answer went on elsewhere after it had begun, because its decode worker was lost, hung or drained. The
+    fields above tell of the first hand-off, but for the decode worker, which is the last one.
+    """
     def __init__(
         self,
         *,
@@ -535,10 +540,11 @@ class Route(_message.Message):
         handoff: Global___HandoffOutcome.ValueType = ...,
         kv_bytes: _builtins.int = ...,
         pulled_tokens: _builtins.int = ...,
+        migrations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "migrations", b"migrations", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

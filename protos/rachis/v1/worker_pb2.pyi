@@ -102,6 +102,7 @@ class PrefillRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     HAND_OFF_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    EMITTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     """The registration this request was placed on: a worker of another generation refuses it."""
@@ -112,6 +113,10 @@ class PrefillRequest(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> _generation_pb2.SamplingParams: ...
+    @_builtins.property
+    def emitted(self) -> Global___EmittedTokens:
+        """The answer so far, of a request that goes on elsewhere: computed with the prompt, and the token after it sampled."""
+
     def __init__(
         self,
         *,
@@ -121,10 +126,11 @@ class PrefillRequest(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         hand_off: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
+        emitted: Global___EmittedTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["emitted", b"emitted", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -142,13 +148,15 @@ class PrefillResponse(_message.Message):
     ENGINE_PREFILL_MS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     finish_reason: _generation_pb2.FinishReason.ValueType
-    """Set when the request ended with its first token; there is no hand-off then."""
+    """Set when the request ended with that token; there is no hand-off then."""
     cached_tokens: _builtins.int
     engine_queue_ms: _builtins.float
     """Time inside the engine: waiting for its first schedule, and from there to the token."""
     engine_prefill_ms: _builtins.float
     @_builtins.property
-    def first(self) -> _generation_pb2.CompletionDelta: ...
+    def first(self) -> _generation_pb2.CompletionDelta:
+        """The first token, or the one after those that had been emitted."""
+
     @_builtins.property
     def handoff(self) -> Global___KvHandoff: ...
     @_builtins.property
@@ -346,29 +354,30 @@ class PrefillSessionResponse(_message.Message):
 Global___PrefillSessionResponse: _TypeAlias = PrefillSessionResponse  # noqa: Y015
 
 @_typing.final
-class SampledFirstToken(_message.Message):
-    """The first token of a request that another worker sampled and the client has seen."""
+class EmittedTokens(_message.Message):
+    """The beginning of an answer, which other workers have sampled and the client has: it has not ended with it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    SENT_TEXT_FIELD_NUMBER: _builtins.int
-    token_id: _builtins.int
-    sent_text: _builtins.str
-    """What of its text has been sent; the rest comes with the next delta."""
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SENT_CHARS_FIELD_NUMBER: _builtins.int
+    sent_chars: _builtins.int
+    """Characters of its text that have been sent; the rest comes with the next delta."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        token_id: _builtins.int = ...,
-        sent_text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        sent_chars: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_text", b"sent_text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_chars", b"sent_chars", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SampledFirstToken: _TypeAlias = SampledFirstToken  # noqa: Y015
+Global___EmittedTokens: _TypeAlias = EmittedTokens  # noqa: Y015
 
 @_typing.final
 class DecodeRequest(_message.Message):
@@ -379,7 +388,7 @@ class DecodeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
-    FIRST_FIELD_NUMBER: _builtins.int
+    EMITTED_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -393,10 +402,12 @@ class DecodeRequest(_message.Message):
     def sampling(self) -> _generation_pb2.SamplingParams: ...
     @_builtins.property
     def handoff(self) -> Global___KvHandoff:
-        """Both absent when the decode worker serves the request alone."""
+        """Absent when the decode worker computes the prompt itself."""
 
     @_builtins.property
-    def first(self) -> Global___SampledFirstToken: ...
+    def emitted(self) -> Global___EmittedTokens:
+        """Absent when nothing of the answer has been sampled yet."""
+
     def __init__(
         self,
         *,
@@ -405,13 +416,13 @@ class DecodeRequest(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         handoff: Global___KvHandoff | None = ...,
-        first: Global___SampledFirstToken | None = ...,
+        emitted: Global___EmittedTokens | None = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["emitted", b"emitted", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "first", b"first", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,17 +497,24 @@ class DecodeEnd(_message.Message):
 
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
     finish_reason: _generation_pb2.FinishReason.ValueType
     completion_tokens: _builtins.int
+    """Of the whole answer, those included that other workers have sampled."""
+    @_builtins.property
+    def delta(self) -> _generation_pb2.CompletionDelta:
+        """The last piece, in the same message: whoever has all of an answer knows that it has ended."""
+
     def __init__(
         self,
         *,
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         completion_tokens: _builtins.int = ...,
+        delta: _generation_pb2.CompletionDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "delta", b"delta", "finish_reason", b"finish_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
 from control_plane.dispatch.journey_steps import Emit, Prefilled
 from control_plane.dispatch.poison import PoisonMemory
-from control_plane.fleet.worker_client import WorkerClient
+from control_plane.fleet.worker_client import DecodeCall
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.placement.flight import Flight
 from fault_sim.blocks import pulls
@@ -84,15 +84,15 @@ def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:
 
 
 def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:
-    original = WorkerClient.decode
+    original = DecodeCall.messages
 
-    async def decode(self: Any, worker: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
+    async def messages(self: Any) -> AsyncIterator[Any]:
         """The call is read by a task of its own, which nobody cancels."""
         read: asyncio.Queue[Any] = asyncio.Queue()
 
         async def pump() -> None:
             try:
-                async for response in original(self, worker, request, timeout_s):
+                async for response in original(self):
                     read.put_nowait(response)
                 read.put_nowait(None)
             except RachisError as error:
@@ -105,7 +105,7 @@ def _cancelling_is_not_passed_on() -> AbstractContextManager[Any]:
             yield response
 
     pumping: list[asyncio.Task[None]] = []
-    return mock.patch.object(WorkerClient, "decode", decode)
+    return mock.patch.object(DecodeCall, "messages", messages)
 
 
 def _pulls_given_up_are_forgotten() -> AbstractContextManager[Any]:

@@ -77,7 +77,7 @@ def test_a_second_try_does_not_go_to_a_worker_that_hangs_as_well() -> None:
     assert not play(plan).violations
 
     with mock.patch.object(WorkerProbes, "doubtful", lambda _probes: frozenset()):
-        assert {each.invariant for each in play(plan).violations} == {"stalls"}
+        assert {each.invariant for each in play(plan).violations} == {"survival"}
 
 
 def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing() -> None:

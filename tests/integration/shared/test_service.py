@@ -143,7 +143,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("sampling.logprobs", {"prompt": token_prompt([1]), "sampling": {"logprobs": 21}}, "INVALID_ARGUMENT"),
     ("model", {"prompt": token_prompt([1]), "model": "other"}, "INVALID_ARGUMENT"),
     ("prompt.chat.messages[0].role", {"prompt": chat_prompt([{"role": "x", "content": "y"}])}, "INVALID_ARGUMENT"),
-    ("request", {"prompt": text_prompt("x" * ((16 << 20) + 1000))}, "OUT_OF_RANGE"),
+    ("request", {"prompt": text_prompt("x" * ((4 << 20) + 1000))}, "OUT_OF_RANGE"),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core.clock import ClusterClock
-from cluster_core.engine_jobs import EngineJob, FirstToken, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.errors import JobFailedError
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -74,20 +74,4 @@ def test_whatever_taking_in_a_job_raises_is_that_job_s_end(error: Exception) -> 
     world.engine.raises = None
     assert world.add("b").items.empty()
     assert world.add("a").items.empty(), "its name is free again"
-    assert world.jobs.dead is None
-
-
-def test_another_first_token_than_was_replayed_ends_the_job_and_frees_what_it_held() -> None:
-    world = World()
-    wrong = world.add("wrong", first=FirstToken(token_id=7, sent_text=""))
-    right = world.add("right", first=FirstToken(token_id=7, sent_text=""))
-    world.sampled("wrong", 8)
-    world.sampled("right", 7)
-
-    made = {stream.job.request_id: output for stream, output in world.jobs.step(counts_prefixes=False)}
-
-    assert isinstance(made["wrong"], JobFailedError)
-    assert not isinstance(made["right"], Exception)
-    assert world.engine.aborted == [wrong.internal_id]
-    assert right.started
     assert world.jobs.dead is None

@@ -18,8 +18,10 @@ from control_plane.fleet.worker_client import (
     _ERRORS,
     WorkerDiedError,
     WorkerDrainingError,
+    WorkerLeftError,
     WorkerLostError,
     WorkerStalledError,
+    WorkerUnreachableError,
 )
 
 
@@ -47,8 +49,10 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.DrainingError: "ABORTED",
     WorkerLostError: "UNAVAILABLE",
     WorkerDrainingError: "UNAVAILABLE",
+    WorkerLeftError: "UNAVAILABLE",
     WorkerDiedError: "UNAVAILABLE",
     WorkerStalledError: "UNAVAILABLE",
+    WorkerUnreachableError: "UNAVAILABLE",
     errors.SlowReaderError: "DEADLINE_EXCEEDED",
     errors.PoisonedRequestError: "INTERNAL",
     errors.JobFailedError: "INTERNAL",

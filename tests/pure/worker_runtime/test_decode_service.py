@@ -8,7 +8,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import UnixMs
-from cluster_core.engine_jobs import FirstToken, KvLease, SamplingSpec
+from cluster_core.engine_jobs import EmittedTokens, KvLease, SamplingSpec
 from cluster_core.engine_reports import EngineLoad
 from decode_worker.service import DecodeService, decode_job
 from tests.fakes.cluster import until
@@ -29,13 +29,17 @@ async def decode(engine: FakeEngine, request: wire.DecodeRequest) -> list[wire.D
     return [message async for message in service.Decode(request, context())]
 
 
-def decode_request(first: wire.SampledFirstToken | None = None, **sampling: Any) -> wire.DecodeRequest:
+def shown(messages: list[wire.DecodeResponse]) -> str:
+    return "".join(message.delta.text + message.end.delta.text for message in messages)
+
+
+def decode_request(emitted: wire.EmittedTokens | None = None, **sampling: Any) -> wire.DecodeRequest:
     return wire.DecodeRequest(
         request_id="r#2",
         generation=3,
         token_ids=PROMPT,
         sampling=generation.SamplingParams(**{"max_tokens": 6, "temperature": 0.0, **sampling}),
-        first=first,
+        emitted=emitted,
     )
 
 
@@ -43,19 +47,22 @@ async def test_decode_starts_once_then_streams_then_ends_once() -> None:
     messages = await decode(FakeEngine(), decode_request())
 
     kinds = [message.WhichOneof("event") for message in messages]
-    assert kinds == ["started", *["delta"] * 6, "end"]
-    assert "".join(message.delta.text for message in messages) == expected_text(PROMPT, SamplingSpec(max_tokens=6))
+    assert kinds == ["started", *["delta"] * 5, "end"]
+    assert shown(messages) == expected_text(PROMPT, SamplingSpec(max_tokens=6))
     assert messages[0].started.handoff == generation.HANDOFF_OUTCOME_NONE
-    assert messages[-1].end == wire.DecodeEnd(finish_reason=generation.FINISH_REASON_LENGTH, completion_tokens=6)
+    end = messages[-1].end
+    assert (end.finish_reason, end.completion_tokens) == (generation.FINISH_REASON_LENGTH, 6)
+    assert len(end.delta.token_ids) == 1, "the last piece and the end are one message"
 
 
-async def test_decode_counts_a_first_token_that_it_did_not_sample() -> None:
+@pytest.mark.parametrize("emitted", [1, 4])
+async def test_decode_counts_tokens_that_it_did_not_sample(emitted: int) -> None:
     text = expected_text(PROMPT, SamplingSpec(max_tokens=6))
-    first = wire.SampledFirstToken(token_id=ord(text[0]), sent_text=text[0])
+    so_far = wire.EmittedTokens(token_ids=map(ord, text[:emitted]), sent_chars=emitted)
 
-    messages = await decode(FakeEngine(), decode_request(first))
+    messages = await decode(FakeEngine(), decode_request(so_far))
 
-    assert "".join(message.delta.text for message in messages) == text[1:]
+    assert shown(messages) == text[emitted:]
     assert messages[-1].end.completion_tokens == 6
 
 
@@ -70,10 +77,10 @@ async def test_a_decode_that_is_closed_early_frees_its_blocks() -> None:
     await until(lambda: engine.status().load == EngineLoad(0, 0, 0, 1024, 1024))
 
 
-def test_a_decode_job_without_hand_off_has_neither_pull_nor_first_token() -> None:
+def test_a_decode_job_without_hand_off_has_neither_pull_nor_emitted_tokens() -> None:
     job = decode_job(decode_request())
 
-    assert (job.pull, job.first, job.hand_off) == (None, None, False)
+    assert (job.pull, job.emitted, job.hand_off) == (None, None, False)
 
 
 @pytest.mark.parametrize("left_s", [None, 0.0, 2.5])
@@ -91,15 +98,15 @@ async def test_a_decode_job_knows_its_priority_and_how_long_the_call_still_waits
     assert [(job.priority, job.deadline_s) for job in engine.jobs] == [(-7, left_s)]
 
 
-def test_a_decode_job_takes_over_lease_and_first_token() -> None:
+def test_a_decode_job_takes_over_lease_and_emitted_tokens() -> None:
     lease = KvLease("r#1", b'{"a":1}', UnixMs(1_700_000_000_123))
-    request = decode_request(wire.SampledFirstToken(token_id=0, sent_text=""))
+    request = decode_request(wire.EmittedTokens(token_ids=[0, 7], sent_chars=1))
     request.handoff.CopyFrom(to_wire(lease, wire.KvHandoff, prefill_worker_id="prefill-0", prefill_generation=9))
 
     job = decode_job(request)
 
     assert job.pull == lease
-    assert job.first == FirstToken(0, "")
+    assert job.emitted == EmittedTokens((0, 7), 1)
 
 
 async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric() -> None:
@@ -107,7 +114,7 @@ async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric()
     prefiller, decoder = FakeEngine("p", shared), FakeEngine("d", shared)
     prefilled = await prefill(prefiller, prefill_request(temperature=0.0))
     request = decode_request(
-        wire.SampledFirstToken(token_id=prefilled.first.token_ids[0], sent_text=prefilled.first.text)
+        wire.EmittedTokens(token_ids=prefilled.first.token_ids, sent_chars=len(prefilled.first.text))
     )
     request.handoff.CopyFrom(prefilled.handoff)
 
@@ -115,6 +122,5 @@ async def test_the_lease_of_a_prefill_is_pulled_by_a_decode_of_the_same_fabric()
 
     assert json.loads(prefilled.handoff.connector_params)["engine"] == "p"
     assert messages[0].started.handoff == generation.HANDOFF_OUTCOME_PULLED
-    # The last one is always computed.
-    assert messages[0].started.pulled_tokens == len(PROMPT) - 1
+    assert messages[0].started.pulled_tokens == len(PROMPT)
     assert prefiller.status().load.free_blocks == prefiller.status().load.total_blocks

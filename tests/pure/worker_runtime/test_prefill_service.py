@@ -6,7 +6,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_jobs import SamplingSpec
-from prefill_worker.service import PrefillService, first_token_sampling, prefill_job, presentable_text
+from prefill_worker.service import PrefillService, next_token_sampling, prefill_job, presentable_text
 from tests.fakes.engine import FakeEngine, expected_text
 from tests.pure.worker_runtime.worker_calls import (
     PROMPT,
@@ -23,16 +23,18 @@ from tests.pure.worker_runtime.worker_calls import (
 def test_the_first_token_is_sampled_as_asked_but_alone(asked: int, first: int) -> None:
     spec = SamplingSpec(max_tokens=50, min_tokens=asked, temperature=0.3, seed=9, stop=("x",), logprobs=4)
 
-    alone = first_token_sampling(spec)
+    alone = next_token_sampling(spec)
+    after_three = next_token_sampling(spec, 3)
 
     assert (alone.max_tokens, alone.min_tokens) == (1, first)
+    assert (after_three.max_tokens, after_three.min_tokens) == (4, min(asked, 4))
     assert (alone.temperature, alone.seed, alone.stop, alone.logprobs) == (0.3, 9, ("x",), 4)
 
 
 def test_a_prefill_job_carries_prompt_name_and_hand_off() -> None:
     job = prefill_job(prefill_request(temperature=0.0))
 
-    assert (job.request_id, job.token_ids, job.hand_off, job.pull, job.first) == ("r#1", PROMPT, True, None, None)
+    assert (job.request_id, job.token_ids, job.hand_off, job.pull, job.emitted) == ("r#1", PROMPT, True, None, None)
     assert job.sampling.max_tokens == 1
 
 

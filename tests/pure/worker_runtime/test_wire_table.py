@@ -158,7 +158,7 @@ def test_what_is_none_is_absent_and_what_is_absent_is_our_default() -> None:
     assert from_wire(message, EngineStatus) == EngineStatus()
 
     job = from_wire(wire.DecodeRequest(request_id="r"), EngineJob)
-    assert (job.pull, job.first, job.sampling) == (None, None, SamplingSpec())
+    assert (job.pull, job.emitted, job.sampling) == (None, None, SamplingSpec())
 
 
 def test_what_has_no_row_is_not_converted() -> None:

@@ -32,7 +32,7 @@ class Called:
         request = wire.DecodeRequest(
             request_id=name, generation=1, token_ids=[1, 2], sampling=generation.SamplingParams(max_tokens=1000)
         )
-        return self.client.decode(self.worker, request, timeout_s)
+        return self.client.decode(self.worker, request, timeout_s).messages()
 
 
 @pytest.fixture

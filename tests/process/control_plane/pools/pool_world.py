@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
 
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.life import Pools
 from control_plane.server.composition import ROUTER_TIMING, RouterTiming
+from tests.fakes.answers import HELLO
 from tests.fakes.cluster import Cluster, Worker, named, running_cluster
 
 
@@ -102,12 +107,27 @@ async def removed(cluster: Cluster, worker_id: str) -> list[admin.PoolEvent]:
 
 
 async def busy_worker(cluster: Cluster) -> tuple[Worker, "asyncio.Task[list[api.GenerateResponse]]"]:
-    """decode-0 with a request that waits there for `engine.resume`."""
+    """decode-0 with a request that waits there for `engine.resume`: of somebody who does not take it away."""
     busy = named(cluster, "decode-0")
     busy.engine.hold_before(4)
-    running = asyncio.create_task(cluster.generate(max_tokens=8))
+    running = asyncio.create_task(_generate_at(busy))
     await busy.engine.held.wait()
     return busy, running
+
+
+async def _generate_at(worker: Worker) -> list[api.GenerateResponse]:
+    request = wire.DecodeRequest(
+        request_id="of-another-router",
+        generation=worker.record.generation,
+        token_ids=HELLO,
+        sampling=generation.SamplingParams(max_tokens=8, temperature=0.0),
+    )
+    async with grpc.aio.insecure_channel(worker.record.address) as channel:
+        stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(channel)
+        messages = [message async for message in stub.Decode(request)]
+    return [api.GenerateResponse(delta=message.delta) for message in messages if message.HasField("delta")] + [
+        api.GenerateResponse(delta=messages[-1].end.delta)
+    ]
 
 
 def sizes(pools: Pools) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError
-from tests.fakes.answers import failure, text_of
+from tests.fakes.answers import failure, text_of, whole_text
 from tests.fakes.cluster import named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
 
@@ -29,6 +29,20 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> No
         assert actors.stops == ["decode-0"]
         assert sizes(pools) == [(1, 1), (1, 1)]
         assert [status.lost_workers for status in pools.status()] == [0, 0]
+
+
+async def test_a_worker_leaves_at_once_whose_answers_go_on_elsewhere() -> None:
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy = named(cluster, "decode-0")
+        busy.engine.hold_before(4)
+        running = asyncio.create_task(cluster.generate(max_tokens=8))
+        await busy.engine.held.wait()
+
+        await removed(cluster, "decode-0")
+
+        assert actors.stops == ["decode-0"]
+        assert text_of(await running) == whole_text()
 
 
 async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,13 +72,11 @@ async def test_a_worker_that_is_too_busy_to_answer_is_not_taken_for_gone(monkeyp
 async def test_a_worker_that_does_not_become_idle_leaves_when_its_time_is_over() -> None:
     async with pools_of(limits__drain_timeout_s=0.1) as (cluster, pools, actors):
         await pools.start(quiet)
-        busy = named(cluster, "decode-0")
-        busy.engine.hold_before(4)
-        running = asyncio.create_task(failure(cluster.call(max_tokens=8)))
-        await busy.engine.held.wait()
+        _, running = await busy_worker(cluster)
         await followed(cluster.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="decode-0")))
         assert actors.stops == ["decode-0"]
-        assert (await running).code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
 
 
 async def test_the_last_decode_worker_leaves_by_force_alone() -> None:

@@ -4,13 +4,17 @@ Every test ends with a check that nothing is left: no blocks, no leases, no in-f
 """
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
+from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, whole_text
 from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 
@@ -46,10 +50,11 @@ async def test_a_cancel_while_decoding_frees_both_workers(cluster: Cluster) -> N
 async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_pull() -> None:
     async with running_cluster(handoff__deadline_s=5) as cluster:
         prefiller = (await cluster.add(PREFILL)).engine
-        await (await cluster.add(DECODE)).crash()
+        dying = (await cluster.add(DECODE)).will_die()
         await cluster.add(DECODE)
 
         responses = await cluster.generate()
+        await dying
 
         status = prefiller.status()
         assert (status.load.leased_handoffs, status.counters.handoffs_released) == (1, 0)
@@ -170,34 +175,88 @@ async def test_a_decode_worker_lost_before_it_began_is_replaced_by_one_that_comp
     cluster_2x2: Cluster,
 ) -> None:
     """Not by one that pulls: the first may have used the lease up, and its blocks may be another prompt's by now."""
-    await named(cluster_2x2, "decode-0").crash()
+    dying = named(cluster_2x2, "decode-0").will_die()
 
     responses = await cluster_2x2.generate()
 
+    await dying
     assert text_of(responses) == whole_text()
     route = completion_of(responses).route
     assert (route.decode_worker_id, route.handoff) == ("decode-1", generation.HANDOFF_OUTCOME_RECOMPUTED)
     assert [job.pull for job in named(cluster_2x2, "decode-1").engine.jobs] == [None]
 
 
-async def test_a_decode_worker_lost_after_it_began_ends_the_request_with_a_hint(cluster_2x2: Cluster) -> None:
-    decoder = named(cluster_2x2, "decode-0").engine
-    decoder.hold_before(4)
-    call = cluster_2x2.call()
-    await decoder.held.wait()
+async def test_a_decode_worker_that_cannot_be_reached_has_not_touched_the_lease(cluster_2x2: Cluster) -> None:
+    await named(cluster_2x2, "decode-0").crash()
 
-    decoder.die("of a test")
+    route = completion_of(await cluster_2x2.generate()).route
 
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "decode-0" in (error.details() or "")
-    assert retry_after_ms(error) == 1000
+    assert (route.decode_worker_id, route.handoff) == ("decode-1", generation.HANDOFF_OUTCOME_PULLED)
+
+
+@pytest.mark.parametrize("how", ["its engine dies", "its process ends", "it drains"])
+@pytest.mark.parametrize("sampling", [{}, {"seed": 5, "temperature": 1.0}])
+async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
+    cluster_2x2: Cluster, how: str, sampling: dict[str, Any]
+) -> None:
+    decoder = named(cluster_2x2, "decode-0")
+    decoder.engine.hold_before(4)
+    running = asyncio.create_task(cluster_2x2.generate(**sampling))
+    await decoder.engine.held.wait()
+
+    match how:
+        case "its engine dies":
+            decoder.engine.die("of a test")
+        case "its process ends":
+            await decoder.crash()
+        case _:
+            await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
+
+    responses = await running
+    assert text_of(responses) == whole_text(seed=sampling.get("seed"))
+    completion = completion_of(responses)
+    assert (completion.route.decode_worker_id, completion.route.migrations) == ("decode-1", 1)
+    assert completion.usage.completion_tokens == 8
+    (job,) = named(cluster_2x2, "decode-1").engine.jobs
+    # One token more comes from the prefill worker, which has the prompt.
+    assert job.emitted is not None and len(job.emitted.token_ids) == 5
+    assert job.pull is not None
+    decoder.engine.resume()
     await until(cluster_2x2.idle)
-    assert cluster_2x2.outcomes == {State.FAILED: 1}
-    assert named(cluster_2x2, "decode-1").engine.jobs == []
+    assert cluster_2x2.outcomes == {State.FINISHED: 1}
 
 
-async def test_a_decode_worker_whose_process_ends_under_a_request_ends_it_with_a_hint(cluster: Cluster) -> None:
+async def test_an_answer_leaves_a_decode_worker_that_hangs_in_mid_stream() -> None:
+    async with running_cluster(timing=RouterTiming(vitality=VitalityTiming(answer_s=5.0))) as cluster:
+        await cluster.add(PREFILL)
+        hanging = (await cluster.add(DECODE)).engine
+        await cluster.add(DECODE)
+        hanging.hold_before(4)
+
+        responses = await cluster.generate()
+
+        assert text_of(responses) == whole_text()
+        assert completion_of(responses).route.migrations == 1
+        hanging.resume()
+        await until(cluster.idle)
+
+
+async def test_a_draining_worker_keeps_its_answers_where_nobody_else_is(cluster: Cluster) -> None:
+    decoder = named(cluster, "decode-0").engine
+    decoder.hold_before(4)
+    call = cluster.call()
+    await decoder.held.wait()
+    await cluster.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
+    await until(lambda: not cluster.router.membership.usable(DECODE))
+    await asyncio.sleep(0.3)
+
+    decoder.resume()
+
+    route = completion_of(await collected(call)).route
+    assert (route.decode_worker_id, route.migrations) == ("decode-0", 0)
+
+
+async def test_an_answer_that_has_begun_ends_with_a_hint_where_no_other_decode_worker_comes(cluster: Cluster) -> None:
     decoder = named(cluster, "decode-0")
     decoder.engine.hold_before(4)
     call = cluster.call()
@@ -206,8 +265,9 @@ async def test_a_decode_worker_whose_process_ends_under_a_request_ends_it_with_a
     await decoder.crash()
 
     error = await failure(call)
-    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 2000)
     assert cluster.router.membership.usable(DECODE) == []
+    assert cluster.outcomes == {State.FAILED: 1}
 
 
 async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted() -> None:

@@ -30,8 +30,8 @@ async def test_a_request_is_prefilled_handed_off_and_decoded_into_one_completion
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-0",
         handoff=generation.HANDOFF_OUTCOME_PULLED,
-        kv_bytes=4 * KV_BYTES_PER_TOKEN,
-        pulled_tokens=4,
+        kv_bytes=5 * KV_BYTES_PER_TOKEN,
+        pulled_tokens=5,
     )
     assert cluster.outcomes == {State.FINISHED: 1}
 

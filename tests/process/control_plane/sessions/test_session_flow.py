@@ -42,8 +42,8 @@ async def test_appended_pieces_are_prefilled_handed_off_and_decoded_into_one_com
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-0",
         handoff=generation.HANDOFF_OUTCOME_PULLED,
-        kv_bytes=16 * KV_BYTES_PER_TOKEN,
-        pulled_tokens=16,
+        kv_bytes=17 * KV_BYTES_PER_TOKEN,
+        pulled_tokens=17,
     )
     assert cluster.outcomes == {State.FINISHED: 1}
 

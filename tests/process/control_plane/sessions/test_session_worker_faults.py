@@ -103,7 +103,11 @@ async def test_when_no_prefill_worker_is_left_input_is_still_taken_and_the_decod
 async def test_only_so_many_prefill_workers_are_tried() -> None:
     async with running_cluster(router__prefill_attempts=2) as cluster:
         for _ in range(3):
-            await (await cluster.add(PREFILL)).crash()
+            # It refuses: it is another start of itself by now.
+            stale = wire.WorkerRegistration()
+            stale.CopyFrom((await cluster.add(PREFILL)).record)
+            stale.generation += 100
+            await cluster.register(stale)
         await cluster.add(DECODE)
         session = cluster.session()
 
@@ -186,17 +190,38 @@ async def test_a_decode_worker_lost_before_it_began_is_replaced_by_one_that_comp
     session = cluster_2x2.session()
     await session.open("hello")
     await session.append(" world")
-    await named(cluster_2x2, "decode-0").crash()
+    dying = named(cluster_2x2, "decode-0").will_die()
     await session.finish()
 
     events = await session.answer()
 
+    await dying
     assert text_of(events) == session_text("hello world")
     route = events[-1].completion.route
     assert (route.decode_worker_id, route.handoff) == ("decode-1", generation.HANDOFF_OUTCOME_RECOMPUTED)
 
 
-async def test_a_decode_worker_lost_after_it_began_ends_the_session_with_a_hint(cluster: Cluster) -> None:
+async def test_the_answer_of_a_session_goes_on_at_another_decode_worker(cluster_2x2: Cluster) -> None:
+    decoder = named(cluster_2x2, "decode-0").engine
+    decoder.hold_before(4)
+    session = cluster_2x2.session()
+    await session.open("hello")
+    await session.append(" world")
+    await session.finish()
+    await decoder.held.wait()
+
+    decoder.die("of a test")
+
+    events = await session.answer()
+    assert text_of(events) == session_text("hello world")
+    assert [event.WhichOneof("event") for event in events].count("first_token") == 1
+    completion = events[-1].completion
+    assert (completion.route.decode_worker_id, completion.route.migrations) == ("decode-1", 1)
+    assert completion.session.tokens.prompt_tokens == len("hello world")
+    await until(cluster_2x2.idle)
+
+
+async def test_the_answer_of_a_session_ends_with_a_hint_where_no_other_decode_worker_comes(cluster: Cluster) -> None:
     decoder = named(cluster, "decode-0").engine
     decoder.hold_before(4)
     session = cluster.session()
@@ -207,6 +232,6 @@ async def test_a_decode_worker_lost_after_it_began_ends_the_session_with_a_hint(
     decoder.die("of a test")
 
     error = await session.failure()
-    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 2000)
     await until(cluster.idle)
     assert cluster.outcomes == {State.FAILED: 1}

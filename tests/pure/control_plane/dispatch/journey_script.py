@@ -58,11 +58,13 @@ def _event(what: str) -> steps.Event:
         case "prompt-complete":
             return steps.PromptComplete()
         case "prefilled":
-            return steps.Prefilled("first", finish_reason=1 if "whole-answer" in rest else None)
+            return steps.Prefilled(
+                rest[0] if rest[:1] == ["next"] else "first", (1,), 1, 1 if "whole-answer" in rest else None
+            )
         case "started":
             return steps.DecodeStarted(_HANDOFFS[rest[0]])
         case "generated":
-            return steps.Generated("delta")
+            return steps.Generated("delta", (2,), 1)
         case "ended":
             return steps.Ended(1, 8)
         case "lost":

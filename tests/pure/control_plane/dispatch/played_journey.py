@@ -23,6 +23,7 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 CallT = TypeVar("CallT")
 PULLED = generation.HANDOFF_OUTCOME_PULLED
 FIRST = "first"
+MORE = "more"
 LIMITS = JourneyLimits(prefill_attempts=2, worker_wait_s=30.0, handoff_deadline_s=15.0)
 
 
@@ -68,6 +69,10 @@ class PlayedJourney:
     losses: int = 0
     deaths: int = 0
     blamed: int = 0
+    # Decode workers that were lost since something has come of one; such that drain do not count.
+    fruitless: int = 0
+    # Tokens of the answer that workers have told.
+    told_tokens: int = 0
     decode_started: bool = False
     closed: bool = False
 
@@ -110,21 +115,31 @@ class PlayedJourney:
     def _note_event(self, event: steps.Event) -> None:
         call = self.call
         match event:
-            case steps.Prefilled(finish_reason=reason) if reason is not None:
+            case steps.Prefilled(token_ids=tokens, finish_reason=reason):
                 assert isinstance(call, steps.CallPrefill)
-                self.leases[call.lease_id].ended = True
+                self.told_tokens += len(tokens)
+                self.leases[call.lease_id].ended = reason is not None
+            case steps.Generated(token_ids=tokens):
+                self.told_tokens += len(tokens)
+                self.fruitless = 0
             case steps.DecodeStarted(handoff=handoff):
                 self.decode_started = True
                 for lease in self._held():
                     lease.ended = handoff == PULLED
                     lease.given_up |= handoff == RECOMPUTED
-            case steps.WorkerLost(is_draining=is_draining, has_died=has_died) if not self.endings:
+            case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
                 failed.add((call.worker.worker_id, call.worker.generation))
-                self.losses += not is_draining
+                self.losses += event.counts
+                self.fruitless += isinstance(call, steps.CallDecode) and event.counts
+                if self.decode_started:
+                    # The answer goes on elsewhere, from the beginning.
+                    self.decode_started = False
+                    self.failed_prefill.clear()
+                    self.failed_decode.clear()
                 self.deaths += has_died
-                if isinstance(call, steps.CallDecode) and call.pulls and not is_draining:
+                if isinstance(call, steps.CallDecode) and call.pulls and event.had_it:
                     for lease in self._held():
                         lease.may_be_used_up = True
 
@@ -156,7 +171,7 @@ class PlayedJourney:
                     lease.told_s = self.now_s
                 self._calls(instruction)
             case steps.Emit(piece):
-                assert piece != FIRST or FIRST not in self.emitted, "the first token comes twice"
+                assert piece not in self.emitted or piece == MORE, "the first token comes twice"
                 self.emitted.append(piece)
             case steps.Release(lease=released):
                 lease = self.leases[released.lease_id]
@@ -170,6 +185,8 @@ class PlayedJourney:
 
     def _calls(self, call: steps.CallPrefill | steps.CallDecode) -> None:
         assert self.now_s < call.until_s == self.journey.job.deadline_s
+        assert self.fruitless < self.journey._limits.decode_attempts, "it is tried for ever"
+        assert self.journey.job.emitted == list(range(self.told_tokens)), "a worker does not get the answer so far"
         self._begins(call)
 
     def _begins(self, call: steps.Instruction) -> None:
@@ -178,4 +195,4 @@ class PlayedJourney:
         self.call = call
 
 
-__all__ = ["FIRST", "LIMITS", "NO_HANDOFF", "PULLED", "RECOMPUTED", "PlayedJourney", "new_job", "worker"]
+__all__ = ["FIRST", "LIMITS", "MORE", "NO_HANDOFF", "PULLED", "RECOMPUTED", "PlayedJourney", "new_job", "worker"]

@@ -1,7 +1,7 @@
 """Journeys of every kind, played against the model of `played_journey`; and bugs planted in them, which it notices."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
 from tests.pure.control_plane.dispatch.played_journey import (
     FIRST,
+    MORE,
     NO_HANDOFF,
     PULLED,
     RECOMPUTED,
@@ -42,8 +43,20 @@ class Fortune(Enum):
     LOST = "lost"
     DEAD = "dead"
     DRAINING = "draining"
+    # It drained while it had the request.
+    LEFT = "left"
+    UNREACHABLE = "unreachable"
     # No worker is there, or the KV cannot be had.
     WITHOUT = "without"
+
+
+_LOSSES = {
+    Fortune.LOST: steps.WorkerLost("lost"),
+    Fortune.DEAD: steps.WorkerLost("lost", has_died=True),
+    Fortune.DRAINING: steps.WorkerLost("lost", is_draining=True),
+    Fortune.LEFT: steps.WorkerLost("lost", is_draining=True, was_left=True),
+    Fortune.UNREACHABLE: steps.WorkerLost("lost", is_unreachable=True),
+}
 
 
 def begun(rng_choice: Callable[[list[Any]], Any]) -> PlayedJourney:
@@ -64,17 +77,18 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
         case steps.PlaceDecode():
             chosen = worker(f"decode-{len(played.failed_decode)}") if fortune is not Fortune.WITHOUT else None
             played.tell(steps.Placed(chosen))
-        case steps.CallPrefill() | steps.CallDecode() if fortune in {Fortune.LOST, Fortune.DEAD, Fortune.DRAINING}:
-            draining, dead = fortune is Fortune.DRAINING, fortune is Fortune.DEAD
-            played.tell(steps.WorkerLost("lost", is_draining=draining, has_died=dead))
+        case steps.CallPrefill() | steps.CallDecode() if fortune in _LOSSES:
+            played.tell(_LOSSES[fortune])
         case steps.CallPrefill():
-            is_over = played.journey.job.max_tokens == 1
-            played.tell(steps.Prefilled(FIRST, finish_reason=1 if is_over else None))
+            is_over = not call.hand_off
+            first = FIRST if not played.told_tokens else f"token {played.told_tokens}"
+            played.tell(steps.Prefilled(first, (played.told_tokens,), 1, finish_reason=1 if is_over else None))
         case steps.CallDecode(pulls=pulls) if not played.decode_started:
             outcome = PULLED if well else RECOMPUTED
             played.tell(steps.DecodeStarted(outcome if pulls else NO_HANDOFF))
         case steps.CallDecode():
-            played.tell(steps.Generated("more") if well else steps.Ended(1, 8))
+            goes_on = well and played.told_tokens < played.journey.job.max_tokens - 1
+            played.tell(steps.Generated(MORE, (played.told_tokens,), 1) if goes_on else steps.Ended(1, 8))
         case None if played.journey.stage is Stage.DECODE_CALL_ENDS:
             played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING, has_died=well))
 
@@ -158,7 +172,16 @@ def _first_token_twice(journey: Journey, event: steps.Prefilled, now_s: float) -
     return (*(each for each in instructions if isinstance(each, steps.Emit)), *instructions)
 
 
-_RELEASED, _PREFILLED = Journey._released, Journey._prefilled
+def _forgotten(_journey: Journey, piece: Any, token_ids: Sequence[int], chars: int) -> steps.Emit:
+    return steps.Emit(piece)
+
+
+def _migrates_for_ever(journey: Journey) -> journeys.Instructions:
+    journey._fruitless = 0
+    return _MIGRATE(journey)
+
+
+_RELEASED, _PREFILLED, _MIGRATE = Journey._released, Journey._prefilled, Journey._migrate
 
 # Bugs by name: what is put in the place of what, and the sentence by which the model notices.
 _PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -178,6 +201,14 @@ _PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
     "first token twice": (
         lambda: mock.patch.dict(journeys._HANDLERS, {(Stage.PREFILL, steps.Prefilled): _first_token_twice}),
         "first token comes twice",
+    ),
+    "answer forgotten": (
+        lambda: mock.patch.object(Journey, "_emit", _forgotten),
+        "does not get the answer so far",
+    ),
+    "migrates for ever": (
+        lambda: mock.patch.object(Journey, "_migrate", _migrates_for_ever),
+        "tried for ever",
     ),
 }
 

@@ -87,9 +87,10 @@ def test_a_request_with_a_lost_prefill_and_a_lost_decode_worker_still_finishes()
     assert [event for _, event in lifecycle.history] == [event for event, _ in path]
 
 
-def test_a_decode_worker_lost_after_it_started_is_not_tried_again() -> None:
-    with pytest.raises(IllegalTransition):
-        RequestLifecycle(NAME, State.DECODING).at(Event.WORKER_LOST)
+def test_an_answer_whose_decode_worker_is_lost_begins_again_elsewhere() -> None:
+    lifecycle = RequestLifecycle(NAME, State.DECODING)
+    assert lifecycle.at(Event.WORKER_LOST) is State.QUEUED
+    assert lifecycle.at(Event.PLACED) is State.PREFILLING
 
 
 @given(st.lists(st.sampled_from(Event), max_size=40))

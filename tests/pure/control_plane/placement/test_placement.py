@@ -48,7 +48,7 @@ def test_what_nobody_has_measured_yet_is_taken_from_who_has() -> None:
     fixed = fixed_columns(workers, records, [*records, *elsewhere])
     assert fixed.prefill_s_per_token.tolist() == [2.0, 2.0]
     assert fixed.pull_s.tolist() == [3.0, 3.0]
-    assert (fixed.decode_step_s > 0).all()
+    assert (fixed.load_s_per_token > 0).all()
 
 
 def test_a_cost_that_was_measured_as_nothing_is_nothing() -> None:

@@ -1,0 +1,158 @@
+"""Answers that are cut anywhere and go on in a real engine are, to the last log-probability, those of one go.
+
+Sampling of every kind, several at once in one batch, greedy and seeded, fp32. What each part of it is for: the bugs
+that are planted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pytest
+import pytest_asyncio
+
+from cluster_core.engine import Engine
+from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec
+from tests.contract.conftest import outputs_of, text_of, tokens_of, vllm_engine
+from worker_runtime.engine_settings import EngineRole
+
+pytestmark = pytest.mark.integration
+
+TRIALS = 60
+AT_ONCE = 6
+LONGEST = 40
+_names = count()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def engine() -> AsyncIterator[Engine]:
+    engine = vllm_engine(EngineRole.DECODE)
+    await engine.start(lambda phase: None, lambda why: None)
+    yield engine
+    await engine.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A job, and how many outputs come before the cut, as a share of all."""
+
+    job: EngineJob
+    cut_at: float
+
+
+def drawn(rng: Random) -> Trial:
+    sampling = SamplingSpec(
+        max_tokens=rng.randint(2, LONGEST),
+        temperature=rng.choice((0.0, 0.7, 1.0, 1.6)),
+        top_p=rng.choice((1.0, 0.9)),
+        top_k=rng.choice((0, 0, 20)),
+        min_p=rng.choice((0.0, 0.05)),
+        seed=rng.randrange(1000),
+        stop=rng.choice(((), (), ("e",), ("the", " a"), ("zzzz",))),
+        stop_token_ids=rng.choice(((), (), (101, 32))),
+        presence_penalty=rng.choice((0.0, 1.5)),
+        frequency_penalty=rng.choice((0.0, 0.8)),
+        repetition_penalty=rng.choice((1.0, 1.3)),
+        logprobs=rng.choice((None, None, 3)),
+        min_tokens=rng.choice((0, 0, 12)),
+        ignore_eos=rng.random() < 0.7,
+    )
+    sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
+    prompt = tuple(rng.choice(b"the capital of France ") for _ in range(rng.randint(1, 120)))
+    return Trial(EngineJob("", prompt, sampling), rng.random())
+
+
+async def differences(engine: Engine, trials: list[Trial]) -> list[str]:
+    """Of answers that were cut from those of one go, in words. Several run at once, and others beside them."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def tried(trial: Trial) -> str:
+        async with places:
+            return await _difference(engine, trial)
+
+    return [found for found in await asyncio.gather(*map(tried, trials)) if found]
+
+
+async def _difference(engine: Engine, trial: Trial) -> str:
+    whole = await _run(engine, trial.job)
+    cut = int(trial.cut_at * len(whole))
+    if not cut:
+        return ""
+    head, emitted = whole[:cut], tokens_of(whole[:cut])
+    so_far = EmittedTokens(tuple(emitted), len(text_of(head)))
+    went_on = [*head, *await _run(engine, replace(trial.job, emitted=so_far))]
+    for part in (tokens_of, text_of, _logprobs, _reason):
+        one, other = part(whole), part(went_on)
+        if one != other:
+            return f"{part.__name__} after {len(emitted)} tokens: {other} instead of {one}, {trial.job.sampling}"
+    return ""
+
+
+async def _run(engine: Engine, job: EngineJob) -> list[EngineOutput]:
+    return await outputs_of(engine, replace(job, request_id=f"emitted-{next(_names)}"))
+
+
+def _logprobs(outputs: list[EngineOutput]) -> list[Any]:
+    """Values to the third digit: what is computed in one go adds up in another order."""
+    rows = [row for output in outputs for row in output.logprobs]
+    return [[(each.token_id, each.rank) for each in (row.sampled, *row.top)] for row in rows] + [
+        round(row.sampled.logprob, 3) for row in rows
+    ]
+
+
+def _reason(outputs: list[EngineOutput]) -> object:
+    return outputs[-1].finish_reason
+
+
+async def test_an_answer_that_goes_on_is_that_of_one_go(engine: Engine) -> None:
+    rng = Random(16_384)
+    assert await differences(engine, [drawn(rng) for _ in range(TRIALS)]) == []
+
+
+@contextmanager
+def _no_draws() -> Iterator[None]:
+    with mock.patch("kv_transfer.handoff.emitted_output._advance", lambda generator, draws, vocabulary: None):
+        yield
+
+
+@contextmanager
+def _one_draw_too_many() -> Iterator[None]:
+    from kv_transfer.handoff import emitted_output
+
+    advance = emitted_output._advance
+    with mock.patch.object(
+        emitted_output, "_advance", lambda generator, draws, size: advance(generator, draws + 1, size)
+    ):
+        yield
+
+
+@contextmanager
+def _rows_without_output() -> Iterator[None]:
+    """The scheduler knows of the output, the model runner does not."""
+    with mock.patch("kv_transfer.handoff.emitted_output.EmittedRows.add_request", _plain_add_request):
+        yield
+
+
+def _plain_add_request(self: Any, request: Any) -> int:
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    row: int = InputBatch.add_request(self, request)
+    return row
+
+
+@contextmanager
+def _front_end_from_the_start() -> Iterator[None]:
+    with mock.patch("kv_transfer.handoff.emitted_output.feed_front_end", lambda engine, name, emitted: None):
+        yield
+
+
+@pytest.mark.parametrize("planted", [_no_draws, _one_draw_too_many, _rows_without_output, _front_end_from_the_start])
+async def test_a_planted_bug_is_found(engine: Engine, planted: Any) -> None:
+    rng = Random(16_384)
+    with planted():
+        assert await differences(engine, [drawn(rng) for _ in range(TRIALS)])

@@ -1,0 +1,140 @@
+"""Answers that go on elsewhere after they have begun: what is remembered of them, and when they end."""
+
+import pytest
+
+from control_plane.dispatch import journey_steps as steps
+from tests.pure.control_plane.dispatch.played_journey import (
+    FIRST,
+    MORE,
+    NO_HANDOFF,
+    PULLED,
+    RECOMPUTED,
+    PlayedJourney,
+    new_job,
+    worker,
+)
+
+P0, P1, D0, D1 = (worker(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
+FINISHED = 1
+
+
+def answering() -> PlayedJourney:
+    """As `decoding`, and two tokens of the answer have come."""
+    played = PlayedJourney.begun()
+    played.now_s = 0.5
+    played.tell(steps.Placed(P0))
+    played.now_s = 1.0
+    played.tell(steps.Prefilled(FIRST, (0,), 3, cached_tokens=2))
+    played.tell(steps.Placed(D0))
+    played.tell(steps.DecodeStarted(PULLED, kv_bytes=64))
+    played.tell(steps.Generated(MORE, (1,), 4))
+    return played
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_an_answer_that_has_begun_goes_on_elsewhere_after_the_last_token_that_was_emitted(is_draining: bool) -> None:
+    played = answering()
+    told = played.tell(steps.WorkerLost("broke off", is_draining=is_draining))
+    assert told == (steps.MarkDraining(D0) if is_draining else steps.Suspect(D0, "broke off"), steps.Route())
+
+    played.now_s = 5.0
+    played.tell(steps.Placed(P1))
+    assert played.waits_for(steps.CallPrefill).hand_off
+    job = played.journey.job
+    assert (job.emitted, job.emitted_chars, job.migrations, job.route.migrations) == ([0, 1], 7, 1, 1)
+    told = played.tell(steps.Prefilled("third", (2,), 1))
+    assert told[0] == steps.Emit("third"), "a prompt counts once"
+    played.tell(steps.Placed(D1))
+    assert played.waits_for(steps.CallDecode).pulls
+    played.tell(steps.DecodeStarted(RECOMPUTED))
+    played.tell(steps.Ended(FINISHED, 8, "last"))
+    played.close()
+
+    assert played.emitted == [FIRST, MORE, "third", "last"]
+    assert played.endings == [steps.Complete(FINISHED, 8)]
+    assert (job.first_token_s, job.dispatched_s, job.cached_tokens) == (1.0, 0.5, 2), "times are those of the first go"
+    assert (job.route.prefill_worker_id, job.route.decode_worker_id) == ("prefill-0", "decode-1")
+    assert (job.route.handoff, job.route.kv_bytes) == (PULLED, 64)
+
+
+def test_a_last_token_needs_no_decode_worker_where_the_answer_goes_on() -> None:
+    played = PlayedJourney.begun(new_job(max_tokens=3))
+    played.tell(steps.Placed(None))
+    played.tell(steps.PromptComplete())
+    played.tell(steps.Placed(D0))
+    played.tell(steps.DecodeStarted(NO_HANDOFF))
+    played.tell(steps.Generated(MORE, (0, 1), 2))
+    played.tell(steps.WorkerLost())
+    played.tell(steps.Placed(P0))
+    assert not played.waits_for(steps.CallPrefill).hand_off
+
+    played.tell(steps.Prefilled("third", (2,), 1, FINISHED, completion_tokens=3))
+    played.close()
+
+    assert played.endings == [steps.Complete(FINISHED, 3)]
+
+
+def test_what_comes_with_the_end_is_emitted_before_it() -> None:
+    told = answering().tell(steps.Ended(FINISHED, 3, "last"))
+    assert told == (steps.Emit("last"), steps.Complete(FINISHED, 3))
+
+
+def test_an_answer_goes_on_as_often_as_something_comes_of_it() -> None:
+    played = answering()
+    for number in range(2, 7):
+        played.tell(steps.WorkerLost())
+        played.tell(steps.Placed(None))
+        played.tell(steps.PromptComplete())
+        played.tell(steps.Placed(D1))
+        played.tell(steps.DecodeStarted(NO_HANDOFF))
+        played.tell(steps.Generated(MORE, (number,), 1))
+    assert (played.journey.job.migrations, played.endings) == (5, [])
+    played.close()
+
+
+def test_two_decode_workers_that_are_lost_without_a_token_end_an_answer_that_has_begun() -> None:
+    played = answering()
+    played.tell(steps.WorkerLost())
+    played.tell(steps.Placed(None))
+    played.tell(steps.PromptComplete())
+    played.tell(steps.Placed(D1))
+    played.tell(steps.DecodeStarted(NO_HANDOFF))
+    told = played.tell(steps.WorkerLost("again"))
+    assert told == (steps.Suspect(D1, "again"), steps.Fail(steps.Cause.DECODE_WORKER_LOST, "again", 1000))
+    played.close()
+
+
+def test_answers_leave_draining_workers_without_an_end() -> None:
+    played = answering()
+    for _ in range(4):
+        played.tell(steps.WorkerLost(is_draining=True))
+        played.tell(steps.Placed(None))
+        played.tell(steps.PromptComplete())
+        played.tell(steps.Placed(D1))
+        played.tell(steps.DecodeStarted(NO_HANDOFF))
+    assert played.endings == []
+    played.close()
+
+
+def test_a_draining_worker_that_was_left_may_have_pulled_so_the_next_one_computes() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    played.tell(steps.Prefilled(FIRST, (0,), 1))
+    played.tell(steps.Placed(D0))
+    played.tell(steps.WorkerLost(is_draining=True, was_left=True))
+    assert played.waits_for(steps.PlaceDecode).prefills
+    played.tell(steps.Placed(D1))
+    assert not played.waits_for(steps.CallDecode).pulls
+    played.close()
+
+
+def test_a_worker_that_was_not_reached_has_not_touched_the_lease_and_counts_as_no_attempt() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    played.tell(steps.Prefilled(FIRST, (0,), 1))
+    for number in range(4):
+        played.tell(steps.Placed(worker(f"decode-{number}")))
+        assert played.waits_for(steps.CallDecode).pulls
+        played.tell(steps.WorkerLost("refused", is_unreachable=True))
+    assert len(played.waits_for(steps.PlaceDecode).excluded) == 4
+    played.close()
