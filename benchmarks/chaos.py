@@ -7,12 +7,12 @@ compared with those of one plain vLLM, which has computed them before.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import grpc
 
 from benchmarks.chaos_schedule import Fault
-from benchmarks.chaos_streams import SAMPLING, Case, Streams, Tally
+from benchmarks.chaos_streams import KINDS, Case, Streams, Tally
 from benchmarks.chaos_targets import Targets
 from benchmarks.direct_call import DirectWorker
 from benchmarks.plain_engine import GENERATION, plain_engine
@@ -48,11 +48,16 @@ async def cases(config: RachisConfig, seed: int) -> list[Case]:
         plain = DirectWorker(address, GENERATION)
         bases = [[rng.randrange(model.vocabulary_size) for _ in range(_PROMPT_TOKENS[1])] for _ in range(4)]
         for _ in range(_CASES):
-            length, most = rng.randint(*_PROMPT_TOKENS), rng.randint(*_NEW_TOKENS)
+            length = rng.randint(*_PROMPT_TOKENS)
             shared = rng.randrange(length)
             prompt = rng.choice(bases)[:shared] + [rng.randrange(model.vocabulary_size) for _ in range(length - shared)]
-            answer = await plain.decode(prompt, {**SAMPLING, "max_tokens": most})
-            found.append(Case(tuple(prompt), most, tuple(answer.token_ids)))
+            kind = rng.choice(list(KINDS))
+            sampling = {**KINDS[kind], "max_tokens": rng.randint(*_NEW_TOKENS), "seed": rng.randrange(1 << 30)}
+            if kind == "stops":
+                # Whatever its answer has at some place, so that it ends there.
+                whole = await plain.decode(prompt, sampling)
+                sampling["stop"] = [whole.text[len(whole.text) * 3 // 4 :][:3] or "never"]
+            found.append(Case(tuple(prompt), sampling, await plain.decode(prompt, sampling)))
         await plain.close()
     return found
 
@@ -68,7 +73,7 @@ async def play(
     on_fault: Callable[[Fault], None] = lambda fault: None,
 ) -> Tally:
     """All the streams and all the faults; returns when every request has ended."""
-    streams = Streams(found, ",".join(addresses), targets.decode_kills, seed)
+    streams = Streams(found, ",".join(addresses), seed)
     began_s = monotonic_s()
     running = asyncio.create_task(streams.run(STREAMS))
     try:
@@ -116,19 +121,21 @@ async def _held(addresses: Sequence[str]) -> Leaks:
 
 def report(tally: Tally, left: Leaks, faults: dict[str, int]) -> dict[str, object]:
     """As `rachis chaos --json` prints it."""
-    figures = asdict(tally)
+    pauses_s = sorted(tally.pauses_s) or [0.0]
     return {
         "requests": tally.requests,
         "completed_share": tally.first_try / tally.requests if tally.requests else 0.0,
         "application_retries": tally.application_retries,
         "wrong": tally.wrong,
+        "tokens_twice": tally.tokens_twice,
+        "migrations": tally.migrations,
         "unended": tally.unended,
         "leaked_blocks": left.blocks,
         "leaked_leases": left.leases,
         "leaked_requests": left.requests,
-        "longest_pause_s": tally.longest_pause_s,
+        "pause_p99_s": pauses_s[int(0.99 * (len(pauses_s) - 1))],
+        "longest_pause_s": pauses_s[-1],
         "faults": faults,
         "completed": tally.completed,
-        "cut_by_killed_decode_workers": tally.excused,
-        "statuses": figures["statuses"],
+        "statuses": dict(sorted(tally.statuses.items())),
     }

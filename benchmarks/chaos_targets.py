@@ -13,7 +13,6 @@ import redis.asyncio as redis
 
 from benchmarks.chaos_schedule import Fault
 from cluster_core.background import BackgroundTasks
-from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
 from control_plane.client import RachisClient
@@ -56,8 +55,7 @@ class SecondRouter:
 
 
 class Targets:
-    """Redis is started again by whoever keeps it. decode_kills: when, monotonic. done: faults as they were inflicted,
-    by kind and target."""
+    """Redis is started again by whoever keeps it. done: faults as they were inflicted, by kind and target."""
 
     def __init__(self, service_pid: int, client: RachisClient, own_redis: EmbeddedRedis, router: SecondRouter) -> None:
         self._service_pid = service_pid
@@ -65,7 +63,6 @@ class Targets:
         self._redis = own_redis
         self._router = router
         self._starting = BackgroundTasks()
-        self.decode_kills: list[float] = []
         self.done: dict[str, int] = {}
 
     async def inflict(self, fault: Fault) -> None:
@@ -88,8 +85,6 @@ class Targets:
         self.done[name] = self.done.get(name, 0) + 1
 
     def _kill(self, fault: Fault, pid: int) -> None:
-        if fault.target == "decode":
-            self.decode_kills.append(monotonic_s())
         os.kill(pid, signal.SIGKILL)
         if fault.target == "router":
             self._starting.start(self._start_router_again())
