@@ -6,6 +6,7 @@ modelled here is the workers' and the network's side of a call:
     prompt's blocks             the prefill engine, from its first step until the pull has landed, the lease is
                                 released, or the hand-off's deadline has passed
     a pull that breaks off      the decode worker computes the prompt, in the call that it has
+    an answer that goes on      is generated anew: engines here do not tell how far they were, and its pause is too long
 """
 
 from collections.abc import Callable, Iterator

@@ -87,8 +87,10 @@ class TieredScheduling(_Scheduler):
                     self._begun[new.req_id] = request.num_prompt_tokens
                     self.tiers.counters.prompt_tokens += request.num_prompt_tokens
                     stats = request.prefill_stats
-                    loaded = stats.num_external_cached_tokens if stats is not None else 0
-                    self.tiers.counters.device_hit_tokens += max(0, new.num_computed_tokens - loaded)
+                    # There are none of an answer that goes on elsewhere, of which most is pulled.
+                    if stats is not None:
+                        found = new.num_computed_tokens - stats.num_external_cached_tokens
+                        self.tiers.counters.device_hit_tokens += max(0, found)
                     if self._host_tier is not None:
                         self.tiers.counters.host_hit_tokens += self._host_tier.loaded_tokens(new.req_id)
             for name in [name for name in self._uncounted if name not in self._begun]:

@@ -20,7 +20,7 @@ def decode_s(batch: int, context_tokens: float) -> float:
 
 
 def gap_s(tokens: int) -> float:
-    return 2 * HOP_S + LATENCY_S + S_PER_TOKEN * tokens + 2 * decode_s(1, tokens)
+    return 2 * HOP_S + LATENCY_S + S_PER_TOKEN * tokens + decode_s(1, tokens)
 
 
 def measured(prefill_slowdown: float = 1.0, decode_slowdown: float = 1.0) -> Measured:

@@ -82,7 +82,7 @@ def test_under_faults_every_request_has_one_outcome_and_nothing_is_left() -> Non
         for name, number in {**figures.outcomes, "retries": figures.retries}.items():
             told[name] = told.get(name, 0) + number
     assert told["finished"] > 60 * len(runs)
-    assert told["failed"] >= len(runs)
+    assert told["failed"] > 0
     assert told["retries"] > 4 * len(runs)
 
 

@@ -153,7 +153,7 @@ def test_steps_that_grow_are_each_as_long_as_their_context(cuts: int) -> None:
     assert ends(told)[1] == pytest.approx(sum(0.001 * context for context in range(11, 111)), abs=1e-6)
 
 
-def test_a_pull_asks_for_what_is_not_there_and_replays_one_token() -> None:
+def test_a_pull_asks_for_what_is_not_there_and_generates_all_but_the_first_token() -> None:
     made = engine(Costs())
     played(made, (0.0, job(1, 50, 1, name=5)))
     made.add(job(2, 100, 3, name=5, pulls=True), 1.0)
@@ -163,7 +163,7 @@ def test_a_pull_asks_for_what_is_not_there_and_replays_one_token() -> None:
     made.landed(2, 1.5)
     told = played(made)
     assert [each.kind for each in told[2]] == [OutcomeKind.FIRST_TOKEN, OutcomeKind.FINISHED]
-    assert ends(told)[2] == pytest.approx(1.5 + 0.001 + 2 * 0.01)
+    assert ends(told)[2] == pytest.approx(1.5 + 0.001 + 0.01)
     assert made.costs().pull_s_per_token == pytest.approx(0.01)
     assert made.totals.prefill_tokens == 50
 
