@@ -3,10 +3,9 @@
 Placement, membership and the journey are the router's own; calls to workers are events that take `hop_s`. What is
 modelled here is the workers' and the network's side of a call:
     worker's in-flight count    from the call to a worker until that call has ended (`Attempt`)
-    prompt's blocks             the prefill engine, from its first step until the pull has landed, the lease is
-                                released, or the hand-off's deadline has passed
+    prompt's blocks             the prefill engine, until the pull has landed, the lease is released, or has expired
     a pull that breaks off      the decode worker computes the prompt, in the call that it has
-    an answer that goes on      is generated anew: engines here do not tell how far they were, and its pause is too long
+    an answer that goes on      is generated anew: engines here do not tell how far they were
 """
 
 from collections.abc import Callable, Iterator

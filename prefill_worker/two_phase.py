@@ -98,7 +98,8 @@ class TwoPhase(SessionInput):
         """
         if contender.request_id in self._lost_idle:
             return 3
-        if contender.tenure is Tenure.RUNNING and self.requests[contender.request_id].num_output_tokens:
+        has_begun = self.requests[contender.request_id].num_output_tokens and contender.remaining_tokens <= 1
+        if contender.tenure is Tenure.RUNNING and has_begun:
             return 0
         return 2 if contender.request_id in self._refused and not contender.held_blocks else 1
 

@@ -69,7 +69,9 @@ class RunningJobs:
 
             job = stream.job
             if job.emitted is not None:
-                check_emitted(job, self._engine.vllm_config.model_config.max_model_len)
+                model = self._engine.vllm_config.model_config
+                room = vllm_private.block_counts(self._engine)[1] * self._block_size
+                check_emitted(job, min(model.max_model_len, room), model.get_vocab_size())
             name: str = self._engine.add_request(job.request_id, prompt_of(job), params, priority=job.priority)
             if job.emitted is not None:
                 feed_front_end(self._engine, name, job.emitted.token_ids)
@@ -206,8 +208,11 @@ class RunningJobs:
     def _has_filled_a_block(self, stream: JobStream) -> bool:
         """Whether a job's prompt has brought at least one full block that was not cached.
 
-        What was generated does not count: the same request again generates the same, and brings nothing.
+        What was generated does not count: the same request again generates the same, and brings nothing. Of an answer
+        that goes on elsewhere nobody knows what was cached.
         """
+        if stream.job.emitted is not None and len(stream.job.emitted.token_ids) > 1:
+            return False
         prompt_tokens = stream.prompt.length if stream.prompt is not None else len(stream.job.token_ids)
         found_blocks = stream.found_tokens // self._block_size
         if stream.found_tokens + self._block_size == prompt_tokens:

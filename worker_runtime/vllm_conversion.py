@@ -35,12 +35,15 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
     return prompt | ({"cache_salt": job.cache_salt} if job.cache_salt else {})
 
 
-def check_emitted(job: EngineJob, max_model_len: int) -> None:
-    """Raises InvalidInputError where the answer has ended with what has been emitted of it, by its length."""
-    emitted = len(job.emitted.token_ids) if job.emitted is not None else 0
+def check_emitted(job: EngineJob, max_model_len: int, vocabulary: int) -> None:
+    """Raises InvalidInputError where the answer has ended with what has been emitted of it, by its length, or cannot be
+    the model's."""
+    emitted = job.emitted.token_ids if job.emitted is not None else ()
     most = min(job.sampling.max_tokens, max_model_len - len(job.token_ids))
-    if emitted >= most:
-        raise InvalidInputError(f"has {emitted} tokens, the answer ends after {most}", field="emitted")
+    if len(emitted) >= most:
+        raise InvalidInputError(f"has {len(emitted)} tokens, the answer ends after {most}", field="emitted")
+    if max(emitted, default=0) >= vocabulary:
+        raise InvalidInputError(f"has token {max(emitted)}, the vocabulary has {vocabulary}", field="emitted")
 
 
 def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> SamplingParams:

@@ -277,6 +277,9 @@ class Journey:
         return (MarkDraining(worker) if event.is_draining else Suspect(worker, event.sentence),)
 
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
+        if event.was_left:
+            # It was left for any other that is usable now, whatever was wrong with that one before.
+            self._excluded.clear()
         told = self._set_aside(event)
         self._fruitless += event.counts
         self._is_used_up |= event.had_it

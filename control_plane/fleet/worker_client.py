@@ -34,8 +34,8 @@ CLOSE_GRACE_S = 600.0
 # What gRPC, or the worker itself, says of a call whose server has ended, as against one that cannot be reached, is cut
 # off, or stops in good order.
 _DEATHS = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg|sendmsg|the engine died")
-# What it says of a server that no connection could be made to.
-_UNREACHED = re.compile(r"failed to connect|Connection refused|connection refused|No route to host")
+# What it says of a server that no connection could be made to; the same errors say under a call that it broke.
+_UNREACHED = re.compile(r"failed to connect")
 # What gRPC says when a message could not be written because the call had just ended.
 _WRITE_FAILED = "Internal error from Core"
 

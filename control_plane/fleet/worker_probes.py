@@ -24,6 +24,8 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 
+# Answers that leave a draining worker at each look: the others are not to be flooded with their prompts.
+_MOVED_AT_ONCE = 16
 _DRAINING = wire.WORKER_STATE_DRAINING
 # A question that took so many times as long as it was allowed to says that this router is starved, not the worker.
 _LATE = 1.25
@@ -175,14 +177,17 @@ class WorkerProbes:
             registration = member.registration if member is not None else None
             if registration is None or (registration.generation, registration.state) != (key[1], _DRAINING):
                 continue
-            moved = self._let_go(key, WorkerLeftError(f"worker {key[0]} drains"), lambda wait: wait.moves)
+            why = WorkerLeftError(f"worker {key[0]} drains")
+            moved = self._let_go(key, why, lambda wait: wait.moves, at_most=_MOVED_AT_ONCE)
             if moved:
                 logger.info("%s drains: %d answers go on elsewhere", key[0], moved)
 
-    def _let_go(self, key: Key, why: WorkerLostError, whom: Callable[[_Wait], bool]) -> int:
+    def _let_go(
+        self, key: Key, why: WorkerLostError, whom: Callable[[_Wait], bool], *, at_most: int | None = None
+    ) -> int:
         """Calls at this worker go elsewhere, those that can; returns how many."""
         waits = self._waits.get(key, {})
-        leaving = [each for each in waits if whom(each) and each.may_leave()]
+        leaving = [each for each in waits if whom(each) and each.may_leave()][:at_most]
         for wait in leaving:
             waits.pop(wait, None)
             wait.leave(why)

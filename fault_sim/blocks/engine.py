@@ -44,6 +44,9 @@ from fault_sim.blocks.session import BlockSession
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import root_key
 
+# Tokens are characters of one byte.
+VOCABULARY = 256
+
 
 class BlockEngine:
     """See `cluster_core.engine.Engine`. engine_id: unique in the fabric. clock: that of its host, for deadlines."""
@@ -95,7 +98,7 @@ class BlockEngine:
         self._begin_stepping()
         settings = self.settings
         return EngineInfo(
-            "blocks", "bytes", 256, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
+            "blocks", "bytes", VOCABULARY, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
         )
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
@@ -284,6 +287,8 @@ class BlockEngine:
             raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
         if emitted and len(emitted) >= min(job.sampling.max_tokens, self.settings.max_model_len - len(job.token_ids)):
             raise InvalidInputError(f"has {len(emitted)} tokens", field="emitted")
+        if max(emitted, default=0) >= VOCABULARY:
+            raise InvalidInputError(f"has token {max(emitted)}", field="emitted")
         run = Run(job, [*job.token_ids, *emitted], len(job.token_ids))
         run.text, run.shown = "".join(map(chr, emitted)), job.emitted.sent_chars if job.emitted is not None else 0
         if job.pull is not None:

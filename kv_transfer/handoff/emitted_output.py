@@ -88,10 +88,14 @@ def accept_emitted_rows(worker: Any) -> None:
 def feed_front_end(engine: Any, name: str, emitted: Sequence[int]) -> None:
     """The detokenizer of a request that has just been added goes on from these tokens of its answer.
 
-    Raises InvalidInputError where the answer has ended with them, by a stop string; the request is gone then.
+    Raises InvalidInputError where the answer has ended with them, by a stop string; whatever it raises, the request is
+    gone then.
     """
     state = engine.output_processor.request_states[name]
-    if state.detokenizer.update(list(emitted), False) is not None:
+    try:
+        if state.detokenizer.update(list(emitted), False) is not None:
+            raise InvalidInputError("ends with a stop string", field="emitted")
+    except BaseException:
         engine.abort_request([name], internal=True)
-        raise InvalidInputError("ends with a stop string", field="emitted")
+        raise
     state.sent_tokens_offset = len(emitted)

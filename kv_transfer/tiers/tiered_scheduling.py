@@ -85,14 +85,14 @@ class TieredScheduling(_Scheduler):
                 if new.req_id not in self._begun:
                     request = self.requests[new.req_id]
                     self._begun[new.req_id] = request.num_prompt_tokens
-                    self.tiers.counters.prompt_tokens += request.num_prompt_tokens
+                    loaded = self._host_tier.loaded_tokens(new.req_id) if self._host_tier is not None else 0
                     stats = request.prefill_stats
-                    # There are none of an answer that goes on elsewhere, of which most is pulled.
+                    # There are none of an answer that goes on elsewhere: its prompt was counted when it began.
                     if stats is not None:
                         found = new.num_computed_tokens - stats.num_external_cached_tokens
+                        self.tiers.counters.prompt_tokens += request.num_prompt_tokens
                         self.tiers.counters.device_hit_tokens += max(0, found)
-                    if self._host_tier is not None:
-                        self.tiers.counters.host_hit_tokens += self._host_tier.loaded_tokens(new.req_id)
+                        self.tiers.counters.host_hit_tokens += loaded
             for name in [name for name in self._uncounted if name not in self._begun]:
                 self._count(name)
         super()._update_after_schedule(scheduler_output)

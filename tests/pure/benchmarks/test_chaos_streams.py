@@ -14,7 +14,9 @@ def answer(tokens: list[int], text: str = "", likeliest: int = 7) -> Generated:
         )
         for token in tokens
     ]
-    return Generated(tokens, text or str(tokens), rows, generation.Completion(finish_reason=1))
+    return Generated(
+        tokens, text or str(tokens), rows, generation.Completion(finish_reason=generation.FINISH_REASON_STOP)
+    )
 
 
 def test_an_answer_is_right_in_tokens_text_log_probabilities_and_its_reason_to_end() -> None:

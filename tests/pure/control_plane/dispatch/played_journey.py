@@ -130,6 +130,8 @@ class PlayedJourney:
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
+                if event.was_left:
+                    failed.clear()
                 failed.add((call.worker.worker_id, call.worker.generation))
                 self.losses += event.counts
                 self.fruitless += isinstance(call, steps.CallDecode) and event.counts

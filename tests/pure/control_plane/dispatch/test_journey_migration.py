@@ -138,3 +138,15 @@ def test_a_worker_that_was_not_reached_has_not_touched_the_lease_and_counts_as_n
         played.tell(steps.WorkerLost("refused", is_unreachable=True))
     assert len(played.waits_for(steps.PlaceDecode).excluded) == 4
     played.close()
+
+
+def test_a_worker_is_left_for_any_other_one_that_is_usable_by_then() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    played.tell(steps.Prefilled(FIRST, (0,), 1))
+    played.tell(steps.Placed(D0))
+    played.tell(steps.WorkerLost("it hangs"))
+    played.tell(steps.Placed(D1))
+    played.tell(steps.WorkerLost(is_draining=True, was_left=True))
+    assert played.waits_for(steps.PlaceDecode).excluded == frozenset({("decode-1", 1)})
+    played.close()

@@ -77,6 +77,8 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
         case steps.PlaceDecode():
             chosen = worker(f"decode-{len(played.failed_decode)}") if fortune is not Fortune.WITHOUT else None
             played.tell(steps.Placed(chosen))
+        case steps.CallPrefill() if fortune is Fortune.LEFT:
+            played.tell(_LOSSES[Fortune.DRAINING])
         case steps.CallPrefill() | steps.CallDecode() if fortune in _LOSSES:
             played.tell(_LOSSES[fortune])
         case steps.CallPrefill():
