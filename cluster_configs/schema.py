@@ -82,8 +82,9 @@ class EngineSection(Section):
     def _fits_the_device(self) -> "EngineSection":
         if self.device == "cpu" and self.block_size_tokens % 32:
             raise ValueError("block_size_tokens must be a multiple of 32 on a CPU")
-        if self.device == "cpu" and self.kv_buffer_device != "cpu":
-            raise ValueError("kv_buffer_device must be cpu where device is cpu")
+        if self.kv_buffer_device != self.device:
+            # vLLM copies prompts alone into a buffer on the host, and leaves out an answer that goes on behind one.
+            raise ValueError(f"kv_buffer_device must be {self.device} where device is {self.device}")
         return self
 
 

@@ -50,7 +50,11 @@ async def test_prefixes_are_prefilled_once_and_found_again_and_claims_stay_true(
         assert answer.completion.usage.cached_tokens == PREFIX_TOKENS, "and computes none of it"
     for family in range(FAMILIES):
         answer = await families.ask(family, 4, client=two_by_two.client)
-        has_it = answer.completion.route.prefill_worker_id == placed[family]
+        prefilled_by = answer.completion.route.prefill_worker_id
+        if not prefilled_by:
+            # A decode worker did it all, which may have pulled the prefix before.
+            continue
+        has_it = prefilled_by == placed[family]
         assert answer.completion.usage.cached_tokens == has_it * PREFIX_TOKENS, "whatever the default policy chose"
     await claims_are_true(families.client, 4, at_least=FAMILIES * PREFIX_CHUNKS)
 

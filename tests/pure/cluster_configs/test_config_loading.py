@@ -156,6 +156,8 @@ def test_blocks_that_a_cpu_cannot_have_are_refused() -> None:
         load(flags={"engine.block_size_tokens": 16})
     with pytest.raises(ConfigError, match="kv_buffer_device must be cpu"):
         load(flags={"engine.kv_buffer_device": "cuda"})
+    with pytest.raises(ConfigError, match="kv_buffer_device must be cuda"):
+        load(profile="gpu-1node", flags={"engine.kv_buffer_device": "cpu"})
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
     assert (completion.route.decode_worker_id, completion.route.migrations) == ("decode-1", 1)
     assert completion.usage.completion_tokens == 8
     (job,) = named(cluster_2x2, "decode-1").engine.jobs
-    # One token more comes from the prefill worker, which has the prompt.
-    assert job.emitted is not None and len(job.emitted.token_ids) == 5
+    # Four at most had reached the router; one more comes from the prefill worker, which has the prompt.
+    assert job.emitted is not None and 1 < len(job.emitted.token_ids) <= 5
     assert job.pull is not None
     decoder.engine.resume()
     await until(cluster_2x2.idle)

@@ -115,7 +115,12 @@ def test_models_that_differ_are_told_with_who_has_which() -> None:
 
 
 def test_a_gpu_worker_is_not_judged_by_the_memory_of_its_host() -> None:
-    gpu = {"engine__device": "cuda", "pools__prefill__gpus_per_worker": 1, "pools__decode__gpus_per_worker": 1}
+    gpu = {
+        "engine__device": "cuda",
+        "engine__kv_buffer_device": "cuda",
+        "pools__prefill__gpus_per_worker": 1,
+        "pools__decode__gpus_per_worker": 1,
+    }
     assert found({"a": replace(FINE, model=MODEL, available_bytes=GIB)}, **gpu) == []
 
 
