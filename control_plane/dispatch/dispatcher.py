@@ -24,7 +24,7 @@ from cluster_core.errors import DeadlineError, PoisonedRequestError, RachisError
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits
 from control_plane.dispatch.poison import PoisonMemory
-from control_plane.dispatch.prefilling import Prefilling, WholePrompt
+from control_plane.dispatch.prefilling import Prefilling
 from control_plane.dispatch.worker_calls import WorkerCalls
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
@@ -77,9 +77,15 @@ class Dispatcher:
         """
         self._refuse_poison(job)
         journey = Journey(job, self._limits)
-        way = prefilling or WholePrompt(self._client, job, self._now_s)
         calls = WorkerCalls(
-            job, way, self._client, self._placer, self._membership, self._workers_changed, self._probes, self._now_s
+            job,
+            prefilling,
+            self._client,
+            self._placer,
+            self._membership,
+            self._workers_changed,
+            self._probes,
+            self._now_s,
         )
         waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), self._now_s()))
         try:

@@ -281,8 +281,8 @@ class Journey:
             # It was left for any other that is usable now, whatever was wrong with that one before.
             self._excluded.clear()
         told = self._set_aside(event)
-        self._fruitless += event.counts
-        self._is_used_up |= event.had_it
+        self._fruitless += event.is_attempt
+        self._is_used_up |= event.may_have_pulled
         if self._is_poison:
             return (*told, *self._fail(_POISON))
         if self._fruitless >= self._limits.decode_attempts:
@@ -323,7 +323,7 @@ class Journey:
         self._worker = None
         if event.is_draining:
             return (MarkDraining(worker),)
-        self._lost += event.counts
+        self._lost += event.is_attempt
         return (Suspect(worker, event.sentence), *self._blamed(event))
 
     def _blamed(self, event: WorkerLost) -> Instructions:

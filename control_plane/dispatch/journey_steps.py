@@ -106,14 +106,14 @@ class WorkerLost:
     is_unreachable: bool = False
 
     @property
-    def counts(self) -> bool:
-        """As an attempt."""
+    def is_attempt(self) -> bool:
+        """It counts as one."""
         return not (self.is_draining or self.is_unreachable)
 
     @property
-    def had_it(self) -> bool:
-        """The worker may have touched the lease."""
-        return self.counts or self.was_left
+    def may_have_pulled(self) -> bool:
+        """A decode worker that was told of a lease."""
+        return self.is_attempt or self.was_left
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ from control_plane.placement.placer import Placement, Placer
 
 
 class WorkerCalls:
-    """Made for one job."""
+    """Made for one job. prefilling: brings the prompt to a prefill worker; None: whole, as the job has it."""
 
     def __init__(
         self,
         job: Job,
-        prefilling: Prefilling,
+        prefilling: Prefilling | None,
         client: WorkerClient,
         placer: Placer,
         membership: Membership,
@@ -41,8 +41,8 @@ class WorkerCalls:
         now_s: Callable[[], float],
     ) -> None:
         self._job = job
-        self._prefilling = prefilling
         self._whole = WholePrompt(client, job, now_s)
+        self._prefilling = prefilling or self._whole
         self._client = client
         self._placer = placer
         self._membership = membership

@@ -91,11 +91,10 @@ def feed_front_end(engine: Any, name: str, emitted: Sequence[int]) -> None:
     Raises InvalidInputError where the answer has ended with them, by a stop string; whatever it raises, the request is
     gone then.
     """
-    state = engine.output_processor.request_states[name]
+    detokenizer = engine.output_processor.request_states[name].detokenizer
     try:
-        if state.detokenizer.update(list(emitted), False) is not None:
+        if detokenizer.update(list(emitted), False) is not None:
             raise InvalidInputError("ends with a stop string", field="emitted")
     except BaseException:
         engine.abort_request([name], internal=True)
         raise
-    state.sent_tokens_offset = len(emitted)

@@ -2,8 +2,8 @@
 
 `simulate` plays one seeded world: requests of several trees of prefixes, with priorities, deadlines and salts, some of
 whose KV is pulled and lands late, or in part, or not at all, some cancelled wherever they are, in a pool so small that
-some are preempted. Every answer is compared with that of a fresh request; after every step blocks are counted, and the
-core of the scheduler has to know of every request what vLLM knows.
+some are preempted; some arrive with a part of their answer. Every answer is compared with that of a fresh request;
+after every step blocks are counted, and the core of the scheduler has to know of every request what vLLM knows.
 """
 
 import random
@@ -18,13 +18,16 @@ from vllm.v1.request import RequestStatus
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
+from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.tiers.tier_terms import TierCounters
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
 from tests.campaign.fuzz.tally import Tally, raised
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 _MOST_TOKENS = 40
+_SHARE_EMITTED = 0.4
 
 
 def drawn(rng: random.Random) -> World:
@@ -66,6 +69,8 @@ class _Simulation:
         self.prefix_of: dict[ChunkHash, tuple[str | None, tuple[int, ...]]] = {}
         self.failing: set[str] = set()
         self.started = 0
+        # Apart, so that a seed draws the same requests as ever.
+        self.emitting = random.Random(f"emitted {seed}")
         self.rate = self.random.choice((0.1, 0.4, 0.9))
         longest = min(10, (world.blocks - 1) // 2) * BLOCK_SIZE
         # Two levels of shared prefixes.
@@ -166,11 +171,20 @@ class _Simulation:
         prefix = rng.choice(self.prefixes) if rng.random() < 0.8 else []
         prompt = (prefix + self.text(rng.randint(1, 2 * BLOCK_SIZE)))[: self.longest]
         self._draw_load(name, prompt)
-        self.expected[name] = expected_tokens(prompt, max_tokens)
+        answer = expected_tokens(prompt, max_tokens)
+        emitted = answer[: self.emitting.randrange(max_tokens)] if self.emitting.random() < _SHARE_EMITTED else []
+        if emitted:
+            self.tally.emitted += 1
+            if name in self.engine.remote_tokens and name not in self.failing and self.emitting.random() < 0.5:
+                # The lease is on all of it, but for the last token.
+                self.engine.remote_tokens[name] = len(prompt) + len(emitted) - 1
+        self.expected[name] = answer[len(emitted) :]
         salt = rng.choice((None, None, None, "salt"))
         request = self.engine.request(name, prompt, max_tokens, priority=rng.choice((0, 0, 0, -1, 5)), cache_salt=salt)
+        arguments: dict[str, Any] = {EMITTED_ARG: emitted} if emitted else {}
         if rng.random() < 0.2:
-            request.sampling_params.extra_args = {"rachis_deadline_s": self.clock.now_s + rng.random()}
+            arguments[REQUEST_DEADLINE_ARG] = self.clock.now_s + rng.random()
+        request.sampling_params.extra_args = arguments or None
         self.engine.scheduler.add_request(request)
         self.check_hashes(name, prompt, salt)
 

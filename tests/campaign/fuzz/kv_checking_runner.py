@@ -19,6 +19,7 @@ from typing import Any
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from kv_transfer.handoff.emitted_output import emitted_of
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
 from tests.campaign.fuzz.session_moves import VOCABULARY
@@ -165,9 +166,11 @@ class KvCheckingRunner:
         if self._v2:
             assert new.req_id not in self._states, "V2: the request has a place already"
             assert len(self._states) < self._places, "V2: no free place"
+        # What has been emitted before vLLM tells a V2 runner by itself, and ours a V1 runner.
+        emitted = [] if self._v2 else emitted_of(new.sampling_params)
         tokens = new.prefill_token_ids if self._v2 else new.prompt_token_ids
         blocks = list(new.block_ids[0])
-        self._states[new.req_id] = _State(list(tokens), len(tokens), blocks, new.num_computed_tokens)
+        self._states[new.req_id] = _State([*tokens, *emitted], len(tokens), blocks, new.num_computed_tokens)
 
     def _go_on(self, cached: Any) -> None:
         rows = zip(

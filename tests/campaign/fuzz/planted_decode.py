@@ -16,6 +16,7 @@ from decode_worker.batch_members import Member, Plan
 from decode_worker.batch_scheduling import BatchScheduling
 from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
+from kv_transfer.handoff.emitted_output import EmittedOutput, emitted_of
 from tests.campaign.fuzz.planted import Plant
 
 
@@ -104,7 +105,26 @@ def _hashes_cover_the_wrong_blocks() -> AbstractContextManager[Any]:
     return mock.patch.object(chunk_hashes, "of_blocks", one_too_early)
 
 
+def _emitted_output_stays_unknown() -> AbstractContextManager[Any]:
+    return mock.patch.object(EmittedOutput, "add_request", Scheduler.add_request)
+
+
+def _emitted_output_is_counted_as_cached_prompt() -> AbstractContextManager[Any]:
+    def add_request(self: Any, request: Request) -> None:
+        emitted = emitted_of(request.sampling_params)
+        if emitted and not request.num_output_tokens:
+            request.append_output_token_ids(emitted)
+        Scheduler.add_request(self, request)
+
+    return mock.patch.object(EmittedOutput, "add_request", add_request)
+
+
 DECODE_PLANTS: Mapping[str, Plant] = {
+    "emitted_output_stays_unknown": Plant("an answer begins again", _emitted_output_stays_unknown),
+    "emitted_output_is_counted_as_cached_prompt": Plant(
+        "vLLM ends where it finds more in the caches than the prompt",
+        _emitted_output_is_counted_as_cached_prompt,
+    ),
     "settle_forgets_to_put_back": Plant(
         "who was refused or preempted is never planned again", _settle_forgets_to_put_back
     ),

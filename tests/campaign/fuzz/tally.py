@@ -21,13 +21,14 @@ class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
     joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
-    cached prefixes between device and host memory.
+    cached prefixes between device and host memory. emitted: requests that arrived with a part of their answer.
     """
 
     sessions: int = 0
     requests: int = 0
     wrong: list[str] = field(default_factory=list)
     cancelled: int = 0
+    emitted: int = 0
     appends: int = 0
     updates: int = 0
     swaps: int = 0

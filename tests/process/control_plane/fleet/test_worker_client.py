@@ -11,7 +11,13 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError, InvalidInputError, NotSupportedError
 from cluster_core.ids import WorkerId
-from control_plane.fleet.worker_client import WorkerClient, WorkerLostError
+from control_plane.fleet.worker_client import (
+    WorkerClient,
+    WorkerDiedError,
+    WorkerLostError,
+    WorkerUnreachableError,
+    _translated,
+)
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
@@ -163,3 +169,22 @@ async def test_a_decode_worker_has_no_sessions_and_does_not_count_as_lost(called
     async with called.client.prefill_session(called.worker, 5.0) as session:
         with pytest.raises(NotSupportedError, match="is no prefill worker"):
             await session.read()
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        ("failed to connect to all addresses; last error: Connection refused", WorkerUnreachableError),
+        ("recvmsg:No route to host", WorkerDiedError),
+        ("Stream removed (recvmsg:Connection reset by peer (104))", WorkerDiedError),
+        ("Socket closed", WorkerDiedError),
+        ("GOAWAY received", WorkerLostError),
+    ],
+)
+def test_only_who_could_not_be_connected_to_was_not_reached(details: str, kind: type[WorkerLostError]) -> None:
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, details, None)
+    worker = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, "127.0.0.1:1")
+    with pytest.raises(WorkerLostError) as caught, _translated(worker):
+        raise error
+    assert type(caught.value) is kind

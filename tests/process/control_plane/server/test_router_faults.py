@@ -217,6 +217,7 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
     completion = completion_of(responses)
     assert (completion.route.decode_worker_id, completion.route.migrations) == ("decode-1", 1)
     assert completion.usage.completion_tokens == 8
+    assert cluster_2x2.router.metrics.registry.get_sample_value("rachis_migrations_total") == 1
     (job,) = named(cluster_2x2, "decode-1").engine.jobs
     # Four at most had reached the router; one more comes from the prefill worker, which has the prompt.
     assert job.emitted is not None and 1 < len(job.emitted.token_ids) <= 5

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import Journey, JourneyLimits
-from tests.pure.control_plane.dispatch.played_journey import NO_HANDOFF, PULLED, RECOMPUTED, new_job, worker
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED
+from tests.pure.control_plane.dispatch.played_journey import PULLED, new_job, worker
 
 FILE = Path(__file__).with_name("journeys.txt")
 _WIDTH = 40

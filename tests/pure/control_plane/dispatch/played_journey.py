@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.ids import RequestId, WorkerId
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits, Stage
-from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Job
+from control_plane.model.job import RECOMPUTED, Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
@@ -133,15 +133,15 @@ class PlayedJourney:
                 if event.was_left:
                     failed.clear()
                 failed.add((call.worker.worker_id, call.worker.generation))
-                self.losses += event.counts
-                self.fruitless += isinstance(call, steps.CallDecode) and event.counts
+                self.losses += event.is_attempt
+                self.fruitless += isinstance(call, steps.CallDecode) and event.is_attempt
                 if self.decode_started:
                     # The answer goes on elsewhere, from the beginning.
                     self.decode_started = False
                     self.failed_prefill.clear()
                     self.failed_decode.clear()
                 self.deaths += has_died
-                if isinstance(call, steps.CallDecode) and call.pulls and event.had_it:
+                if isinstance(call, steps.CallDecode) and call.pulls and event.may_have_pulled:
                     for lease in self._held():
                         lease.may_be_used_up = True
 
@@ -197,4 +197,20 @@ class PlayedJourney:
         self.call = call
 
 
-__all__ = ["FIRST", "LIMITS", "MORE", "NO_HANDOFF", "PULLED", "RECOMPUTED", "PlayedJourney", "new_job", "worker"]
+P0, P1, D0, D1, D2 = (worker(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"))
+FINISHED = 1
+
+
+def prefilled(played: PlayedJourney | None = None) -> PlayedJourney:
+    """A request whose first token has come, and that is placed for decode next."""
+    played = played or PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    played.tell(steps.Prefilled(FIRST, (0,), 1))
+    return played
+
+
+def decoding(played: PlayedJourney | None = None) -> PlayedJourney:
+    """As `prefilled`, and the decode worker has been called."""
+    played = prefilled(played)
+    played.tell(steps.Placed(D0))
+    return played

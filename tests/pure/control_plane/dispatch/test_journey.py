@@ -4,35 +4,23 @@ import pytest
 
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import Journey, JourneyLimits, UnexpectedEvent
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED
 from control_plane.model.lifecycle import State
 from tests.pure.control_plane.dispatch.played_journey import (
+    D0,
+    D1,
+    FINISHED,
     FIRST,
     LIMITS,
-    NO_HANDOFF,
+    P0,
+    P1,
     PULLED,
-    RECOMPUTED,
     PlayedJourney,
+    decoding,
     new_job,
+    prefilled,
     worker,
 )
-
-P0, P1, D0, D1, D2 = (worker(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"))
-FINISHED = 1
-
-
-def prefilled(played: PlayedJourney | None = None) -> PlayedJourney:
-    """A request whose first token has come, and that is placed for decode next."""
-    played = played or PlayedJourney.begun()
-    played.tell(steps.Placed(P0))
-    played.tell(steps.Prefilled(FIRST))
-    return played
-
-
-def decoding(played: PlayedJourney | None = None) -> PlayedJourney:
-    """As `prefilled`, and the decode worker has been called."""
-    played = prefilled(played)
-    played.tell(steps.Placed(D0))
-    return played
 
 
 def test_a_prompt_goes_through_both_pools_and_its_lease_ends_with_the_pull() -> None:

@@ -3,19 +3,22 @@
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED
 from tests.pure.control_plane.dispatch.played_journey import (
+    D0,
+    D1,
+    FINISHED,
     FIRST,
     MORE,
-    NO_HANDOFF,
+    P0,
+    P1,
     PULLED,
-    RECOMPUTED,
     PlayedJourney,
+    decoding,
     new_job,
+    prefilled,
     worker,
 )
-
-P0, P1, D0, D1 = (worker(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
-FINISHED = 1
 
 
 def answering() -> PlayedJourney:
@@ -117,10 +120,7 @@ def test_answers_leave_draining_workers_without_an_end() -> None:
 
 
 def test_a_draining_worker_that_was_left_may_have_pulled_so_the_next_one_computes() -> None:
-    played = PlayedJourney.begun()
-    played.tell(steps.Placed(P0))
-    played.tell(steps.Prefilled(FIRST, (0,), 1))
-    played.tell(steps.Placed(D0))
+    played = decoding()
     played.tell(steps.WorkerLost(is_draining=True, was_left=True))
     assert played.waits_for(steps.PlaceDecode).prefills
     played.tell(steps.Placed(D1))
@@ -129,9 +129,7 @@ def test_a_draining_worker_that_was_left_may_have_pulled_so_the_next_one_compute
 
 
 def test_a_worker_that_was_not_reached_has_not_touched_the_lease_and_counts_as_no_attempt() -> None:
-    played = PlayedJourney.begun()
-    played.tell(steps.Placed(P0))
-    played.tell(steps.Prefilled(FIRST, (0,), 1))
+    played = prefilled()
     for number in range(4):
         played.tell(steps.Placed(worker(f"decode-{number}")))
         assert played.waits_for(steps.CallDecode).pulls
@@ -141,10 +139,7 @@ def test_a_worker_that_was_not_reached_has_not_touched_the_lease_and_counts_as_n
 
 
 def test_a_worker_is_left_for_any_other_one_that_is_usable_by_then() -> None:
-    played = PlayedJourney.begun()
-    played.tell(steps.Placed(P0))
-    played.tell(steps.Prefilled(FIRST, (0,), 1))
-    played.tell(steps.Placed(D0))
+    played = decoding()
     played.tell(steps.WorkerLost("it hangs"))
     played.tell(steps.Placed(D1))
     played.tell(steps.WorkerLost(is_draining=True, was_left=True))

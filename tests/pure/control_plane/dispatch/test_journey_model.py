@@ -14,16 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from control_plane.dispatch import journey as journeys
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
-from tests.pure.control_plane.dispatch.played_journey import (
-    FIRST,
-    MORE,
-    NO_HANDOFF,
-    PULLED,
-    RECOMPUTED,
-    PlayedJourney,
-    new_job,
-    worker,
-)
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED
+from tests.pure.control_plane.dispatch.played_journey import FIRST, MORE, PULLED, PlayedJourney, new_job, worker
 
 _SETTINGS = settings(
     max_examples=100,

@@ -1,7 +1,9 @@
 """What the answers of workers to probes come to; the workers are a table of answers, time is simulated."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -9,8 +11,9 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError
 from control_plane.fleet.membership import Membership
-from control_plane.fleet.worker_client import WorkerClient, WorkerStalledError
-from control_plane.fleet.worker_probes import WorkerProbes
+from control_plane.fleet.vitality import VITALITY_TIMING
+from control_plane.fleet.worker_client import WorkerClient, WorkerLeftError, WorkerLostError, WorkerStalledError
+from control_plane.fleet.worker_probes import _MOVED_AT_ONCE, WorkerProbes
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from tests import simulated_time
 
@@ -116,6 +119,34 @@ def test_a_suspect_worker_is_trusted_once_it_answers() -> None:
         return world.is_suspect
 
     assert simulated_time.run(play()) is False
+
+
+@pytest.mark.parametrize("may_leave", [True, False])
+def test_so_many_answers_leave_a_draining_worker_at_each_look_and_only_where_there_is_another(may_leave: bool) -> None:
+    async def play() -> list[int]:
+        world = World(status())
+        left: list[WorkerLostError] = []
+        counts = []
+        try:
+            with ExitStack() as watches:
+                for _ in range(2 * _MOVED_AT_ONCE + 1):
+                    watches.enter_context(
+                        world.probes.watching(world.worker, lambda: may_leave, left.append, moves=True)
+                    )
+                watches.enter_context(world.probes.watching(world.worker, lambda: may_leave, left.append))
+                world.membership.drains(world.worker)
+                for _ in range(5):
+                    await asyncio.sleep(VITALITY_TIMING.look_s)
+                    counts.append(len(left))
+        finally:
+            await world.end()
+        assert all(isinstance(each, WorkerLeftError) for each in left)
+        return counts
+
+    counts = simulated_time.run(play())
+    most = 2 * _MOVED_AT_ONCE + 1 if may_leave else 0
+    assert counts[-1] == most, "and a call that is no answer stays"
+    assert max(after - before for before, after in itertools.pairwise([0, *counts])) <= _MOVED_AT_ONCE
 
 
 def test_a_timeout_of_the_call_itself_is_no_verdict_on_the_worker() -> None:
