@@ -129,6 +129,7 @@ def report(tally: Tally, left: Leaks, faults: dict[str, int]) -> dict[str, objec
         "wrong": tally.wrong,
         "tokens_twice": tally.tokens_twice,
         "migrations": tally.migrations,
+        "resumes": tally.resumes,
         "unended": tally.unended,
         "leaked_blocks": left.blocks,
         "leaked_leases": left.leases,

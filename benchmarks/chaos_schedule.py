@@ -22,13 +22,12 @@ _QUIET_S = 40.0
 _FREEZE_S = {
     "prefill": (1.0, 10.0),
     "decode": (1.0, 10.0),
-    "router": (0.5, 4.0),
+    "router": (0.5, 12.0),
     "service": (0.5, 2.0),
     "redis": (1.0, 8.0),
 }
-# A worker that was killed takes so long to come back; meanwhile its pool loses no other. Routers take their requests
-# with them.
-_PAUSE_AFTER_KILL_S = {"prefill": 45.0, "decode": 45.0, "router": 150.0, "redis": 20.0}
+# What was killed takes so long to come back; meanwhile its pool loses no other.
+_PAUSE_AFTER_KILL_S = {"prefill": 45.0, "decode": 45.0, "router": 45.0, "redis": 20.0}
 
 
 @dataclass(frozen=True, slots=True)

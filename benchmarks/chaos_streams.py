@@ -47,8 +47,9 @@ class Case:
 @dataclass(slots=True)
 class Tally:
     """first_try: requests that completed without being sent again. tokens_twice: of those that are wrong, answers that
-    repeat a part of themselves. migrations: of answers that completed. pauses_s: the longest of each of these, between
-    two of its pieces, or from the request to its first."""
+    repeat a part of themselves. migrations: of answers that completed. resumes: of answers that had begun when their
+    router was lost. pauses_s: the longest of each that completed, between two of its pieces, or from the request to its
+    first."""
 
     requests: int = 0
     first_try: int = 0
@@ -57,6 +58,7 @@ class Tally:
     wrong: int = 0
     tokens_twice: int = 0
     migrations: int = 0
+    resumes: int = 0
     unended: int = 0
     pauses_s: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Streams:
             while not self.stopping:
                 case, is_session = self._rng.choice(self._cases), self._rng.random() < 0.4
                 await self._request(client, case, is_session=is_session)
+            self.tally.resumes += client.resumes
 
     async def _request(self, client: RachisClient, case: Case, *, is_session: bool) -> None:
         tally = self.tally
@@ -163,11 +166,11 @@ def is_right(got: Generated, expected: Generated) -> bool:
     return (
         (got.token_ids, got.text) == (expected.token_ids, expected.text)
         and got.completion.finish_reason == expected.completion.finish_reason
-        and _ranked(got) == _ranked(expected)
+        and ranked(got) == ranked(expected)
     )
 
 
-def _ranked(answer: Generated) -> list[list[int]]:
+def ranked(answer: Generated) -> list[list[int]]:
     return [[row.sampled.token_id, *(each.token_id for each in row.top)] for row in answer.logprobs]
 
 

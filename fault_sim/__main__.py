@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (RachisError, OSError) as error:
         errors.print(f"[red]{error}[/]")
         return _BAD_INPUT
-    tally, result = _search(options.seed, options.runs, errors)
+    tally, result = _search(options.seed, options.runs, options.extras, errors)
     finding = reduced(result) if result is not None else None
     if options.json:
         console.print_json(json.dumps(_as_json(tally, finding)))
@@ -43,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fault_sim", description=__doc__)
     parser.add_argument("--runs", type=int, default=200, help="how many runs")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; each further one has the next")
+    parser.add_argument(
+        "--with", dest="extras", action="append", default=[], choices=list(plans.EXTRAS), help="every run has this"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--replay", metavar="FILE", help="play the plan in this file instead")
     parser.add_argument("--trace", action="store_true", help="with --replay: print everything that happened")
@@ -50,11 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _search(seed: int, runs: int, console: Console) -> tuple[Tally, Result | None]:
+def _search(seed: int, runs: int, extras: Sequence[str], console: Console) -> tuple[Tally, Result | None]:
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("runs", total=runs)
-        return search(range(seed, seed + runs), lambda result: progress.advance(bar))
+        return search(range(seed, seed + runs), lambda result: progress.advance(bar), extras)
 
 
 def _replay(path: str, console: Console, *, as_json: bool, trace: bool) -> int:
@@ -89,6 +93,9 @@ def _tell(tally: Tally, finding: Finding | None, console: Console) -> None:
     for name, counts in (("answers", tally.codes), ("hand-offs", tally.handoffs), ("faults", tally.faults)):
         told = ", ".join(f"{key or 'none'} {count}" for key, count in counts.most_common())
         console.print(f"{name}: {told}", markup=False)
+    console.print(
+        f"answers went on at another worker {tally.migrations} times, at another router {tally.resumes} times"
+    )
     if finding is None:
         console.print("every invariant held")
         return

@@ -2,7 +2,7 @@
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Tally:
     codes: Counter[str] = field(default_factory=Counter)
     handoffs: Counter[str] = field(default_factory=Counter)
     migrations: int = 0
+    resumes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: Result) -> None:
@@ -39,6 +40,7 @@ class Tally:
         self.codes += result.codes
         self.handoffs += result.handoffs
         self.migrations += result.migrations
+        self.resumes += result.resumes
         self.faults += Counter(fault.kind for fault in result.plan.faults)
 
     def as_json(self) -> dict[str, Any]:
@@ -48,15 +50,18 @@ class Tally:
             "codes": dict(sorted(self.codes.items())),
             "handoffs": dict(sorted(self.handoffs.items())),
             "migrations": self.migrations,
+            "resumes": self.resumes,
             "faults": dict(sorted(self.faults.items())),
         }
 
 
-def search(seeds: Iterable[int], on_run: Callable[[Result], None] = lambda result: None) -> tuple[Tally, Result | None]:
-    """Until an invariant breaks: then that run too."""
+def search(
+    seeds: Iterable[int], on_run: Callable[[Result], None] = lambda result: None, forced: Sequence[str] = ()
+) -> tuple[Tally, Result | None]:
+    """Until an invariant breaks: then that run too. forced: extras that every plan has."""
     tally = Tally()
     for seed in seeds:
-        result = play(drawn(seed))
+        result = play(drawn(seed, forced))
         tally.add(result)
         on_run(result)
         if result.violations:

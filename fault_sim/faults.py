@@ -3,7 +3,7 @@
 import asyncio
 
 from fault_sim.network import Link
-from fault_sim.plan import REDIS, ROUTER, Fault
+from fault_sim.plan import REDIS, Fault
 from fault_sim.world import World
 
 
@@ -32,6 +32,15 @@ class Faults:
     async def _end_kill(self, fault: Fault) -> None:
         await self._world.workers[fault.target].kill()
         self._world.start_worker(fault.target)
+
+    async def _begin_kill_router(self, fault: Fault) -> None:
+        """Where several kill it, the first one starts it again."""
+        if fault.target in self._world.living:
+            self._world.kill_router(fault.target)
+
+    async def _end_kill_router(self, fault: Fault) -> None:
+        if fault.target not in self._world.living:
+            await self._world.start_router(fault.target)
 
     async def _begin_drain(self, fault: Fault) -> None:
         self._set_draining(fault, draining=True)
@@ -67,7 +76,9 @@ class Faults:
 
     def _links_of(self, name: str) -> list[Link]:
         return [
-            self._world.network.link(name, other) for other in (ROUTER, REDIS, *self._world.workers) if other != name
+            self._world.network.link(name, other)
+            for other in (*self._world.routers, REDIS, *self._world.workers)
+            if other != name
         ]
 
     async def _begin_freeze_pulls(self, fault: Fault) -> None:

@@ -8,6 +8,7 @@ from rachis.v1 import generation_pb2 as generation
 
 from control_plane.dispatch.journey import MOST_DEATHS
 from control_plane.model.lifecycle import OUTCOMES, RequestLifecycle, State
+from control_plane.server.router_server import RouterServer
 from fault_sim.blocks.pool import expected_tokens
 from fault_sim.clients import Answer
 from fault_sim.world import SEND_TIMEOUT_S, World
@@ -44,12 +45,13 @@ def of_answers(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
         by_name.setdefault(lifecycle.request_id, []).append(lifecycle)
     for answer in answers:
         yield from _of_tokens(answer)
-        yield from _of_outcome(answer, by_name.get(answer.name, []))
-    counted = Counter(lifecycle.state for lifecycle in world.lifecycles)
-    outcomes = world.router.parts.router.outcomes
-    if counted != outcomes:
-        yield Violation("outcomes", f"counted are {outcomes}, requests ended as {counted}")
-    if len(world.lifecycles) != len(answers):
+        yield from _of_outcome(answer, by_name.get(answer.name, []), may_be_forgotten=bool(world.lost_routers))
+    for router in world.living_routers:
+        counted = Counter(lifecycle.state for lifecycle in router.lifecycles)
+        outcomes = router.server.parts.router.outcomes
+        if counted != outcomes:
+            yield Violation("outcomes", f"{router.host} counted {outcomes}, requests ended as {counted}")
+    if len(world.lifecycles) != len(answers) and not world.lost_routers:
         yield Violation("outcomes", f"{len(answers)} requests were made, {len(world.lifecycles)} arrived")
 
 
@@ -68,7 +70,10 @@ def _of_tokens(answer: Answer) -> Iterator[Violation]:
         yield Violation("tokens", f"{answer.completion_tokens} tokens were counted: {told}")
 
 
-def _of_outcome(answer: Answer, lifecycles: Sequence[RequestLifecycle]) -> Iterator[Violation]:
+def _of_outcome(
+    answer: Answer, lifecycles: Sequence[RequestLifecycle], *, may_be_forgotten: bool
+) -> Iterator[Violation]:
+    """may_be_forgotten: the router that counted it was killed."""
     path = [f"{state.value} -{event.value}->" for each in lifecycles for state, event in each.history]
     told = f"{answer.name} heard {answer.code} {answer.details!r}: {' '.join(path)}"
     if not answer.code:
@@ -88,7 +93,7 @@ def _of_outcome(answer: Answer, lifecycles: Sequence[RequestLifecycle]) -> Itera
     if len(lifecycles) > 1 or not all(each.state in OUTCOMES and each.state in allowed for each in lifecycles):
         states = [each.state.value for each in lifecycles]
         yield Violation("outcomes", f"counted as {states}: {told}")
-    elif not lifecycles and answer.code not in ("CANCELLED", "DEADLINE_EXCEEDED"):
+    elif not lifecycles and not may_be_forgotten and answer.code not in ("CANCELLED", "DEADLINE_EXCEEDED"):
         yield Violation("outcomes", f"it never arrived: {told}")
 
 
@@ -115,11 +120,10 @@ def _may_end_early(answer: Answer) -> bool:
 def of_survival(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
     """A request goes from a worker that hangs, drains or is killed to one that works, also in mid-stream, where one
     fault at a time meets it."""
-    lifecycles = {str(lifecycle.request_id): lifecycle for lifecycle in world.lifecycles}
+    routers = (*world.routers.values(), *world.lost_routers)
+    hopeless = {each.request_id for router in routers for each in router.lifecycles if world.had_no_chance(each)}
     for answer in answers:
-        lifecycle = lifecycles.get(answer.name)
-        had_no_chance = lifecycle is not None and world.had_no_chance(lifecycle)
-        is_excused = had_no_chance or _may_end_early(answer)
+        is_excused = answer.name in hopeless or _may_end_early(answer)
         if not is_excused and answer.code not in ("OK", "RESOURCE_EXHAUSTED"):
             yield Violation("survival", f"{answer.name} heard {answer.code} {answer.details!r}")
 
@@ -130,7 +134,7 @@ def of_poison(world: World) -> Iterator[Violation]:
     for nonce, deaths in by_request.items():
         if deaths > MOST_DEATHS:
             yield Violation("poison", f"{deaths} engines died of request {nonce}")
-    if not world.plan.has_prompt_links:
+    if not world.plan.has_prompt_links or world.lost_routers:
         return
     for wish in {death.wish for death in world.deaths}:
         deaths_of = [death for death in world.deaths if death.wish == wish]
@@ -169,11 +173,11 @@ def of_quiet(world: World) -> Iterator[Violation]:
         if load.free_blocks != load.total_blocks:
             yield Violation("blocks", f"{name} has {load.free_blocks} free blocks of {load.total_blocks}")
         yield from _broken(f"blocks of {name}", worker.engine.check_invariants, "blocks")
-    yield from _of_router(world)
+    for router in world.living_routers:
+        yield from _of_router(router.server)
 
 
-def _of_router(world: World) -> Iterator[Violation]:
-    router = world.router
+def _of_router(router: RouterServer) -> Iterator[Violation]:
     for member in router.membership.members():
         if member.in_flight_requests or member.in_flight_tokens:
             counts = f"{member.in_flight_requests} requests and {member.in_flight_tokens} tokens"

@@ -96,11 +96,20 @@ class Plan:
     settings: tuple[tuple[str, Any], ...]
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
+    router_count: int = 1
+
+    @property
+    def routers(self) -> list[str]:
+        return [ROUTER, *(f"{ROUTER}-{i}" for i in range(1, self.router_count))]
 
     @property
     def has_prompt_links(self) -> bool:
         """Nothing keeps a cancel from its worker, or the worker from heeding it."""
-        return all(fault.kind in (*WORKERS, *POISON) for fault in self.faults)
+        return all(fault.kind in (*WORKERS, *POISON, *ROUTERS) for fault in self.faults)
+
+    @property
+    def loses_routers(self) -> bool:
+        return any(fault.kind in ROUTERS for fault in self.faults)
 
     @property
     def has_slow_readers(self) -> bool:
@@ -108,10 +117,11 @@ class Plan:
 
     @property
     def always_has_workers(self) -> bool:
-        """Workers hang, drain or are killed and nothing else happens, and in each pool there is one that is spared."""
+        """Workers hang, drain or are killed, routers are killed, and nothing else happens; one is spared in each pool,
+        and one router."""
         hit = {fault.target for fault in self.faults}
-        pools = {name.partition("-")[0] for name in self.workers if name not in hit}
-        return len(pools) == 2 and all(fault.kind in (*STALLS, *LOSSES) for fault in self.faults)
+        kinds = {name.partition("-")[0] for name in (*self.workers, *self.routers) if name not in hit}
+        return len(kinds) == 3 and all(fault.kind in (*STALLS, *LOSSES, *ROUTERS) for fault in self.faults)
 
     @property
     def workers(self) -> list[str]:
@@ -123,8 +133,8 @@ def drawn_tokens(name: str, count: int) -> list[int]:
     return [rng.randrange(_VOCABULARY) for _ in range(count)]
 
 
-def drawn(seed: int) -> Plan:
-    """The plan of a seed. One in ten has no faults: there everything has to succeed."""
+def drawn(seed: int, forced: Sequence[str] = ()) -> Plan:
+    """The plan of a seed. One in ten has no faults: there everything has to succeed. forced: extras that it has."""
     rng = Random(seed)
     theme = rng.choice(_THEMES)
     prefill, decode = (1, rng.randint(2, 3)) if theme is HANDOFFS else (rng.randint(1, 3), rng.randint(1, 3))
@@ -148,9 +158,10 @@ def drawn(seed: int) -> Plan:
     )
     faults = rng.randint(8, 14) if theme is HANDOFFS else rng.randint(1, 8)
     plan = replace(plan, faults=tuple(_fault(rng, theme, plan.workers) for _ in range(faults if theme else 0)))
-    for name, extend in _EXTRAS.items() if theme else ():
+    for name, extend in EXTRAS.items():
         more = Random(f"{name} {seed}")
-        if more.random() < _SHARE_OF_EXTRAS:
+        is_drawn = more.random() < _SHARE_OF_EXTRAS and bool(theme)
+        if is_drawn or name in forced:
             plan = extend(more, plan)
     return plan
 
@@ -203,6 +214,17 @@ def _with_losses_alone(rng: Random, plan: Plan) -> Plan:
     longer = tuple(replace(request, max_tokens=rng.randint(20, 120)) for request in plan.requests)
     brief = tuple(replace(fault, for_s=min(fault.for_s, 2.0)) for fault in faults)
     return replace(plan, requests=longer, faults=brief)
+
+
+def _with_routers_lost(rng: Random, plan: Plan) -> Plan:
+    """Long answers, and the second of two routers is killed under them; often workers are as well, or nothing else."""
+    faults = [
+        Fault("kill_router", round(rng.uniform(0, ACTIVE_S), 3), round(rng.uniform(0.05, 3), 3), f"{ROUTER}-1")
+        for _ in range(rng.randint(1, 6))
+    ]
+    lossy = _with_losses_alone(rng, plan)
+    others = rng.choice((plan.faults, lossy.faults, ()))
+    return replace(lossy, faults=(*others, *faults), router_count=2)
 
 
 def _requests(rng: Random, theme: Sequence[str], count: int) -> list[Request]:
@@ -310,6 +332,7 @@ _Target = Callable[[Random, Sequence[str]], tuple[str, float]]
 #   repeat        this share of unary requests arrives twice
 #   freeze        the worker's process stands still: its engine, and all that it says and hears
 #   freeze_pulls  pulls between two workers stand still, and neither is told
+#   kill_router   the router is gone without a word, and starts again at the end
 #   poison        the prompt of the request with number `value` kills every engine that computes it
 #   redis_down    Redis refuses connections
 #   redis_empty   the same, and it has lost its data at the end
@@ -328,6 +351,7 @@ FAULTS: dict[str, _Target] = {
     "repeat": lambda rng, workers: _link(rng, workers, 0.5),
     "freeze": _worker,
     "freeze_pulls": _pull_link,
+    "kill_router": lambda rng, workers: (ROUTER, 0.0),
     "poison": lambda rng, workers: ("", 0.0),
     "redis_down": lambda rng, workers: ("", 0.0),
     "redis_empty": lambda rng, workers: ("", 0.0),
@@ -343,6 +367,7 @@ STALLS = ("stall",)
 LOSSES = ("kill", "kill", "drain")
 FREEZES = ("freeze", "freeze_pulls", "freeze_pulls")
 POISON = ("poison",)
+ROUTERS = ("kill_router",)
 _THEMES = (
     NOTHING,
     HANDOFFS,
@@ -350,18 +375,20 @@ _THEMES = (
     HANDOFFS,
     WORKERS,
     WORKERS,
-    *([tuple(kind for kind in FAULTS if kind not in (*STALLS, *FREEZES, *POISON))] * 4),
+    *([tuple(kind for kind in FAULTS if kind not in (*STALLS, *FREEZES, *POISON, *ROUTERS))] * 4),
 )
 
 # What a run may have besides, each in one run of eight, by the name that its seed is drawn with.
 _SHARE_OF_EXTRAS = 0.125
-_EXTRAS: dict[str, Callable[[Random, Plan], Plan]] = {
+ROUTERS_LOST = "routers lost"
+EXTRAS: dict[str, Callable[[Random, Plan], Plan]] = {
     "stalls": lambda rng, plan: _with(rng, plan, STALLS),
     "freezes": lambda rng, plan: _with(rng, plan, FREEZES),
     "poison": _with_poison,
     "slow readers": _with_slow_readers,
     "stalls alone": _with_stalls_alone,
     "losses alone": _with_losses_alone,
+    ROUTERS_LOST: _with_routers_lost,
 }
 
 

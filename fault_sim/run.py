@@ -33,8 +33,9 @@ class Result:
     trace: tuple[str, ...]
     codes: Counter[str]
     handoffs: Counter[str]
-    # Of answers that went on elsewhere, how often they did.
+    # Of answers that went on elsewhere, how often they did; of those that went on at another router.
     migrations: int
+    resumes: int
     virtual_s: float
 
     @property
@@ -58,7 +59,8 @@ def play(plan: Plan) -> Result:
     last_s = float(world.trace[-1].split()[0]) if world.trace else 0.0
     codes, handoffs = Counter(answer.code for answer in answers), Counter(answer.handoff for answer in answers)
     migrations = sum(answer.migrations for answer in answers)
-    return Result(plan, tuple(violations), tuple(world.trace), codes, handoffs, migrations, last_s)
+    resumes = sum(answer.resumes for answer in answers)
+    return Result(plan, tuple(violations), tuple(world.trace), codes, handoffs, migrations, resumes, last_s)
 
 
 async def _play(world: World, answers: list[Answer], violations: list[Violation]) -> None:
@@ -93,7 +95,7 @@ async def _play(world: World, answers: list[Answer], violations: list[Violation]
 
 async def _ask(world: World, request: Request, answers: list[Answer]) -> None:
     await asyncio.sleep(request.at_s)
-    client = Client(request, world.api, world.note)
+    client = Client(request, lambda turn: world.api(request.number + turn), world.note)
     answers.append(client.answer)
     await client.run()
 
@@ -120,9 +122,9 @@ async def _served_again(world: World, answers: list[Answer]) -> list[Violation]:
 
 
 async def _index_agrees(world: World) -> list[Violation]:
-    """The router believes of every worker just what its block pool holds."""
-    found: Any = await world.admin.CheckIndex(admin.CheckIndexRequest())
-    return list(_of_checks(found.workers))
+    """Every router believes of every worker just what its block pool holds."""
+    checks = [await router.admin.CheckIndex(admin.CheckIndexRequest()) for router in world.living_routers]
+    return [violation for check in checks for violation in _of_checks(check.workers)]
 
 
 def _of_checks(checks: Any) -> Iterator[Violation]:

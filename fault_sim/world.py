@@ -13,34 +13,30 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
+from rachis.v1 import router_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine_jobs import EngineJob
-from cluster_core.ids import RequestId
-from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.job import Job
-from control_plane.model.lifecycle import Event, RequestLifecycle, State
-from control_plane.server.composition import RouterPorts, RouterTiming, build_router
+from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.server.router_server import RouterServer
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
-from fault_sim.local_grpc.server import LocalServer
 from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store
+from fault_sim.local_router import CLIENT, LocalRouter
 from fault_sim.local_worker import LocalWorker
 from fault_sim.network import Network
-from fault_sim.plan import ROUTER, Plan
+from fault_sim.plan import Plan
 from fault_sim.tries import Tries, nonce_of
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
 REQUEST_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 3.0
-_CLIENT = "client"
 _MODEL_TOKENS = 250
 _MOST_SKEW_MS = 600_000
 # A job whose request has ended is aborted by then.
@@ -49,8 +45,6 @@ _HEEDED_S = 0.05
 _RESTART_S = 1.0
 # Of a client's calls where some clients are slow: a few messages.
 _NARROW_BYTES = 256
-# Nothing holds the loop up in virtual time.
-_TIMING = RouterTiming(loop_look_s=3600.0)
 _SETTINGS: dict[str, Any] = {
     "router.port": 0,
     "router.request_timeout_s": REQUEST_TIMEOUT_S,
@@ -85,7 +79,6 @@ class World:
         self.plan = plan
         self.trace: list[str] = []
         self.defects: list[str] = []
-        self.lifecycles: list[RequestLifecycle] = []
         # Names of jobs that ran on long after their requests had ended.
         self.unheeded: list[str] = []
         self.deaths: list[Death] = []
@@ -94,19 +87,21 @@ class World:
         # By nonce, with when they came.
         self._jobs: dict[str, tuple[float, Job]] = {}
         self._restarts = BackgroundTasks()
+        self._starting = asyncio.Lock()
         self.network = Network(Random(f"network {plan.seed}"))
         self.transport = LocalTransport(self.network, self.note)
         if plan.has_slow_readers:
-            self.network.link(_CLIENT, ROUTER).window_bytes = _NARROW_BYTES
+            for name in plan.routers:
+                self.network.link(CLIENT, name).window_bytes = _NARROW_BYTES
         self.fabric = Fabric(self.network)
         self.fabric.on_poisoned = self._poisoned
         self.fabric.on_asked = self._asked
         self.store = Store()
-        self._router_servers: list[LocalServer] = []
+        self.routers: dict[str, LocalRouter] = {}
+        self.lost_routers: list[LocalRouter] = []
         self.workers: dict[str, LocalWorker] = {}
         self.started: list[LocalWorker] = []
         self.config = _loaded(plan)
-        self.router: RouterServer
 
     def note(self, line: str) -> None:
         self.trace.append(f"{self._now_s():.6f} {line}")
@@ -115,23 +110,56 @@ class World:
         return asyncio.get_running_loop().time()
 
     async def start(self) -> None:
-        """Returns once every worker may get requests."""
-        self.router = build_router(self.config, SERVICE, self._ports(), _TIMING)
-        await self.router.start()
-        channel: Any = self.transport.channel(_CLIENT, self.router.address)
-        self.api = router_pb2_grpc.RouterServiceStub(channel)
-        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        """Returns once every worker may get requests of every router."""
+        for name in self.plan.routers:
+            await self.start_router(name)
         for name in self.plan.workers:
             self.start_worker(name)
-        async with asyncio.timeout(60), self.router.workers_changed:
-            await self.router.workers_changed.wait_for(lambda: all(map(self._is_usable, self.workers)))
+        for router in self.routers.values():
+            async with asyncio.timeout(60), router.server.workers_changed:
+                while not all(_is_usable(router.server, name) for name in self.workers):
+                    await router.server.workers_changed.wait()
 
-    def _is_usable(self, name: str) -> bool:
-        member = self.router.membership.get(name)
-        return member is not None and member.registration.state == wire.WORKER_STATE_READY
+    async def start_router(self, name: str) -> None:
+        """Where it does not run."""
+        async with self._starting:
+            if name not in self.living:
+                await self._start_router(name)
+
+    async def _start_router(self, name: str) -> None:
+        redis = partial(self._redis, name)
+        router = LocalRouter(name, self.config, SERVICE, self.transport, redis, self.job, self.ended)
+        await router.start()
+        self.routers[name] = router
+
+    def api(self, number: int) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        """Of all routers in turn, those included that are away."""
+        routers = list(self.routers.values())
+        return routers[number % len(routers)].api
+
+    def kill_router(self, name: str) -> None:
+        self.lost_routers.append(self.routers[name])
+        self.routers[name].kill()
+
+    @property
+    def lifecycles(self) -> list[RequestLifecycle]:
+        """Of requests at routers that live; what a router that was killed knew is lost."""
+        return [each for router in self.living_routers for each in router.lifecycles]
+
+    @property
+    def living(self) -> set[str]:
+        """Names of the routers that do."""
+        return {router.host for router in self.living_routers}
+
+    @property
+    def living_routers(self) -> list[LocalRouter]:
+        return [router for router in self.routers.values() if router not in self.lost_routers]
 
     async def stop(self) -> None:
-        await self.router.stop()
+        for router in self.living_routers:
+            await router.stop()
+        for router in self.lost_routers:
+            await router.ended()
         for worker in self.workers.values():
             await worker.stop()
 
@@ -144,8 +172,8 @@ class World:
 
     @property
     def longest_wait_s(self) -> float:
-        """Of the router, for a client to read."""
-        return max((server.longest_wait_s for server in self._router_servers), default=0.0)
+        """Of a router, for a client to read."""
+        return max(router.longest_wait_s for router in (*self.routers.values(), *self.lost_routers))
 
     def ended(self, lifecycle: RequestLifecycle) -> None:
         asyncio.get_running_loop().call_later(_HEEDED_S, self._look_for_jobs, lifecycle)
@@ -155,38 +183,6 @@ class World:
         for name, worker in self.workers.items():
             jobs = worker.engine.live_jobs() if worker.engine is not None and nonce else ()
             self.unheeded += [f"{lifecycle.request_id} at {name}" for job in jobs if job.startswith(f"r{nonce}.")]
-
-    def _ports(self) -> RouterPorts:
-        """Transport, Redis, the tokenizer's files and the metrics' endpoint; requests are remembered."""
-        world = self
-
-        class Lifecycle(RequestLifecycle):
-            def __init__(self, request_id: RequestId) -> None:
-                super().__init__(request_id)
-                world.lifecycles.append(self)
-
-            def at(self, event: Event) -> State:
-                state = super().at(event)
-                if self.ended:
-                    world.ended(self)
-                return state
-
-        def server(interceptors: Any = (), options: Any = None) -> Any:
-            world._router_servers.append(world.transport.server(ROUTER, interceptors))
-            return world._router_servers[-1]
-
-        def channel(address: str, options: Any = None) -> Any:
-            return world.transport.channel(ROUTER, address)
-
-        return RouterPorts(
-            redis=partial(self._redis, ROUTER),
-            tokenizer=_WithoutFiles,
-            server=server,
-            channel=channel,
-            endpoint=_NoEndpoint,
-            lifecycle=Lifecycle,
-            job=self.job,
-        )
 
     def _redis(self, host: str, timeout_s: float) -> Any:
         return LocalRedis(self.store, self.network, host, timeout_s)
@@ -254,25 +250,6 @@ def noting_defects(world: World) -> Iterator[None]:
         yield
 
 
-class _WithoutFiles(Tokenizer):
-    """Prompts are tokens already."""
-
-    async def load(self) -> None:
-        pass
-
-
-class _NoEndpoint:
-    """Metrics are counted and not served."""
-
-    port = 0
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class _Defects(logging.Handler):
     """What the production code logs with a traceback is something that it did not expect."""
 
@@ -283,6 +260,11 @@ class _Defects(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
             self._defects.append(f"{record.getMessage()}: {logging.Formatter().formatException(record.exc_info)}")
+
+
+def _is_usable(server: RouterServer, name: str) -> bool:
+    member = server.membership.get(name)
+    return member is not None and member.registration.state == wire.WORKER_STATE_READY
 
 
 def _loaded(plan: Plan) -> LoadedConfig:

@@ -6,6 +6,7 @@ async with RachisClient("127.0.0.1:7421") as client:
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,12 +17,14 @@ from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
+from cluster_core.clock import monotonic_s
 from control_plane.client import routers
+from control_plane.client.lost_routers import LostRouters, Received
 from control_plane.client.outbox import KeptBytes
 from control_plane.client.prompts import chat_prompt, prompt_of, text_prompt, token_prompt
 from control_plane.client.session import ClientSession
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "chat_prompt", "text_prompt", "token_prompt"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "Received", "chat_prompt", "text_prompt", "token_prompt"]
 
 DEFAULT_TIMEOUT_S = 600.0
 _MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
@@ -45,13 +48,14 @@ class Generated:
 class RachisClient:
     """One channel to a service. Errors are `grpc.aio.AioRpcError`, with the router's sentence in `details()`.
 
-    address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn, and a
-    call whose router is gone before it answered goes to another one. Raises InvalidInputError.
+    address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn. Where a
+    router is gone, another one goes on with the answer (`lost_routers`); `resumes` counts answers that went on so, each
+    time. Raises InvalidInputError.
     """
 
     def __init__(self, address: str) -> None:
-        # Where there is one router, nobody else can be told.
-        self._kept = KeptBytes(routers.KEPT_BYTES if routers.are_several(address) else 0)
+        self.resumes = 0
+        self._kept = KeptBytes(routers.KEPT_BYTES)
         self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options())
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -65,8 +69,12 @@ class RachisClient:
         await self._channel.close(None)
 
     def call(self, request: api.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """The call itself, for who wants to cancel it or read its metadata."""
+        """The call itself, of one router, for who wants to cancel it or read its metadata."""
         return self._router.Generate(request, timeout=timeout_s)
+
+    def resume(self, request: api.GenerateRequest, received: Received, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """The call that goes on with an answer, of which so much has been received."""
+        return self._router.Resume(api.ResumeRequest(request=request, received=received.to_wire()), timeout=timeout_s)
 
     async def stream(
         self,
@@ -86,12 +94,45 @@ class RachisClient:
             cache_salt=cache_salt,
             priority=priority,
         )
-        call = self.call(request, timeout_s)
+        deadline_s, received, lost = monotonic_s() + timeout_s, Received(), LostRouters()
+        while True:
+            try:
+                async with aclosing(self._from_one_router(request, received, deadline_s)) as pieces:  # type: ignore[type-var]
+                    async for piece in pieces:
+                        yield piece
+                return
+            except grpc.aio.AioRpcError as error:
+                if not await self._goes_on(error, lost, received, deadline_s):
+                    raise
+
+    async def _from_one_router(
+        self, request: api.GenerateRequest, received: Received, deadline_s: float
+    ) -> AsyncIterator[generation.CompletionDelta | generation.Completion]:
+        """What comes until it ends, which is noted in `received`."""
+        left_s = max(0.0, deadline_s - monotonic_s())
+        call = self.resume(request, received, left_s) if received else self.call(request, left_s)
+        is_complete = False
         try:
             async for response in call:
-                yield response.delta if response.HasField("delta") else response.completion
+                is_complete = response.HasField("completion")
+                received.add(response.delta)
+                yield response.completion if is_complete else response.delta
+        except grpc.aio.AioRpcError:
+            if not is_complete:
+                raise
         finally:
             call.cancel()
+
+    async def _goes_on(
+        self, error: grpc.aio.AioRpcError, lost: LostRouters, received: Received, deadline_s: float
+    ) -> bool:
+        """Whether a router is gone, and another one can be asked for what is missing of the answer."""
+        if not routers.is_lost(error) or not lost.may_go_on(len(received)):
+            return False
+        if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic_s())):
+            return False
+        self.resumes += bool(received)
+        return True
 
     async def generate(
         self,
@@ -124,12 +165,14 @@ class RachisClient:
         cache_salt: str = "",
         priority: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        received: Received | None = None,
         **sampling: Any,
     ) -> ClientSession:
         """A streaming session, opened by `async with`; see `control_plane.client.session`.
 
         prefix: what comes before the context: a str, token ids, chat messages or a `PromptInput`. Of chat messages the
-        last one stays open, and the context goes into it.
+        last one stays open, and the context goes into it. received: of an earlier session of the same input, whose
+        answer this one goes on with; what comes is added to it.
         """
         opening = api.SessionOpen(
             model=model,
@@ -140,7 +183,8 @@ class RachisClient:
             cache_salt=cache_salt,
             priority=priority,
         )
-        return ClientSession(self._router.StreamGenerate, opening, timeout_s, self._kept)
+        received = received or Received()
+        return ClientSession(self._router.StreamGenerate, opening, timeout_s, self._kept, self._goes_on, received)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
         request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)

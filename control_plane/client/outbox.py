@@ -1,4 +1,4 @@
-"""What a session has sent, in order: kept until its answer begins, so that another router can be told all of it."""
+"""What a session has sent, in order: kept until its end, so that another router can be told all of it."""
 
 import asyncio
 from array import array

@@ -1,11 +1,13 @@
-"""How a client reaches a service of several routers, and what happens by itself when one of them is gone.
+"""How a client reaches a service of several routers.
 
-Only a lost connection is tried again, once, at another router, and only before anything of the answer has come: what a
-router has answered, its refusals too, is for whoever called (it sends `grpc-retry-pushback-ms: -1`).
+Only a lost connection makes it ask again (`lost_routers`): what a router has answered, its refusals too, is for whoever
+called (it sends `grpc-retry-pushback-ms: -1`).
 """
 
+import asyncio
 import ipaddress
 import json
+from typing import Any
 
 import grpc
 from rachis import wire as conventions
@@ -14,34 +16,16 @@ from cluster_core.errors import InvalidInputError
 
 # Of one message, either way.
 MAX_MESSAGE_BYTES = 64 << 20
-# What one call may have sent and still be tried again. Sessions of one client keep their messages themselves, up to as
-# many bytes together.
+# What the sessions of one client keep of their messages together, to send it again.
 KEPT_BYTES = 64 << 20
-# A call of one router and one more of another: a request that kills who takes it stops at the second.
-TRIES = 2
 
-_SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [
-        {
-            "name": [{"service": "rachis.v1.RouterService", "method": "Generate"}],
-            "retryPolicy": {
-                "maxAttempts": TRIES,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
-}
+_SERVICE_CONFIG: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 
 
 def channel_options() -> list[tuple[str, int | str]]:
     return [
         *conventions.channel_options(MAX_MESSAGE_BYTES),
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-        ("grpc.per_rpc_retry_buffer_size", KEPT_BYTES),
     ]
 
 
@@ -71,9 +55,15 @@ def _ip_version(address: str) -> int:
         ) from None
 
 
-def are_several(addresses: str) -> bool:
-    """Whether there may be another router where one is gone."""
-    return "," in addresses or addresses.startswith("dns:")
+async def connected(channel: grpc.aio.Channel, timeout_s: float) -> bool:
+    """Whether a router can be reached within this time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+                await channel.wait_for_state_change(state)
+    except TimeoutError:
+        return False
+    return True
 
 
 def is_lost(error: grpc.aio.AioRpcError) -> bool:

@@ -10,14 +10,14 @@ Leaving the block early cancels the session. A message that the router refuses r
 or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as
 `grpc.aio.AioRpcError`, as by every call.
 
-Where a client has several routers, one that is gone before the answer has begun ends no session: another one is told
-all that was sent, once. A call that is cancelled while a router takes its message ends the session: whether the router
-has it nobody knows.
+A router that is gone ends no session: another one is told all that was sent, and how much of the answer has come
+(`lost_routers`). A call that is cancelled while a router takes its message ends the session: whether the router has it
+nobody knows.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -31,9 +31,10 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError
 from control_plane.client import grpc_private
 from control_plane.client.answer_queue import AnswerQueue
+from control_plane.client.lost_routers import LostRouters, Received
 from control_plane.client.outbox import KeptBytes, Outbox, Sent
 from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
-from control_plane.client.routers import MAX_MESSAGE_BYTES, TRIES, is_lost
+from control_plane.client.routers import MAX_MESSAGE_BYTES
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
@@ -41,6 +42,9 @@ _REFUSALS_KEPT = 1000
 _ENDED = "the session has ended"
 # From a session's deadline until its end is heard.
 _GRACE_S = 5.0
+
+# Whether a call that ended so is made again, at another router.
+GoesOn = Callable[[grpc.aio.AioRpcError, LostRouters, Received, float], Awaitable[bool]]
 
 
 class RefusedError(Exception):
@@ -57,13 +61,24 @@ class ClientSession:
     """Made by `RachisClient.session`; called by one task at a time.
 
     progress: what was told last; it begins anew with another router. first_token, completion: once they have come.
-    refusals: the latest, raised or not. routers_lost: how many were gone before the answer began.
+    refusals: the latest, raised or not. routers_lost: how many were gone under it.
     """
 
-    def __init__(self, method: Any, opening: api.SessionOpen, timeout_s: float, budget: KeptBytes) -> None:
+    def __init__(
+        self,
+        method: Any,
+        opening: api.SessionOpen,
+        timeout_s: float,
+        budget: KeptBytes,
+        goes_on: GoesOn,
+        received: Received,
+    ) -> None:
         self._method = method
-        self._opening = opening
+        self._opening = api.StreamGenerateRequest(open=opening)
         self._timeout_s = timeout_s
+        self._goes_on = goes_on
+        self._received = received
+        self._lost = LostRouters()
         self._revision = 0
         self._accepted = asyncio.Event()
         self._outbox = Outbox(budget)
@@ -74,6 +89,7 @@ class ClientSession:
         self._failure: Exception | None = None
         # A message was given up while a router took it: nobody may be told of it again.
         self._is_broken = False
+        self._is_complete = False
         self._deadline_s = 0.0
         self._call: Any
         self._reader: asyncio.Task[None]
@@ -84,15 +100,19 @@ class ClientSession:
         self.first_token: api.SessionFirstToken | None = None
         self.completion = generation.Completion()
         self.refusals: deque[RefusedError] = deque(maxlen=_REFUSALS_KEPT)
-        self.routers_lost = 0
+
+    @property
+    def routers_lost(self) -> int:
+        return self._lost.lost
 
     async def __aenter__(self) -> Self:
         """Returns once the session is accepted."""
         self._deadline_s = monotonic_s() + self._timeout_s
+        self._say_received()
         self._begin_call()
         self._reader = asyncio.create_task(self._read())
         try:
-            await self._send(api.StreamGenerateRequest(open=self._opening))
+            await self._send(self._opening)
             await self._accepted.wait()
             self._raise_failure()
         except BaseException:
@@ -223,12 +243,14 @@ class ClientSession:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)
         except grpc.aio.AioRpcError as error:
-            if not is_lost(error) or self.routers_lost >= TRIES - 1:
-                raise
+            if self._is_complete:
+                return False
             await _ended(self._writer)
             if self._is_broken or not self._outbox.keeps_all:
                 raise
-            self.routers_lost += 1
+            if not await self._goes_on(error, self._lost, self._received, self._deadline_s):
+                raise
+            self._say_received()
             self._outbox.start_again()
             self._begin_call()
             return True
@@ -240,18 +262,26 @@ class ClientSession:
             self.progress = response.progress
         elif kind == "first_token":
             self.first_token = response.first_token
-            self._outbox.keep_no_more()
-            await self._answer.put(response.first_token.delta)
+            await self._take_delta(response.first_token.delta)
         elif kind == "delta":
-            await self._answer.put(response.delta)
+            await self._take_delta(response.delta)
         elif kind == "completion":
             self.completion = response.completion
+            self._is_complete = True
         elif kind == "refused":
             await self._take_refusal(RefusedError(response.refused))
         elif kind == "accepted":
             self.request_id = response.request_id
-            self.prefill_worker_id = response.accepted.prefill_worker_id
+            self.prefill_worker_id = self.prefill_worker_id or response.accepted.prefill_worker_id
             self._accepted.set()
+
+    def _say_received(self) -> None:
+        if self._received:
+            self._opening.open.received.CopyFrom(self._received.to_wire())
+
+    async def _take_delta(self, delta: generation.CompletionDelta) -> None:
+        await self._answer.put(delta)
+        self._received.add(delta)
 
     async def _take_refusal(self, refused: RefusedError) -> None:
         refused.message_number = self._outbox.number_of(refused.message_number)

@@ -29,6 +29,7 @@ from control_plane.dispatch.worker_calls import WorkerCalls
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_probes import WorkerProbes
+from control_plane.model import lifecycle
 from control_plane.model.job import Job, Lease
 from control_plane.placement.placer import Placer
 
@@ -75,6 +76,9 @@ class Dispatcher:
         `prefilling` brings the prompt to a prefill worker; by default whole, as the job has it.
         Raises DeadlineError, UnavailableError, PoisonedRequestError, and what a worker refuses the request with.
         """
+        if job.finish_reason:
+            yield self._completed_before(job)
+            return
         self._refuse_poison(job)
         journey = Journey(job, self._limits)
         calls = WorkerCalls(
@@ -108,6 +112,11 @@ class Dispatcher:
             self.overhead_ms.append(job.own_s * 1000)
             for instruction in journey.handle(steps.Closed(), self._now_s()):
                 self._done(job, instruction)
+
+    def _completed_before(self, job: Job) -> generation.Completion:
+        job.lifecycle.at(lifecycle.Event.ENDED)
+        job.dispatched_s = job.first_token_s = now_s = self._now_s()
+        return _completion(job, job.finish_reason, len(job.emitted), now_s)
 
     def _refuse_poison(self, job: Job) -> None:
         job.deaths = self.poison.deaths(job, self._now_s())

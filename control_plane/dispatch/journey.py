@@ -195,8 +195,8 @@ class Journey:
         return (*self._counted(), *self._seek_decode_worker(now_s))
 
     def _counted(self) -> Instructions:
-        """A prompt is asked for once, wherever its answer goes."""
-        return () if self.job.migrations else (CountPrompt(),)
+        """A prompt is asked for once, wherever its answer goes on."""
+        return () if self.job.emitted else (CountPrompt(),)
 
     # Decode.
 

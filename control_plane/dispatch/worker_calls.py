@@ -221,6 +221,7 @@ def _lost(error: WorkerLostError) -> steps.WorkerLost:
 def _prefilled(response: wire.PrefillResponse, emitted: int) -> steps.Prefilled:
     """emitted: tokens before."""
     is_over = response.finish_reason != generation.FINISH_REASON_UNSPECIFIED
+    response.first.finish_reason = response.finish_reason
     return steps.Prefilled(
         response.first,
         response.first.token_ids,
@@ -233,8 +234,8 @@ def _prefilled(response: wire.PrefillResponse, emitted: int) -> steps.Prefilled:
 
 
 def _ended(message: wire.DecodeEnd) -> steps.Ended:
-    has_more = message.delta.token_ids or message.delta.text
-    return steps.Ended(message.finish_reason, message.completion_tokens, message.delta if has_more else None)
+    message.delta.finish_reason = message.finish_reason
+    return steps.Ended(message.finish_reason, message.completion_tokens, message.delta)
 
 
 def _started(message: wire.DecodeStarted) -> steps.DecodeStarted:

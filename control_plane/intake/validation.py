@@ -23,6 +23,8 @@ MAX_PIECES = MOST_ENTRIES
 MOST_CHARACTERS_PER_TOKEN = 128
 CHAT_ROLES = ("system", "user", "assistant")
 
+_FINISH_REASONS = frozenset(generation.FinishReason.values())
+
 # Field -> (lowest, lowest is allowed, highest).
 _RANGES: dict[str, tuple[float, bool, float]] = {
     "temperature": (0, True, 2),
@@ -128,6 +130,28 @@ def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, 
         )
 
 
+def check_received(
+    received: api.ReceivedAnswer, sampling: generation.SamplingParams, model: wire.ModelInfo, within: str = ""
+) -> None:
+    """What a client says that it has of an answer can be gone on with."""
+    name = f"{within}received"
+    count, most = len(received.token_ids), max_tokens_of(sampling)
+    if count > most:
+        raise InvalidInputError(f"has {count} tokens, max_tokens is {most}", field=f"{name}.token_ids")
+    if count == most and not received.finish_reason:
+        raise InvalidInputError(
+            f"has {count} tokens, as many as max_tokens: the answer has ended, and its last piece says why",
+            field=f"{name}.finish_reason",
+        )
+    if received.finish_reason not in _FINISH_REASONS:
+        raise InvalidInputError(
+            f"is none of those known here, got {received.finish_reason}", field=f"{name}.finish_reason"
+        )
+    if not count and (received.finish_reason or received.text_characters):
+        raise InvalidInputError("must not be empty where anything of the answer came", field=f"{name}.token_ids")
+    check_vocabulary(received.token_ids, model, f"{name}.token_ids")
+
+
 def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
     check_request_id(opened.request_id, "open.")
@@ -137,6 +161,7 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
     check_sampling(opened.sampling, model, "open.")
+    check_received(opened.received, opened.sampling, model, "open.")
     if max_tokens_of(opened.sampling) >= model.max_model_len:
         raise OutOfRangeError(
             f"{max_tokens_of(opened.sampling)} leaves no room for a prompt in the model's length of "

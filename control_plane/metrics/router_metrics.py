@@ -53,6 +53,10 @@ _MIGRATIONS = _Figure(
     "rachis_migrations_total",
     "How often answers that had begun went on elsewhere; of requests and sessions that got their answer",
 )
+_RESUMED = _Figure(
+    "rachis_resumed_requests_total",
+    "Requests and sessions whose answers had begun at a router that was gone, and went on at this one",
+)
 _SESSION_TTFT = _Figure(
     "rachis_session_ttft_seconds",
     "Time to first token of streaming sessions, from their opening and from their finish",
@@ -103,6 +107,7 @@ _FIGURES = (
     _ERRORS,
     _HANDOFFS,
     _MIGRATIONS,
+    _RESUMED,
     _SESSION_TTFT,
     _SESSION_EVENTS,
     _SESSION_TOKENS,
@@ -170,6 +175,9 @@ class RouterMetrics:
         """Counts a request or session that got its whole answer."""
         self._counters[_HANDOFFS].labels(_handoff_label(completion.route.handoff)).inc()
         self._counters[_MIGRATIONS].inc(completion.route.migrations)
+
+    def resumed(self) -> None:
+        self._counters[_RESUMED].inc()
 
     def session_ended(self, record: generation.SessionRecord) -> None:
         """Counts a session that got its answer."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 
 from cluster_core.errors import DeadlineError
 from cluster_core.ids import RequestId
@@ -14,6 +15,7 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 HandoffOutcome: TypeAlias = "generation.HandoffOutcome.ValueType"
+FinishReason: TypeAlias = "generation.FinishReason.ValueType"
 
 # What became of a lease: the values that a journey has to tell apart.
 NO_HANDOFF: HandoffOutcome = generation.HANDOFF_OUTCOME_NONE
@@ -53,6 +55,8 @@ class Job:
     # The answer so far, which the client has: its tokens, and the characters of its text that could be shown.
     emitted: list[int] = field(default_factory=list)
     emitted_chars: int = 0
+    # Why the answer has ended, where the client of a resumed one has all of it but its completion.
+    finish_reason: FinishReason = generation.FINISH_REASON_UNSPECIFIED
     # Times that the answer went on elsewhere after it had begun to decode.
     migrations: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
@@ -64,6 +68,13 @@ class Job:
     @property
     def tokens(self) -> int:
         return len(self.token_ids) + self.max_tokens
+
+    def resume(self, received: api.ReceivedAnswer) -> None:
+        """It goes on behind what its client has of the answer, from another router."""
+        self.emitted = list(received.token_ids)
+        self.emitted_chars = received.text_characters
+        self.finish_reason = received.finish_reason
+        self.route.resumed_tokens = len(self.emitted)
 
     def remaining_s(self, now_s: float) -> float:
         """Time left; raises DeadlineError when there is none."""

@@ -47,7 +47,13 @@ _GIVEN_UP = {
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.RECEIVED: {Event.ADMITTED: State.QUEUED, **_GIVEN_UP},
-    State.QUEUED: {Event.PLACED: State.PREFILLING, Event.PLACED_DECODE_ONLY: State.HANDING_OFF, **_GIVEN_UP},
+    State.QUEUED: {
+        Event.PLACED: State.PREFILLING,
+        Event.PLACED_DECODE_ONLY: State.HANDING_OFF,
+        # Resumed by a client that had all of it but its completion.
+        Event.ENDED: State.FINISHED,
+        **_GIVEN_UP,
+    },
     State.PREFILLING: {
         Event.FIRST_TOKEN: State.HANDING_OFF,
         Event.ENDED: State.FINISHED,

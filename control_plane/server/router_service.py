@@ -72,10 +72,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def Generate(  # type: ignore[override]  # it writes through the context, to bound each write
         self, request: api.GenerateRequest, context: Context
     ) -> None:
+        await self._serve(api.ResumeRequest(request=request), context)
+
+    async def Resume(  # type: ignore[override]  # as `Generate`
+        self, request: api.ResumeRequest, context: Context
+    ) -> None:
+        await self._serve(request, context)
+
+    async def _serve(self, asked: api.ResumeRequest, context: Context) -> None:
+        """A request of which nothing has been received begins."""
         arrived_s = self._arrivals.now_s()
-        request_id = RequestId(request.request_id) or new_request_id()
+        request_id = RequestId(asked.request.request_id) or new_request_id()
         async with self._counted(request_id, context) as lifecycle:
-            await self._turns.run(self._generate(request, context, lifecycle, arrived_s))
+            await self._turns.run(self._generate(asked, context, lifecycle, arrived_s))
 
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
@@ -110,26 +119,27 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _generate(
         self,
-        request: api.GenerateRequest,
+        asked: api.ResumeRequest,
         context: Context,
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> None:
         # Text is there while it waits to be tokenized, and as long as its request.
-        as_tokens = request.ByteSize() // TOKEN_BYTES
+        as_tokens = asked.ByteSize() // TOKEN_BYTES
         with self._admission.prompts.holding(as_tokens) as held:
-            token_ids = await self._checked_tokens(request)
-            held.resize(max(as_tokens, len(token_ids)))
-            await self._answer(request, token_ids, context, lifecycle, arrived_s)
+            token_ids = await self._checked_tokens(asked)
+            held.resize(max(as_tokens, len(token_ids) + len(asked.received.token_ids)))
+            await self._answer(asked, token_ids, context, lifecycle, arrived_s)
 
     async def _answer(
         self,
-        request: api.GenerateRequest,
+        asked: api.ResumeRequest,
         token_ids: list[int],
         context: Context,
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> None:
+        request = asked.request
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=token_ids,
@@ -140,10 +150,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             arrived_s=arrived_s,
             deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
         )
+        job.resume(asked.received)
         job.own_s = self._arrivals.now_s() - arrived_s
         async with self._admission.slot():
             lifecycle.at(Event.ADMITTED)
-            answering = False
+            # What is resumed had its first token elsewhere.
+            answering = bool(job.emitted)
+            if answering:
+                self._metrics.resumed()
             async with aclosing(self._dispatcher.run(job)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
                     received_s = self._arrivals.now_s()
@@ -166,15 +180,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
-    async def _checked_tokens(self, request: api.GenerateRequest) -> list[int]:
+    async def _checked_tokens(self, asked: api.ResumeRequest) -> list[int]:
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError where no worker is known."""
-        model = await self._first_worker.model()
+        model, request = await self._first_worker.model(), asked.request
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
         validation.check_priority(request.priority)
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
+        validation.check_received(asked.received, request.sampling, model)
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
         return token_ids

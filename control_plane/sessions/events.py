@@ -29,7 +29,8 @@ class SessionEvents:
         self._metrics = metrics
         self._send_timeout_s = send_timeout_s
         self._turn = asyncio.Lock()
-        self._answering = False
+        # What is resumed had its first token elsewhere.
+        self._answering = bool(job.emitted)
 
     async def accepted(self) -> None:
         event = api.SessionAccepted(prefill_worker_id=self._pieces.worker_id)

@@ -52,6 +52,10 @@ class SessionRun:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen())
             telling = tasks.create_task(self._tell_progress())
+            if self._job.emitted:
+                # What is resumed is prefilled whole, with the answer behind it.
+                await self._pieces.without_worker()
+                self._job.prompt_changes = False
             async with aclosing(dispatcher.run(self._job, self._pieces)) as answer:  # type: ignore[type-var]
                 async for piece in answer:
                     await self._events.stop(telling)

@@ -96,11 +96,14 @@ class StreamingSessions:
             deadline_s=called_s + timeout_s,
             prompt_changes=True,
         )
+        job.resume(opened.received)
         job.own_s = self._arrivals.now_s() - arrived_s
         slot = SessionSlot(self._admission)
         try:
             await slot.hold()
             lifecycle.at(Event.ADMITTED)
+            if job.emitted:
+                self._metrics.resumed()
             async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
                 await self._run(context, opened, model, session, job, slot, held).serve(self._dispatcher)
         except TimeoutError:

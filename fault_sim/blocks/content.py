@@ -37,7 +37,7 @@ class BlockContent:
 
     def next_token(self, run: Run) -> int:
         """By all that its blocks hold."""
-        return next_token([self._kv(run, place) for place in range(run.computed)], run.job.sampling)
+        return next_token([self._kv(run, place) for place in range(run.computed)], run.job.sampling, run.draws)
 
     def replace_prompt(self, run: Run, tokens: list[int]) -> None:
         """Keeps the KV of the longest common prefix, up to a block less where others read that block."""

@@ -267,6 +267,7 @@ class BlockEngine:
 
     def _generate(self, run: Run) -> None:
         output = run.generated(self.content.next_token(run))
+        run.draws += 1
         self._counters.generated_tokens += len(output.token_ids)
         reason = output.finish_reason
         if reason is not None:
@@ -290,6 +291,7 @@ class BlockEngine:
         if max(emitted, default=0) >= VOCABULARY:
             raise InvalidInputError(f"has token {max(emitted)}", field="emitted")
         run = Run(job, [*job.token_ids, *emitted], len(job.token_ids))
+        run.draws = len(emitted)
         run.text, run.shown = "".join(map(chr, emitted)), job.emitted.sent_chars if job.emitted is not None else 0
         if job.pull is not None:
             self._pulls.want(run)

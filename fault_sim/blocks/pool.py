@@ -30,10 +30,10 @@ def next_kv(before: Kv, token: int) -> Kv:
     return _digest(before, token.to_bytes(4, "little"))
 
 
-def next_token(kv: Iterable[Kv], sampling: SamplingSpec) -> int:
-    """What follows these tokens: the code of a lower-case letter."""
-    seed = sampling.seed if sampling.temperature else None
-    return ord("a") + int.from_bytes(_digest(b"".join(kv), repr(seed).encode()), "little") % 26
+def next_token(kv: Iterable[Kv], sampling: SamplingSpec, draws: int) -> int:
+    """What follows these tokens: the code of a lower-case letter. draws: that its generator has made before."""
+    drawn = (sampling.seed, draws) if sampling.temperature else None
+    return ord("a") + int.from_bytes(_digest(b"".join(kv), repr(drawn).encode()), "little") % 26
 
 
 def expected_tokens(prompt: Sequence[int], sampling: SamplingSpec, salt: str = "") -> list[int]:
@@ -43,7 +43,7 @@ def expected_tokens(prompt: Sequence[int], sampling: SamplingSpec, salt: str = "
     for token in prompt:
         kv.append(next_kv(kv[-1] if kv else first_kv(salt), token))
     while len(generated) < sampling.max_tokens:
-        generated.append(next_token(kv, sampling))
+        generated.append(next_token(kv, sampling, len(generated)))
         kv.append(next_kv(kv[-1], generated[-1]))
     return generated
 

@@ -63,6 +63,8 @@ class Run:
     report: HandoffReport | None = None
     cached_tokens: int = 0
     is_started: bool = False
+    # Of its generator.
+    draws: int = 0
     text: str = ""
     # Characters of the text that its caller has.
     shown: int = 0

@@ -165,6 +165,9 @@ class LocalCall:
     def _expire(self) -> None:
         self._give_up(Status(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
+    def break_off(self) -> None:
+        self._give_up(Status(grpc.StatusCode.UNAVAILABLE, "the process is gone"))
+
     def _give_up(self, status: Status) -> None:
         wire = self._wire
         wire.responses.arrived.clear()
@@ -181,6 +184,7 @@ class LocalChannel:
         self._host = host
         self._address = address
         self._calls: dict[LocalCall, None] = {}
+        self._is_gone = False
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         return self._multicallable(method, request_serializer, response_deserializer, streams=False, is_unary=True)
@@ -207,11 +211,20 @@ class LocalChannel:
         for call in list(self._calls):
             call.cancel()
 
+    def kill(self) -> None:
+        """Its process is gone: the calls break, and those that it still makes reach nobody."""
+        self._is_gone = True
+        for call in list(self._calls):
+            call.break_off()
+
     def _multicallable(self, method: str, serialize: Any, parse: Any, *, streams: bool, is_unary: bool = False) -> Any:
         def start(requests: Any = None, *, timeout: float | None = None, metadata: Metadata = (), **_: Any) -> Any:
             link = self.network.link(self._host, self._addresses.host_of(self._address))
             wire = Wire(link, method, timeout, metadata or ())
             call = LocalCall(wire, serialize, parse)
+            if self._is_gone:
+                call.break_off()
+                return call
             self._calls[call] = None
             wire.on_status.append(lambda: self._calls.pop(call, None))
             wire.requests.lane.send(lambda: self._addresses.arrive(self._address, wire))

@@ -10,7 +10,7 @@ from rachis.wire import next_message
 
 from tests.fakes.answers import failure
 
-_OPEN_FIELDS = ("model", "request_id", "cache_salt", "priority")
+_OPEN_FIELDS = ("model", "request_id", "cache_salt", "priority", "received")
 
 
 def session_open(prefix: str | None, mode: str, **values: Any) -> api.SessionOpen:

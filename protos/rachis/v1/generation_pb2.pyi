@@ -421,7 +421,10 @@ class CompletionDelta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    finish_reason: Global___FinishReason.ValueType
+    """Of the last piece: why the answer ends with it."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -434,10 +437,11 @@ class CompletionDelta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,6 +525,7 @@ class Route(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     PULLED_TOKENS_FIELD_NUMBER: _builtins.int
     MIGRATIONS_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     prefill_worker_id: _builtins.str
     decode_worker_id: _builtins.str
     handoff: Global___HandoffOutcome.ValueType
@@ -532,6 +537,10 @@ class Route(_message.Message):
     """How often the answer went on elsewhere after it had begun, because its decode worker was lost, hung or drained. The
     fields above tell of the first hand-off, but for the decode worker, which is the last one.
     """
+    resumed_tokens: _builtins.int
+    """Tokens that the client had received when it had this router go on; times, and the fields above, tell of what came
+    after them.
+    """
     def __init__(
         self,
         *,
@@ -541,10 +550,11 @@ class Route(_message.Message):
         kv_bytes: _builtins.int = ...,
         pulled_tokens: _builtins.int = ...,
         migrations: _builtins.int = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "migrations", b"migrations", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "migrations", b"migrations", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

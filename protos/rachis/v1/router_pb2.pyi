@@ -93,6 +93,62 @@ class GenerateResponse(_message.Message):
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
+class ReceivedAnswer(_message.Message):
+    """What a client has of an answer: the sum of all pieces that came. Empty: nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_CHARACTERS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    text_characters: _builtins.int
+    """Characters of its text, as code points."""
+    finish_reason: _generation_pb2.FinishReason.ValueType
+    """That of the last piece, where it came: the completion alone is missing."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text_characters: _builtins.int = ...,
+        finish_reason: _generation_pb2.FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "text_characters", b"text_characters", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceivedAnswer: _TypeAlias = ReceivedAnswer  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest:
+        """As it was sent."""
+
+    @_builtins.property
+    def received(self) -> Global___ReceivedAnswer: ...
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateRequest | None = ...,
+        received: Global___ReceivedAnswer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
 class Document(_message.Message):
     """A retrieved document. Rendered as its title on a line of its own where there is one, its content, and an empty line."""
 
@@ -160,6 +216,7 @@ class SessionOpen(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     mode: _generation_pb2.SessionMode.ValueType
     request_id: _builtins.str
@@ -174,6 +231,12 @@ class SessionOpen(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.SamplingParams: ...
+    @_builtins.property
+    def received(self) -> Global___ReceivedAnswer:
+        """Of a session whose router is gone after its answer had begun: all of its input is sent again, and the answer goes on
+        after what was received. Its prompt is prefilled at `finish`, whole.
+        """
+
     def __init__(
         self,
         *,
@@ -184,10 +247,11 @@ class SessionOpen(_message.Message):
         request_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
+        received: Global___ReceivedAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "received", b"received", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "model", b"model", "prefix", b"prefix", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "model", b"model", "prefix", b"prefix", "priority", b"priority", "received", b"received", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class RouterServiceStub:
                 request_serializer=rachis_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_router__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/rachis.v1.RouterService/Resume',
+                request_serializer=rachis_dot_v1_dot_router__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.StreamGenerate = channel.stream_stream(
                 '/rachis.v1.RouterService/StreamGenerate',
                 request_serializer=rachis_dot_v1_dot_router__pb2.StreamGenerateRequest.SerializeToString,
@@ -51,6 +56,14 @@ class RouterServiceServicer:
 
     def Generate(self, request, context):
         """Generates a completion and streams it as it is decoded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
+        none keeps anything for it: the request comes again. Nothing that was received comes twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +82,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=rachis_dot_v1_dot_router__pb2.GenerateRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=rachis_dot_v1_dot_router__pb2.ResumeRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
             ),
             'StreamGenerate': grpc.stream_stream_rpc_method_handler(
@@ -103,6 +121,33 @@ class RouterService:
             target,
             '/rachis.v1.RouterService/Generate',
             rachis_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
+            rachis_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rachis.v1.RouterService/Resume',
+            rachis_dot_v1_dot_router__pb2.ResumeRequest.SerializeToString,
             rachis_dot_v1_dot_router__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

@@ -33,6 +33,10 @@ class RouterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
     """Generates a completion and streams it as it is decoded."""
+    Resume: _grpc.UnaryStreamMultiCallable[_router_pb2.ResumeRequest, _router_pb2.GenerateResponse]
+    """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
+    none keeps anything for it: the request comes again. Nothing that was received comes twice.
+    """
     StreamGenerate: _grpc.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]
     """A session whose prompt arrives in pieces while it is being prefilled."""
 
@@ -41,6 +45,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates a completion and streams it as it is decoded."""
+    Resume: _aio.UnaryStreamMultiCallable[_router_pb2.ResumeRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
+    none keeps anything for it: the request comes again. Nothing that was received comes twice.
+    """
     StreamGenerate: _aio.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """A session whose prompt arrives in pieces while it is being prefilled."""
 
@@ -52,6 +60,16 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
         """Generates a completion and streams it as it is decoded."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _router_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
+        """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
+        none keeps anything for it: the request comes again. Nothing that was received comes twice.
+        """
 
     @_abc_1.abstractmethod
     def StreamGenerate(

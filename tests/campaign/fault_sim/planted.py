@@ -13,6 +13,7 @@ from unittest import mock
 from rachis import wire as conventions
 
 from cluster_core.errors import RachisError
+from control_plane.client.lost_routers import Received
 from control_plane.dispatch import journey
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
@@ -20,9 +21,12 @@ from control_plane.dispatch.journey_steps import Emit, Prefilled
 from control_plane.dispatch.poison import PoisonMemory
 from control_plane.fleet.worker_client import DecodeCall
 from control_plane.fleet.worker_probes import WorkerProbes
+from control_plane.model.job import Job
 from control_plane.placement.flight import Flight
 from fault_sim.blocks import pulls
+from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.leases import Leases
+from fault_sim.clients import Client
 from kv_transfer.handoff.overdue_pulls import Quarantine
 
 
@@ -133,6 +137,54 @@ def _calls_stay_with_a_worker_that_hangs() -> AbstractContextManager[Any]:
     return mock.patch.object(WorkerProbes, "_let_go", lambda self, worker: None)
 
 
+def _a_generator_is_not_advanced() -> AbstractContextManager[Any]:
+    admit = BlockEngine._admit
+
+    def admit_anew(self: Any, job: Any, **options: Any) -> Any:
+        run = admit(self, job, **options)
+        run.draws = 0
+        return run
+
+    return mock.patch.object(BlockEngine, "_admit", admit_anew)
+
+
+def _a_resumed_answer_begins_anew() -> AbstractContextManager[Any]:
+    return mock.patch.object(Job, "resume", lambda self, received: None)
+
+
+def _the_last_token_received_is_not_told() -> AbstractContextManager[Any]:
+    to_wire = Received.to_wire
+
+    def shortened(self: Any) -> Any:
+        told = to_wire(self)
+        del told.token_ids[-1:]
+        return told
+
+    return mock.patch.object(Received, "to_wire", shortened)
+
+
+def _text_comes_twice() -> AbstractContextManager[Any]:
+    to_wire = Received.to_wire
+
+    def without_text(self: Any) -> Any:
+        told = to_wire(self)
+        told.text_characters = 0
+        return told
+
+    return mock.patch.object(Received, "to_wire", without_text)
+
+
+def _a_resumed_session_has_an_old_revision() -> AbstractContextManager[Any]:
+    told = Client._told
+
+    def without_the_last_input(self: Any) -> Any:
+        messages = told(self)
+        inputs = [message for message in messages if message.WhichOneof("event") in ("update", "append")]
+        return [message for message in messages if not inputs or message is not inputs[-1]]
+
+    return mock.patch.object(Client, "_told", without_the_last_input)
+
+
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "release does not wait for pulls": _release_does_not_wait_for_pulls,
     "leased blocks are freed early": _leased_blocks_are_freed_early,
@@ -146,4 +198,9 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "poisoned requests are tried on": _poisoned_requests_are_tried_on,
     "clients are waited for without a bound": _clients_are_waited_for_without_a_bound,
     "calls stay with a worker that hangs": _calls_stay_with_a_worker_that_hangs,
+    "a generator is not advanced": _a_generator_is_not_advanced,
+    "a resumed answer begins anew": _a_resumed_answer_begins_anew,
+    "the last token received is not told": _the_last_token_received_is_not_told,
+    "text comes twice": _text_comes_twice,
+    "a resumed session has an old revision": _a_resumed_session_has_an_old_revision,
 }

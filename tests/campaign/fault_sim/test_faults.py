@@ -17,7 +17,7 @@ from cluster_core.errors import InvalidInputError
 from control_plane.fleet.worker_probes import WorkerProbes
 from fault_sim.__main__ import main
 from fault_sim.campaign import reduced, search
-from fault_sim.plan import FAULTS, Plan, decode, drawn, encode
+from fault_sim.plan import FAULTS, ROUTERS_LOST, Plan, decode, drawn, encode
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
 from tests.campaign.fault_sim.planted import PLANTED
@@ -40,6 +40,11 @@ FIRST_SEED = {
     "poisoned requests are tried on": 6,
     "clients are waited for without a bound": 13,
     "calls stay with a worker that hangs": 22,
+    "a generator is not advanced": 0,
+    "a resumed answer begins anew": 66,
+    "the last token received is not told": 70,
+    "text comes twice": 66,
+    "a resumed session has an old revision": 70,
 }
 SEEDS_FOR_A_PLANT = 50
 _HASH_OF = """
@@ -147,6 +152,15 @@ def test_every_kind_of_fault_is_drawn() -> None:
     assert any(not plan.faults for plan in plans)
     assert any(plan.has_slow_readers for plan in plans)
     assert any(plan.faults and plan.always_has_workers for plan in plans)
+
+
+def test_a_killed_router_costs_no_answer_where_another_one_is_spared() -> None:
+    """Workers are killed and drain as well."""
+    seeds_of_kills = [seed for seed in range(12) if drawn(seed, [ROUTERS_LOST]).always_has_workers]
+    tally, broken = search(seeds_of_kills, forced=[ROUTERS_LOST])
+
+    assert broken is None, _told(broken)
+    assert tally.resumes > len(seeds_of_kills)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import grpc
 import pytest
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 
 from cluster_core.errors import InvalidInputError
-from control_plane.client import ClientSession, RachisClient, RefusedError, text_prompt
+from control_plane.client import ClientSession, RachisClient, Received, RefusedError, text_prompt
 from tests.fakes.answers import session_text, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
@@ -24,20 +25,20 @@ class Door:
         self.cluster = cluster
         self.address = ""
         self._server: asyncio.Server
-        self._writers: list[asyncio.StreamWriter] = []
+        self.connections: list[asyncio.StreamWriter] = []
 
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, _HOST, 0)
+    async def open(self, address: str = f"{_HOST}:0") -> None:
+        self._server = await asyncio.start_server(self._serve, *address.split(":"))
         self.address = f"{_HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def cut(self) -> None:
         self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
+        while self.connections:
+            self.connections.pop().transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind = await asyncio.open_connection(*self.cluster.router.address.rsplit(":", 1))
-        self._writers += (writer, behind[1])
+        self.connections += (writer, behind[1])
         await asyncio.gather(_copy(reader, behind[1]), _copy(behind[0], writer), return_exceptions=True)
 
 
@@ -76,6 +77,15 @@ def hold(doors: list[Door], steps: int = 0) -> None:
     for door in doors:
         for engine in engines(door):
             engine.hold_before(steps)
+
+
+def decoded(door: Door) -> bool:
+    """As far as it may."""
+    return bool(named(door.cluster, "decode-0").engine.held.is_set())
+
+
+def sample(door: Door, name: str) -> float | None:
+    return door.cluster.router.metrics.registry.get_sample_value(name)
 
 
 def running(door: Door) -> bool:
@@ -198,20 +208,96 @@ async def test_a_session_is_finished_while_its_router_goes(doors: list[Door], cl
     expect_calls(lost, other)
 
 
-async def test_an_answer_that_has_begun_ends_with_its_router(doors: list[Door], client: RachisClient) -> None:
+@pytest.mark.parametrize("mode", ["append", "update"])
+async def test_a_session_whose_answer_has_begun_goes_on_with_another_router(
+    doors: list[Door], client: RachisClient, mode: Any
+) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(4)
-    async with client.session("hello", **GREEDY) as session:
+    async with client.session("hello", mode=mode, **GREEDY) as session:
+        if mode == "update":
+            await session.update(" old")
+            await session.update(" new")
         answer = asyncio.create_task(collected(session))
         await until(lambda: session.first_token is not None)
-        lost, _ = await the_one_that_is_open(doors)
+        lost, other = await the_one_that_is_open(doors)
+        await until(lambda: decoded(lost))
+        release(other)
         await lost.cut()
 
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await answer
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert session.routers_lost == 0
-    expect_calls(lost)
+        assert await answer == session_text("hello world" if mode == "append" else "hello new world")
+    assert (session.routers_lost, client.resumes) == (1, 1)
+    assert 0 < session.completion.route.resumed_tokens < 8
+    assert session.completion.usage.completion_tokens == 8
+    (job,) = named(other.cluster, "decode-0").engine.jobs
+    assert job.emitted is not None and len(job.emitted.token_ids) > session.completion.route.resumed_tokens
+    release(lost)
+    expect_calls(lost, other)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"seed": 5, "temperature": 1.0}])
+async def test_an_answer_that_has_begun_goes_on_with_another_router(
+    doors: list[Door], client: RachisClient, sampling: dict[str, Any]
+) -> None:
+    for door in doors:
+        named(door.cluster, "decode-0").engine.hold_before(4)
+    request = asyncio.create_task(client.generate(text_prompt("hello"), **{**GREEDY, **sampling}))
+    lost, other = await the_one_that_runs(doors)
+    await until(lambda: decoded(lost))
+    release(other)
+    await lost.cut()
+
+    answer = await request
+    assert answer.text == whole_text(seed=sampling.get("seed"))
+    assert len(answer.token_ids) == answer.completion.usage.completion_tokens == 8
+    assert client.resumes == 1
+    assert sample(other, "rachis_resumed_requests_total") == 1
+    # Its first token was told elsewhere, and its prompt counted.
+    assert sample(other, "rachis_request_ttft_seconds_count") == 0
+    release(lost)
+    expect_calls(lost, other)
+
+
+async def test_an_answer_goes_on_from_router_to_router_as_long_as_something_comes_of_it(
+    doors: list[Door], client: RachisClient
+) -> None:
+    for door in doors:
+        named(door.cluster, "decode-0").engine.hold_before(3)
+    request = asyncio.create_task(client.generate(text_prompt("hello"), **GREEDY))
+    lost, other = await the_one_that_runs(doors)
+    await until(lambda: decoded(lost))
+    named(other.cluster, "decode-0").engine.hold_before(6)
+    await lost.cut()
+    await until(lambda: decoded(other))
+    release(lost)
+    await lost.open(lost.address)
+    await until(lambda: bool(lost.connections))
+    await other.cut()
+    release(other)
+
+    assert (await request).text == whole_text()
+    assert client.resumes == 2
+    expect_calls(lost, other, lost)
+
+
+async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_router(
+    doors: list[Door], client: RachisClient
+) -> None:
+    request = api.GenerateRequest(prompt=text_prompt("hello"), sampling=generation.SamplingParams(**GREEDY))
+    async with RachisClient(doors[0].address) as first, RachisClient(doors[1].address) as second:
+        received = Received()
+        async for response in first.call(request):
+            received.add(response.delta)
+            if response.delta.finish_reason:
+                break
+        resumed = second.resume(request, received)
+        (completed,) = [response async for response in resumed]
+
+    assert completed.completion.finish_reason == generation.FINISH_REASON_LENGTH
+    assert completed.completion.usage == generation.Usage(prompt_tokens=5, completion_tokens=8)
+    assert completed.completion.route.resumed_tokens == 8
+    assert not named(doors[1].cluster, "decode-0").engine.jobs
+    expect_calls(*doors)
 
 
 async def test_a_session_of_which_too_much_was_sent_stays_with_its_router(

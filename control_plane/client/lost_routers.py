@@ -1,0 +1,65 @@
+"""What a client does when a router is gone under its request: another one goes on after what has been received.
+
+An answer that has not begun is asked for once more, so that a request that ends whichever router takes it stops at the
+second. One that has begun is no such request: it goes on as long as something comes of it, and waits for a router to
+come back.
+"""
+
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
+
+# Routers in turn that were gone without anything new.
+_TRIES = 2
+_TRIES_ONCE_BEGUN = 4
+# Of one answer.
+_MOST_RESUMES = 16
+# For a router to be reached, before the answer has begun and after.
+_RECONNECT_S = 1.0
+_RECONNECT_ONCE_BEGUN_S = 30.0
+
+
+class Received:
+    """The answer so far, as far as another router has to know it."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._characters = 0
+        self._finish_reason: generation.FinishReason.ValueType = generation.FINISH_REASON_UNSPECIFIED
+
+    def __len__(self) -> int:
+        """In tokens."""
+        return len(self._token_ids)
+
+    def add(self, delta: generation.CompletionDelta) -> None:
+        self._token_ids += delta.token_ids
+        self._characters += len(delta.text)
+        self._finish_reason = delta.finish_reason
+
+    def to_wire(self) -> api.ReceivedAnswer:
+        return api.ReceivedAnswer(
+            token_ids=self._token_ids, text_characters=self._characters, finish_reason=self._finish_reason
+        )
+
+
+class LostRouters:
+    """Of one answer. lost: how many were gone under it. resumed: under what had begun of it."""
+
+    def __init__(self) -> None:
+        self.lost = self.resumed = 0
+        self._in_turn = 0
+        self._had = 0
+
+    @property
+    def reconnect_s(self) -> float:
+        return _RECONNECT_ONCE_BEGUN_S if self._had else _RECONNECT_S
+
+    def may_go_on(self, received: int) -> bool:
+        """One more is gone, after so many tokens of the answer: whether another one is asked."""
+        self.lost += 1
+        self._in_turn = 1 if received > self._had else self._in_turn + 1
+        self._had = received
+        tries = _TRIES_ONCE_BEGUN if received else _TRIES
+        if self._in_turn >= tries or self.resumed >= _MOST_RESUMES:
+            return False
+        self.resumed += bool(received)
+        return True
