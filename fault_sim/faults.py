@@ -30,8 +30,7 @@ class Faults:
         await self._world.workers[fault.target].kill()
 
     async def _end_kill(self, fault: Fault) -> None:
-        await self._world.workers[fault.target].kill()
-        self._world.start_worker(fault.target)
+        await self._world.restart_worker(fault.target)
 
     async def _begin_kill_router(self, fault: Fault) -> None:
         """Where several kill it, the first one starts it again."""

@@ -204,6 +204,12 @@ class World:
         self.workers[name] = worker
         self.started.append(worker)
 
+    async def restart_worker(self, name: str) -> None:
+        """One start after the other."""
+        async with self._starting:
+            await self.workers[name].kill()
+            self.start_worker(name)
+
     def _clock(self, host: str) -> ClusterClock:
         """Every worker's host has a clock of its own, and no two of them agree."""
         ahead_ms = Random(f"clock {self.plan.seed} {host}").randint(-_MOST_SKEW_MS, _MOST_SKEW_MS)
