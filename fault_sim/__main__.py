@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster_core.errors import RachisError
 from fault_sim import plan as plans
 from fault_sim.campaign import Finding, Tally, commit, reduced, search
+from fault_sim.drawing import EXTRAS
 from fault_sim.run import Result, play
 
 _FOUND = 1
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=200, help="how many runs")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; each further one has the next")
     parser.add_argument(
-        "--with", dest="extras", action="append", default=[], choices=list(plans.EXTRAS), help="every run has this"
+        "--with", dest="extras", action="append", default=[], choices=list(EXTRAS), help="every run has this"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--replay", metavar="FILE", help="play the plan in this file instead")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_sim.plan import Plan, drawn
+from fault_sim.drawing import drawn
+from fault_sim.plan import Plan
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
 

@@ -32,7 +32,7 @@ def next_kv(before: Kv, token: int) -> Kv:
 
 def next_token(kv: Iterable[Kv], sampling: SamplingSpec, draws: int) -> int:
     """What follows these tokens: the code of a lower-case letter. draws: that its generator has made before."""
-    drawn = (sampling.seed, draws) if sampling.temperature else None
+    drawn = (sampling.seed, draws) if sampling.temperature and sampling.seed is not None else None
     return ord("a") + int.from_bytes(_digest(b"".join(kv), repr(drawn).encode()), "little") % 26
 
 

@@ -17,7 +17,8 @@ from cluster_core.errors import InvalidInputError
 from control_plane.fleet.worker_probes import WorkerProbes
 from fault_sim.__main__ import main
 from fault_sim.campaign import reduced, search
-from fault_sim.plan import FAULTS, ROUTERS_LOST, Plan, decode, drawn, encode
+from fault_sim.drawing import FAULTS, ROUTERS_LOST, drawn
+from fault_sim.plan import Plan, decode, encode
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
 from tests.campaign.fault_sim.planted import PLANTED
@@ -35,7 +36,7 @@ FIRST_SEED = {
     "the first token comes twice": 0,
     "failed attempts stay in flight": 0,
     "cancelling is not passed on": 13,
-    "pulls given up are forgotten": 1,
+    "pulls given up are forgotten": 60,
     "poison is forgotten": 7,
     "poisoned requests are tried on": 6,
     "clients are waited for without a bound": 13,
@@ -48,7 +49,7 @@ FIRST_SEED = {
 }
 SEEDS_FOR_A_PLANT = 50
 _HASH_OF = """
-from fault_sim.plan import drawn
+from fault_sim.drawing import drawn
 from fault_sim.run import play
 print(play(drawn({seed})).trace_hash)
 """
