@@ -214,6 +214,13 @@ class RouterSection(Section):
         1024, ge=1, le=1 << 20, description="Memory for the prompts of all requests and sessions; 48 bytes a token."
     )
     prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
+    max_migrations: int = Field(
+        16,
+        ge=0,
+        le=1000,
+        description="How often an answer that has begun may go on at another decode worker; 0: it ends with its own, "
+        "and a drain waits for it.",
+    )
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
 
 

@@ -137,9 +137,9 @@ class Dispatcher:
             case steps.Suspect(worker, sentence):
                 logger.warning("%s: %s", job.request_id, sentence)
                 self._membership.suspect(worker)
-            case steps.Blame():
+            case steps.Blame(worker):
                 logger.error("%s: an engine died while it worked on it, the %d. of them", job.request_id, job.deaths)
-                self.poison.blame(job, self._now_s())
+                self.poison.blame(job, worker, self._now_s())
             case steps.MarkDraining(worker):
                 self._membership.drains(worker)
             case steps.Release(lease):

@@ -74,6 +74,8 @@ class JourneyLimits:
     # From the first token on, until when a decode worker may be told of the lease, and how long it may pull then.
     handoff_deadline_s: float
     decode_attempts: int = 2
+    # How often an answer that has begun goes on elsewhere.
+    max_migrations: int = 16
 
 
 class Stage(Enum):
@@ -221,8 +223,14 @@ class Journey:
         self._worker = event.worker
         job.route.decode_worker_id = event.worker.worker_id
         job.dispatched_s = job.dispatched_s or now_s
-        pulls = self._tell_of_lease(now_s)
-        return self._await(Stage.DECODE, CallDecode(event.worker, job.attempt_id(), pulls, job.deadline_s))
+        call = CallDecode(
+            event.worker,
+            job.attempt_id(),
+            pulls=self._tell_of_lease(now_s),
+            may_move=self._may_migrate,
+            until_s=job.deadline_s,
+        )
+        return self._await(Stage.DECODE, call)
 
     def _tell_of_lease(self, now_s: float) -> bool:
         """Whether the next decode worker pulls. From now on the lease is not safe to release for a while."""
@@ -285,10 +293,14 @@ class Journey:
         self._is_used_up |= event.may_have_pulled
         if self._is_poison:
             return (*told, *self._fail(_POISON))
-        if self._fruitless >= self._limits.decode_attempts:
+        if self._fruitless >= self._limits.decode_attempts or (self._decode_started and not self._may_migrate):
             lost = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
             return (*told, *self._fail(lost))
         return (*told, *(self._migrate() if self._decode_started else self._seek_decode_worker(now_s, again=True)))
+
+    @property
+    def _may_migrate(self) -> bool:
+        return self.job.migrations < self._limits.max_migrations
 
     def _migrate(self) -> Instructions:
         """From the beginning, with the answer so far behind the prompt."""
@@ -324,13 +336,13 @@ class Journey:
         if event.is_draining:
             return (MarkDraining(worker),)
         self._lost += event.is_attempt
-        return (Suspect(worker, event.sentence), *self._blamed(event))
+        return (Suspect(worker, event.sentence), *self._blamed(worker, event))
 
-    def _blamed(self, event: WorkerLost) -> Instructions:
+    def _blamed(self, worker: WorkerSnapshot, event: WorkerLost) -> Instructions:
         if not event.has_died:
             return ()
         self.job.deaths += 1
-        return (Blame(),)
+        return (Blame(worker),)
 
     def _released(self) -> Instructions:
         lease, self._lease = self._lease, None

@@ -178,6 +178,8 @@ class CallDecode:
     worker: WorkerSnapshot
     request_id: str
     pulls: bool
+    # The answer leaves the worker where that one drains.
+    may_move: bool
     until_s: float
 
 
@@ -209,7 +211,9 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A worker died while it worked on the request, which may be why."""
+    """The worker died while it worked on the request, which may be why."""
+
+    worker: WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)

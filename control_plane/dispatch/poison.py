@@ -1,8 +1,9 @@
 """Requests during which engines have died, by what they ask for, for a while. Pure.
 
-One death may be anybody's fault; a request that was there at two is refused, so that it and its retries end no third
-engine. An answer that comes whole absolves: of prompts that many send, one is in flight at every death. A session whose
-prompt still arrives asks for nothing yet that could be known again.
+One death may be anybody's fault, and counts once, of however many that ask for the same; a request that was there at
+two is refused, so that it and its retries end no third engine. An answer that comes whole absolves: of prompts that
+many send, one is in flight at every death. A session whose prompt still arrives asks for nothing yet that could be
+known again.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import numpy as np
 
 from control_plane.dispatch.journey import MOST_DEATHS
 from control_plane.model.job import Job
+from control_plane.model.worker_snapshot import WorkerSnapshot
 
 # From the last death on.
 REMEMBER_S = 600.0
@@ -21,7 +23,9 @@ _MOST_REMEMBERED = 1024
 
 @dataclass(slots=True)
 class _Suspect:
-    deaths: int
+    """engines: those that died, as (worker, generation)."""
+
+    engines: set[tuple[str, int]]
     last_s: float
 
 
@@ -39,23 +43,24 @@ class PoisonMemory:
     @property
     def poisoned(self) -> int:
         """Those that are refused."""
-        return sum(suspect.deaths >= MOST_DEATHS for suspect in self._suspects.values())
+        return sum(len(suspect.engines) >= MOST_DEATHS for suspect in self._suspects.values())
 
     def deaths(self, job: Job, now_s: float) -> int:
         """Engines that died, not longer ago than is remembered, while they worked on what this request asks for."""
         self._forget(now_s)
         is_known = self._suspects and not job.prompt_changes
         known = self._suspects.get(_fingerprint(job)) if is_known else None
-        return known.deaths if known is not None else 0
+        return len(known.engines) if known is not None else 0
 
-    def blame(self, job: Job, now_s: float) -> None:
-        """An engine died while it worked on the request."""
+    def blame(self, job: Job, worker: WorkerSnapshot, now_s: float) -> None:
+        """The worker's engine died while it worked on the request."""
         if job.prompt_changes:
             return
         self._forget(now_s)
         fingerprint = _fingerprint(job)
-        known = self._suspects.setdefault(fingerprint, _Suspect(0, now_s))
-        known.deaths, known.last_s = known.deaths + 1, now_s
+        known = self._suspects.setdefault(fingerprint, _Suspect(set(), now_s))
+        known.engines.add((worker.worker_id, worker.generation))
+        known.last_s = now_s
         self._suspects.move_to_end(fingerprint)
         while len(self._suspects) > _MOST_REMEMBERED:
             self._suspects.popitem(last=False)

@@ -170,7 +170,7 @@ class WorkerCalls:
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
         with (
             probes.owing(worker, is_owed=False),
-            probes.watching(worker, self._may_leave_decode, decode.leave, moves=True),
+            probes.watching(worker, self._may_leave_decode, decode.leave, moves=call.may_move),
         ):
             async with aclosing(decode.messages()) as stream:  # type: ignore[type-var]
                 with probes.owing(worker):

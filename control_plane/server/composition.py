@@ -249,6 +249,7 @@ def _dispatcher(
             prefill_attempts=config.router.prefill_attempts,
             worker_wait_s=config.router.queue_timeout_s,
             handoff_deadline_s=config.handoff.deadline_s,
+            max_migrations=config.router.max_migrations,
         ),
         probes,
         ports.now_s,

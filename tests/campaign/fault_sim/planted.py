@@ -117,7 +117,7 @@ def _pulls_given_up_are_forgotten() -> AbstractContextManager[Any]:
 
 
 def _poison_is_forgotten() -> AbstractContextManager[Any]:
-    return mock.patch.object(PoisonMemory, "blame", lambda self, job, now_s: None)
+    return mock.patch.object(PoisonMemory, "blame", lambda self, job, worker, now_s: None)
 
 
 def _poisoned_requests_are_tried_on() -> AbstractContextManager[Any]:

@@ -81,6 +81,22 @@ async def test_the_second_try_of_each_that_was_there_goes_where_nothing_else_run
             assert text_of([response async for response in call])
 
 
+async def test_one_death_under_several_that_ask_for_the_same_makes_none_of_them_poison() -> None:
+    async with running_cluster() as cluster:
+        await cluster.add(PREFILL)
+        first = await cluster.add(DECODE)
+        first.engine.hold_before(3)
+        calls = [cluster.call() for _ in range(3)]
+        await until(lambda: len(first.engine.jobs) == 3)
+        await cluster.add(DECODE)
+
+        first.engine.die("of something that was the fault of none")
+        await first.crash()
+
+        for call in [*calls, cluster.call()]:
+            assert text_of([response async for response in call]) == whole_text()
+
+
 async def test_an_answer_absolves() -> None:
     async with running_cluster() as cluster:
         workers = [await cluster.add(PREFILL) for _ in range(3)]

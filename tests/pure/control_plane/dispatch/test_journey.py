@@ -265,7 +265,7 @@ def test_two_deaths_in_prefill_are_poison_and_nobody_else_gets_it() -> None:
     played = PlayedJourney.begun()
     played.tell(steps.Placed(P0))
     told = played.tell(steps.WorkerLost("gone", has_died=True))
-    assert told[:2] == (steps.Suspect(P0, "gone"), steps.Blame())
+    assert told[:2] == (steps.Suspect(P0, "gone"), steps.Blame(P0))
     played.waits_for(steps.PlacePrefill)
     played.tell(steps.Placed(P1))
     played.tell(steps.WorkerLost("gone", has_died=True))
@@ -295,7 +295,7 @@ def test_an_answer_goes_on_after_a_death_unless_it_is_the_second() -> None:
         played.journey.job.deaths = deaths
         played.tell(steps.DecodeStarted(PULLED))
         *_, blame, follows = played.tell(steps.WorkerLost(has_died=True))
-        assert blame == steps.Blame()
+        assert blame == steps.Blame(D0)
         assert follows == steps.Route() or (isinstance(follows, steps.Fail) and follows.cause is steps.Cause.POISON)
         assert isinstance(follows, steps.Route) is (deaths == 0)
         played.close()
@@ -305,6 +305,6 @@ def test_a_worker_that_cannot_be_reached_has_not_died_of_the_request() -> None:
     played = PlayedJourney.begun()
     for chosen in (P0, P1):
         played.tell(steps.Placed(chosen))
-        assert steps.Blame() not in played.tell(steps.WorkerLost("cut off"))
+        assert steps.Blame(chosen) not in played.tell(steps.WorkerLost("cut off"))
     played.waits_for(steps.AwaitPrompt)
     played.close()

@@ -1,5 +1,7 @@
 """Answers that go on elsewhere after they have begun: what is remembered of them, and when they end."""
 
+from dataclasses import replace
+
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
@@ -9,6 +11,7 @@ from tests.pure.control_plane.dispatch.played_journey import (
     D1,
     FINISHED,
     FIRST,
+    LIMITS,
     MORE,
     P0,
     P1,
@@ -92,6 +95,34 @@ def test_an_answer_goes_on_as_often_as_something_comes_of_it() -> None:
         played.tell(steps.DecodeStarted(NO_HANDOFF))
         played.tell(steps.Generated(MORE, (number,), 1))
     assert (played.journey.job.migrations, played.endings) == (5, [])
+    played.close()
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_an_answer_goes_on_elsewhere_no_more_often_than_it_may(most: int) -> None:
+    played = PlayedJourney.begun(limits=replace(LIMITS, max_migrations=most))
+    for number in range(most + 1):
+        played.tell(steps.Placed(None))
+        played.tell(steps.PromptComplete())
+        played.tell(steps.Placed(D0))
+        assert played.waits_for(steps.CallDecode).may_move is (number < most)
+        played.tell(steps.DecodeStarted(NO_HANDOFF))
+        played.tell(steps.Generated(MORE, (number,), 1))
+        told = played.tell(steps.WorkerLost("gone"))
+
+    assert told[-1] == steps.Fail(steps.Cause.DECODE_WORKER_LOST, "gone", 1000)
+    played.close()
+
+
+def test_before_its_answer_has_begun_a_request_is_tried_again_whatever_may_migrate() -> None:
+    played = PlayedJourney.begun(limits=replace(LIMITS, max_migrations=0))
+    played.tell(steps.Placed(None))
+    played.tell(steps.PromptComplete())
+    played.tell(steps.Placed(D0))
+
+    played.tell(steps.WorkerLost())
+
+    assert played.waits_for(steps.PlaceDecode)
     played.close()
 
 
