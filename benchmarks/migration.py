@@ -52,7 +52,8 @@ class Case:
 
 @dataclass(slots=True)
 class Asked:
-    """What became of many requests. pauses: the longest of each answer that went on elsewhere, in seconds."""
+    """What became of many requests. pauses_s: the longest of each answer that went on at another worker.
+    resumed_pauses_s: of each that went on at another router, that one."""
 
     requests: int = 0
     failed: int = 0
@@ -102,7 +103,7 @@ async def measure(address: str, router: SecondRouter, baseline: SecondRouter, si
     started yet."""
     report = MigrationReport(pairs=size.pairs)
     rng = random.Random(0)
-    async with RachisClient(f"{address},{router.address}") as client, RachisClient(address) as first:
+    async with RachisClient(address) as first:
         say("asking for the answers before anything goes wrong")
         cases = await _cases(first, rng)
         say(f"{size.pairs} pairs of requests without faults")
@@ -110,11 +111,11 @@ async def measure(address: str, router: SecondRouter, baseline: SecondRouter, si
         await _without_faults((router.address, baseline.address), rng, size.pairs, report)
         await baseline.stop()
         say(f"killing decode workers, {size.kills} times, and the second router, {ROUTER_KILLS} times")
-        async with _streams(first, cases) as asked:
+        async with _streams(address, cases) as asked:
             await _kill_decode_workers(first, size.kills)
         _add(report, asked)
         report.pause_p50_ms, report.pause_p99_ms, report.migrated = _pauses_ms(asked.pauses_s)
-        async with _streams(client, cases) as asked:
+        async with _streams(f"{address},{router.address}", cases) as asked:
             await _kill_router(router)
         _add(report, asked)
         report.resume_pause_p50_ms, report.resume_pause_p99_ms, report.resumed = _pauses_ms(asked.resumed_pauses_s)
@@ -122,7 +123,7 @@ async def measure(address: str, router: SecondRouter, baseline: SecondRouter, si
         say(f"draining a decode worker under {_DRAINED_ANSWERS} answers of {size.drain_tokens} tokens")
         await _drain(first, rng, size.drain_tokens, report)
         say("starting all workers again, one after the other")
-        await _restart(first, cases, report)
+        await _restart(first, address, cases, report)
     return report
 
 
@@ -156,14 +157,15 @@ async def _without_faults(addresses: Sequence[str], rng: random.Random, pairs: i
 
 
 @asynccontextmanager
-async def _streams(client: RachisClient, cases: Sequence[Case], streams: int = _STREAMS) -> AsyncIterator[Asked]:
+async def _streams(address: str, cases: Sequence[Case], streams: int = _STREAMS) -> AsyncIterator[Asked]:
     """So many answers are given at all times, until the block ends; those that have begun are followed to the end."""
     asked, is_over = Asked(), asyncio.Event()
 
     async def ask(number: int) -> None:
         rng = random.Random(number)
-        while not is_over.is_set():
-            await _follow(client, rng.choice(cases), asked)
+        async with RachisClient(address) as client:
+            while not is_over.is_set():
+                await _follow(client, rng.choice(cases), asked)
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(streams):
@@ -177,7 +179,7 @@ async def _streams(client: RachisClient, cases: Sequence[Case], streams: int = _
 async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
     asked.requests += 1
     tokens: list[int] = []
-    last_s, pause_s = monotonic_s(), 0.0
+    last_s, pause_s, resumed_s, resumes = monotonic_s(), 0.0, 0.0, client.resumes
     completion = generation.Completion()
     try:
         pieces = client.stream(
@@ -192,6 +194,8 @@ async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
                 now_s = monotonic_s()
                 if tokens:
                     pause_s = max(pause_s, now_s - last_s)
+                if client.resumes > resumes:
+                    resumed_s, resumes = max(resumed_s, now_s - last_s), client.resumes
                 last_s = now_s
                 tokens += piece.token_ids
     except grpc.aio.AioRpcError as error:
@@ -200,8 +204,8 @@ async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
         asked.wrong += tuple(tokens) != case.answer[: len(tokens)]
         return
     asked.wrong += tuple(tokens) != case.answer
-    if completion.route.resumed_tokens:
-        asked.resumed_pauses_s.append(pause_s)
+    if resumed_s:
+        asked.resumed_pauses_s.append(resumed_s)
     elif completion.route.migrations:
         asked.pauses_s.append(pause_s)
 
@@ -266,8 +270,8 @@ async def _drain(client: RachisClient, rng: random.Random, tokens: int, report: 
         pass
 
 
-async def _restart(client: RachisClient, cases: Sequence[Case], report: MigrationReport) -> None:
-    async with _streams(client, cases) as asked:
+async def _restart(client: RachisClient, address: str, cases: Sequence[Case], report: MigrationReport) -> None:
+    async with _streams(address, cases) as asked:
         began_s = monotonic_s()
         async for _ in client.admin.RestartWorkers(admin.RestartWorkersRequest()):
             pass

@@ -138,7 +138,7 @@ class Client:
         )
         if not self._received:
             return router.Generate(request, timeout=self._left_s())
-        resume = api.ResumeRequest(request=request, received=self._received.to_wire())
+        resume = api.ResumeRequest(request=request, received=[self._received.to_wire()])
         return router.Resume(resume, timeout=self._left_s())
 
     def _session(self, router: "router_pb2_grpc.RouterServiceAsyncStub") -> Any:

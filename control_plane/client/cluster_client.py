@@ -27,6 +27,7 @@ from control_plane.client.session import ClientSession
 __all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "Received", "chat_prompt", "text_prompt", "token_prompt"]
 
 DEFAULT_TIMEOUT_S = 600.0
+Piece = generation.CompletionDelta | generation.Completion
 _MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
@@ -72,62 +73,81 @@ class RachisClient:
         """The call itself, of one router, for who wants to cancel it or read its metadata."""
         return self._router.Generate(request, timeout=timeout_s)
 
-    def resume(self, request: api.GenerateRequest, received: Received, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """The call that goes on with an answer, of which so much has been received."""
-        return self._router.Resume(api.ResumeRequest(request=request, received=received.to_wire()), timeout=timeout_s)
+    def resume(
+        self, request: api.GenerateRequest, received: Sequence[Received], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Any:
+        """The call that goes on with the choices of an answer, of each of which so much has been received."""
+        told = [each.to_wire() for each in received]
+        return self._router.Resume(api.ResumeRequest(request=request, received=told), timeout=timeout_s)
 
     async def stream(
+        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
+    ) -> AsyncIterator[Piece]:
+        """Deltas, then the completion. Closing it early cancels the request. wishes: as of `stream_choices`."""
+        async with aclosing(self.stream_choices(prompt, 1, timeout_s=timeout_s, **wishes)) as pieces:  # type: ignore[type-var]
+            async for _, piece in pieces:
+                yield piece
+
+    async def stream_choices(
         self,
         prompt: generation.PromptInput,
+        n: int,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         request_id: str = "",
         cache_salt: str = "",
         priority: int = 0,
         **sampling: Any,
-    ) -> AsyncIterator[generation.CompletionDelta | generation.Completion]:
-        """Deltas, then the completion. Closing the iterator early cancels the request."""
+    ) -> AsyncIterator[tuple[int, Piece]]:
+        """Deltas of n answers, as they come, with the number of their answer, and the completion of each.
+
+        Closing the iterator early cancels the request. Choice i has seed + i, where there is a seed.
+        """
         request = api.GenerateRequest(
             prompt=prompt,
             sampling=generation.SamplingParams(**sampling),
             request_id=request_id,
             cache_salt=cache_salt,
             priority=priority,
+            n=n,
         )
-        deadline_s, received, lost = monotonic_s() + timeout_s, Received(), LostRouters()
+        deadline_s, lost = monotonic_s() + timeout_s, LostRouters()
+        received, completed = [Received() for _ in range(n)], set[int]()
         while True:
             try:
-                async with aclosing(self._from_one_router(request, received, deadline_s)) as pieces:  # type: ignore[type-var]
-                    async for piece in pieces:
-                        yield piece
+                pieces = self._from_one_router(request, received, deadline_s)
+                async with aclosing(pieces) as stream:  # type: ignore[type-var]
+                    async for choice, piece in stream:
+                        if isinstance(piece, generation.CompletionDelta):
+                            received[choice].add(piece)
+                        elif choice in completed:
+                            # Told by a router that is gone.
+                            continue
+                        else:
+                            completed.add(choice)
+                        yield choice, piece
                 return
             except grpc.aio.AioRpcError as error:
-                if not await self._goes_on(error, lost, received, deadline_s):
+                if len(completed) == n:
+                    return
+                if not await self._goes_on(error, lost, sum(map(len, received)), deadline_s):
                     raise
 
     async def _from_one_router(
-        self, request: api.GenerateRequest, received: Received, deadline_s: float
-    ) -> AsyncIterator[generation.CompletionDelta | generation.Completion]:
-        """What comes until it ends, which is noted in `received`."""
+        self, request: api.GenerateRequest, received: Sequence[Received], deadline_s: float
+    ) -> AsyncIterator[tuple[int, Piece]]:
+        """What comes until it ends."""
         left_s = max(0.0, deadline_s - monotonic_s())
-        call = self.resume(request, received, left_s) if received else self.call(request, left_s)
-        is_complete = False
+        call = self.resume(request, received, left_s) if any(received) else self.call(request, left_s)
         try:
             async for response in call:
-                is_complete = response.HasField("completion")
-                received.add(response.delta)
-                yield response.completion if is_complete else response.delta
-        except grpc.aio.AioRpcError:
-            if not is_complete:
-                raise
+                yield response.choice, response.delta if response.HasField("delta") else response.completion
         finally:
             call.cancel()
 
-    async def _goes_on(
-        self, error: grpc.aio.AioRpcError, lost: LostRouters, received: Received, deadline_s: float
-    ) -> bool:
-        """Whether a router is gone, and another one can be asked for what is missing of the answer."""
-        if not routers.is_lost(error) or not lost.may_go_on(len(received)):
+    async def _goes_on(self, error: grpc.aio.AioRpcError, lost: LostRouters, received: int, deadline_s: float) -> bool:
+        """Whether a router is gone, after so many tokens, and another one can be asked for what is missing."""
+        if not routers.is_lost(error) or not lost.may_go_on(received):
             return False
         if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic_s())):
             return False
@@ -135,25 +155,23 @@ class RachisClient:
         return True
 
     async def generate(
-        self,
-        prompt: generation.PromptInput,
-        *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        request_id: str = "",
-        cache_salt: str = "",
-        priority: int = 0,
-        **sampling: Any,
+        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
     ) -> Generated:
-        """The whole completion at once."""
-        generated = Generated()
-        names: dict[str, Any] = {"request_id": request_id, "cache_salt": cache_salt, "priority": priority}
-        pieces = self.stream(prompt, timeout_s=timeout_s, **names, **sampling)
-        async for piece in pieces:
-            if isinstance(piece, generation.Completion):
-                generated.completion = piece
-            else:
-                generated.add(piece)
+        """The whole completion at once. wishes: as of `stream_choices`."""
+        (generated,) = await self.generate_choices(prompt, 1, timeout_s=timeout_s, **wishes)
         return generated
+
+    async def generate_choices(
+        self, prompt: generation.PromptInput, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
+    ) -> list[Generated]:
+        """n whole completions at once. wishes: as of `stream_choices`."""
+        choices = [Generated() for _ in range(n)]
+        async for choice, piece in self.stream_choices(prompt, n, timeout_s=timeout_s, **wishes):
+            if isinstance(piece, generation.Completion):
+                choices[choice].completion = piece
+            else:
+                choices[choice].add(piece)
+        return choices
 
     def session(
         self,

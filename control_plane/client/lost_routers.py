@@ -19,7 +19,7 @@ _RECONNECT_ONCE_BEGUN_S = 30.0
 
 
 class Received:
-    """The answer so far, as far as another router has to know it."""
+    """One answer so far, as far as another router has to know it."""
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []

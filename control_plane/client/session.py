@@ -44,7 +44,7 @@ _ENDED = "the session has ended"
 _GRACE_S = 5.0
 
 # Whether a call that ended so is made again, at another router.
-GoesOn = Callable[[grpc.aio.AioRpcError, LostRouters, Received, float], Awaitable[bool]]
+GoesOn = Callable[[grpc.aio.AioRpcError, LostRouters, int, float], Awaitable[bool]]
 
 
 class RefusedError(Exception):
@@ -248,7 +248,7 @@ class ClientSession:
             await _ended(self._writer)
             if self._is_broken or not self._outbox.keeps_all:
                 raise
-            if not await self._goes_on(error, self._lost, self._received, self._deadline_s):
+            if not await self._goes_on(error, self._lost, len(self._received), self._deadline_s):
                 raise
             self._say_received()
             self._outbox.start_again()

@@ -16,6 +16,7 @@ MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
+MAX_CHOICES = 16
 MAX_CHAT_MESSAGES = MOST_ENTRIES
 # Of one `update`.
 MAX_PIECES = MOST_ENTRIES
@@ -130,11 +131,21 @@ def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, 
         )
 
 
+def check_choices(n: int, sampling: generation.SamplingParams, received: Sequence[api.ReceivedAnswer]) -> None:
+    """As many answers as may be, each with a seed of its own where there is one, and no more resumed than asked for."""
+    if n > MAX_CHOICES:
+        raise InvalidInputError(f"must be at most {MAX_CHOICES}, got {n}", field="n")
+    largest = _RANGES["seed"][2]
+    if sampling.HasField("seed") and sampling.seed + max(n, 1) - 1 > largest:
+        raise InvalidInputError(f"with {n} choices the last one's is above {largest}", field=_of("seed"))
+    if len(received) > max(n, 1):
+        raise InvalidInputError(f"tells of {len(received)} choices, {max(n, 1)} are asked for", field="received")
+
+
 def check_received(
-    received: api.ReceivedAnswer, sampling: generation.SamplingParams, model: wire.ModelInfo, within: str = ""
+    received: api.ReceivedAnswer, sampling: generation.SamplingParams, model: wire.ModelInfo, name: str
 ) -> None:
-    """What a client says that it has of an answer can be gone on with."""
-    name = f"{within}received"
+    """What a client says that it has of an answer can be gone on with. name: of the field."""
     count, most = len(received.token_ids), max_tokens_of(sampling)
     if count > most:
         raise InvalidInputError(f"has {count} tokens, max_tokens is {most}", field=f"{name}.token_ids")
@@ -161,7 +172,7 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
     check_sampling(opened.sampling, model, "open.")
-    check_received(opened.received, opened.sampling, model, "open.")
+    check_received(opened.received, opened.sampling, model, "open.received")
     if max_tokens_of(opened.sampling) >= model.max_model_len:
         raise OutOfRangeError(
             f"{max_tokens_of(opened.sampling)} leaves no room for a prompt in the model's length of "

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
@@ -22,6 +22,7 @@ from cluster_core.errors import (
     WithdrawnError,
 )
 from cluster_core.ids import RequestId, new_request_id
+from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
@@ -31,6 +32,7 @@ from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.intake.turns import Turns
 from control_plane.metrics.router_metrics import RouterMetrics
+from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
 from control_plane.sessions.serving import StreamingSessions
 
@@ -128,7 +130,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         as_tokens = asked.ByteSize() // TOKEN_BYTES
         with self._admission.prompts.holding(as_tokens) as held:
             token_ids = await self._checked_tokens(asked)
-            held.resize(max(as_tokens, len(token_ids) + len(asked.received.token_ids)))
+            received = sum(len(each.token_ids) for each in asked.received)
+            held.resize(max(as_tokens, len(token_ids) + received))
             await self._answer(asked, token_ids, context, lifecycle, arrived_s)
 
     async def _answer(
@@ -139,38 +142,62 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> None:
-        request = asked.request
-        job = self._arrivals.make_job(
-            request_id=lifecycle.request_id,
-            token_ids=token_ids,
-            sampling=request.sampling,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            lifecycle=lifecycle,
-            arrived_s=arrived_s,
-            deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
-        )
-        job.resume(asked.received)
-        job.own_s = self._arrivals.now_s() - arrived_s
+        jobs = self._jobs(asked, token_ids, lifecycle, arrived_s, context.time_remaining())
+        jobs[0].own_s = self._arrivals.now_s() - arrived_s
         async with self._admission.slot():
-            lifecycle.at(Event.ADMITTED)
+            for each in _lifecycles(lifecycle, jobs):
+                each.at(Event.ADMITTED)
             # What is resumed had its first token elsewhere.
-            answering = bool(job.emitted)
+            answering = any(job.emitted for job in jobs)
             if answering:
                 self._metrics.resumed()
-            async with aclosing(self._dispatcher.run(job)) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
-                    received_s = self._arrivals.now_s()
+            async with aclosing(run_choices(self._dispatcher, jobs)) as pieces:  # type: ignore[type-var]
+                async for choice, piece in pieces:
+                    job, received_s = jobs[choice], self._arrivals.now_s()
                     if isinstance(piece, generation.Completion):
                         self._metrics.completed(piece)
                     elif not answering:
                         answering = True
                         self._metrics.first_token(job.first_token_s - job.arrived_s)
-                    response = api.GenerateResponse(request_id=job.request_id)
+                    response = api.GenerateResponse(request_id=job.request_id, choice=choice)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
                     now_s = self._arrivals.now_s()
                     job.own_s += now_s - received_s
                     await self._send(context, response, job.remaining_s(now_s))
+            if not lifecycle.ended:
+                lifecycle.at(Event.ENDED)
+
+    def _jobs(
+        self,
+        asked: api.ResumeRequest,
+        token_ids: list[int],
+        lifecycle: RequestLifecycle,
+        arrived_s: float,
+        remaining_s: float | None,
+    ) -> list[Job]:
+        """One for each choice. Of several each has a lifecycle of its own, beside that of the request."""
+        request, jobs = asked.request, []
+        choices = max(request.n, 1)
+        for choice in range(choices):
+            sampling = request.sampling
+            if choice and sampling.HasField("seed"):
+                sampling = generation.SamplingParams()
+                sampling.CopyFrom(request.sampling)
+                sampling.seed += choice
+            job = self._arrivals.make_job(
+                request_id=lifecycle.request_id,
+                token_ids=token_ids,
+                sampling=sampling,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                lifecycle=lifecycle if choices == 1 else RequestLifecycle(lifecycle.request_id),
+                arrived_s=arrived_s,
+                deadline_s=arrived_s + self._arrivals.timeout_s(remaining_s),
+            )
+            if choice < len(asked.received):
+                job.resume(asked.received[choice])
+            jobs.append(job)
+        return jobs
 
     async def _send(self, context: Context, response: api.GenerateResponse, remaining_s: float) -> None:
         """Raises SlowReaderError, DeadlineError where the request's own time ends first, WithdrawnError."""
@@ -189,10 +216,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
-        validation.check_received(asked.received, request.sampling, model)
+        validation.check_choices(request.n, request.sampling, asked.received)
+        for choice, received in enumerate(asked.received):
+            validation.check_received(received, request.sampling, model, f"received[{choice}]")
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
         return token_ids
+
+
+def _lifecycles(lifecycle: RequestLifecycle, jobs: Sequence[Job]) -> list[RequestLifecycle]:
+    """Each once: that of the request may be that of its only choice."""
+    return list({id(each): each for each in (lifecycle, *(job.lifecycle for job in jobs))}.values())
 
 
 _FIELDS = {"CompletionDelta": "delta", "Completion": "completion"}

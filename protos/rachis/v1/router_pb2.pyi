@@ -29,6 +29,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty means the one model that the cluster serves."""
     request_id: _builtins.str
@@ -41,6 +42,8 @@ class GenerateRequest(_message.Message):
     """Decode workers admit waiting requests of the lowest number first; what runs goes on. It does not order prefill, nor the
     router's queue. From -1000 to 1000, default 0.
     """
+    n: _builtins.int
+    """Answers to generate, at most 16; 0 is 1. The prompt is prefilled once. With a seed, choice i has seed + i."""
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInput: ...
     @_builtins.property
@@ -54,10 +57,11 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -68,9 +72,12 @@ class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    choice: _builtins.int
+    """From 0. Each choice has its own pieces, in order, and its own completion; the last completion is the last message."""
     @_builtins.property
     def delta(self) -> _generation_pb2.CompletionDelta: ...
     @_builtins.property
@@ -79,12 +86,13 @@ class GenerateResponse(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
+        choice: _builtins.int = ...,
         delta: _generation_pb2.CompletionDelta | None = ...,
         completion: _generation_pb2.Completion | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "delta", b"delta", "event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "delta", b"delta", "event", b"event", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "completion", b"completion", "delta", b"delta", "event", b"event", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "completion"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -133,14 +141,16 @@ class ResumeRequest(_message.Message):
         """As it was sent."""
 
     @_builtins.property
-    def received(self) -> Global___ReceivedAnswer: ...
+    def received(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivedAnswer]:
+        """Of each choice, in order; those at the end of which nothing came may be left out."""
+
     def __init__(
         self,
         *,
         request: Global___GenerateRequest | None = ...,
-        received: Global___ReceivedAnswer | None = ...,
+        received: _abc.Iterable[Global___ReceivedAnswer] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

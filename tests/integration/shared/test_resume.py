@@ -41,7 +41,7 @@ async def _resumed(client: RachisClient, prompt: list[int], sampling: dict[str, 
         if len(received) >= cut:
             break
     first.cancel()
-    async for response in client.resume(request, received):
+    async for response in client.resume(request, [received]):
         if response.HasField("delta"):
             whole.add(response.delta)
         else:
@@ -103,7 +103,7 @@ async def test_an_answer_with_a_stop_string_in_it_is_not_gone_on_with(client: Ra
     received.add(generation.CompletionDelta(token_ids=whole.token_ids, text=whole.text))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        async for _ in client.resume(request, received):
+        async for _ in client.resume(request, [received]):
             pass
 
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

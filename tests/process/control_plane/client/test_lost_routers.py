@@ -10,7 +10,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from cluster_core.errors import InvalidInputError
-from control_plane.client import ClientSession, RachisClient, Received, RefusedError, text_prompt
+from control_plane.client import ClientSession, Generated, RachisClient, Received, RefusedError, text_prompt
 from tests.fakes.answers import session_text, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
@@ -77,6 +77,14 @@ def hold(doors: list[Door], steps: int = 0) -> None:
     for door in doors:
         for engine in engines(door):
             engine.hold_before(steps)
+
+
+async def follow(client: RachisClient, answer: Generated, **sampling: Any) -> None:
+    async for piece in client.stream(text_prompt("hello"), **sampling):
+        if isinstance(piece, generation.Completion):
+            answer.completion = piece
+        else:
+            answer.add(piece)
 
 
 def decoded(door: Door) -> bool:
@@ -241,13 +249,14 @@ async def test_an_answer_that_has_begun_goes_on_with_another_router(
 ) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(4)
-    request = asyncio.create_task(client.generate(text_prompt("hello"), **{**GREEDY, **sampling}))
+    answer = Generated()
+    request = asyncio.create_task(follow(client, answer, **{**GREEDY, **sampling}))
     lost, other = await the_one_that_runs(doors)
-    await until(lambda: decoded(lost))
+    await until(lambda: decoded(lost) and bool(answer.token_ids))
     release(other)
     await lost.cut()
 
-    answer = await request
+    await request
     assert answer.text == whole_text(seed=sampling.get("seed"))
     assert len(answer.token_ids) == answer.completion.usage.completion_tokens == 8
     assert client.resumes == 1
@@ -263,19 +272,22 @@ async def test_an_answer_goes_on_from_router_to_router_as_long_as_something_come
 ) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(3)
-    request = asyncio.create_task(client.generate(text_prompt("hello"), **GREEDY))
+    answer = Generated()
+    request = asyncio.create_task(follow(client, answer, **GREEDY))
     lost, other = await the_one_that_runs(doors)
-    await until(lambda: decoded(lost))
+    await until(lambda: decoded(lost) and bool(answer.token_ids))
     named(other.cluster, "decode-0").engine.hold_before(6)
+    had = len(answer.token_ids)
     await lost.cut()
-    await until(lambda: decoded(other))
+    await until(lambda: decoded(other) and len(answer.token_ids) > had)
     release(lost)
     await lost.open(lost.address)
     await until(lambda: bool(lost.connections))
     await other.cut()
     release(other)
 
-    assert (await request).text == whole_text()
+    await request
+    assert answer.text == whole_text()
     assert client.resumes == 2
     expect_calls(lost, other, lost)
 
@@ -290,7 +302,7 @@ async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_
             received.add(response.delta)
             if response.delta.finish_reason:
                 break
-        resumed = second.resume(request, received)
+        resumed = second.resume(request, [received])
         (completed,) = [response async for response in resumed]
 
     assert completed.completion.finish_reason == generation.FINISH_REASON_LENGTH

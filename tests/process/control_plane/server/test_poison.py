@@ -82,7 +82,7 @@ async def test_the_second_try_of_each_that_was_there_goes_where_nothing_else_run
 
 
 async def test_one_death_under_several_that_ask_for_the_same_makes_none_of_them_poison() -> None:
-    async with running_cluster() as cluster:
+    async with running_cluster(handoff__deadline_s=0.5) as cluster:
         await cluster.add(PREFILL)
         first = await cluster.add(DECODE)
         first.engine.hold_before(3)

@@ -22,7 +22,7 @@ def resume(cluster: Cluster, received: api.ReceivedAnswer, text: str = "hello", 
         prompt=generation.PromptInput(text=text),
         sampling=generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
     )
-    return cluster.api.Resume(api.ResumeRequest(request=request, received=received))
+    return cluster.api.Resume(api.ResumeRequest(request=request, received=[received]))
 
 
 @pytest.mark.parametrize("sampling", [{}, {"seed": 5, "temperature": 1.0}])
@@ -91,12 +91,12 @@ async def test_an_answer_goes_on_where_no_prefill_worker_is_left(cluster: Cluste
 @pytest.mark.parametrize(
     ("received", "field", "sentence"),
     [
-        ({"token_ids": [1] * 9}, "received.token_ids", "has 9 tokens, max_tokens is 8"),
-        ({"token_ids": [1] * 8}, "received.finish_reason", "its last piece says why"),
-        ({"token_ids": [1], "finish_reason": 9}, "received.finish_reason", "9"),
-        ({"text_characters": 1}, "received.token_ids", "must not be empty"),
-        ({"finish_reason": 1}, "received.token_ids", "must not be empty"),
-        ({"token_ids": [256]}, "received.token_ids", "outside the vocabulary"),
+        ({"token_ids": [1] * 9}, "received[0].token_ids", "has 9 tokens, max_tokens is 8"),
+        ({"token_ids": [1] * 8}, "received[0].finish_reason", "its last piece says why"),
+        ({"token_ids": [1], "finish_reason": 9}, "received[0].finish_reason", "9"),
+        ({"text_characters": 1}, "received[0].token_ids", "must not be empty"),
+        ({"finish_reason": 1}, "received[0].token_ids", "must not be empty"),
+        ({"token_ids": [256]}, "received[0].token_ids", "outside the vocabulary"),
     ],
 )
 async def test_what_cannot_be_gone_on_with_is_refused(
@@ -113,7 +113,7 @@ async def test_what_cannot_be_gone_on_with_is_refused(
 async def test_a_request_that_is_not_there_is_refused(cluster: Cluster) -> None:
     cluster.calls += 1
 
-    error = await failure(cluster.api.Resume(api.ResumeRequest(received=api.ReceivedAnswer(token_ids=[1]))))
+    error = await failure(cluster.api.Resume(api.ResumeRequest(received=[api.ReceivedAnswer(token_ids=[1])])))
 
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt")
 
