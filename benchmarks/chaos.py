@@ -22,6 +22,8 @@ from control_plane.client import RachisClient
 
 STREAMS = 20
 _CASES = 32
+# Most answers to one prompt.
+_CHOICES = 3
 _PROMPT_TOKENS = (20, 600)
 _NEW_TOKENS = (8, 40)
 # How long leases, restarts and quarantines may take to end once all is quiet.
@@ -57,7 +59,9 @@ async def cases(config: RachisConfig, seed: int) -> list[Case]:
                 # Whatever its answer has at some place, so that it ends there.
                 whole = await plain.decode(prompt, sampling)
                 sampling["stop"] = [whole.text[len(whole.text) * 3 // 4 :][:3] or "never"]
-            found.append(Case(tuple(prompt), sampling, await plain.decode(prompt, sampling)))
+            seeds = range(sampling["seed"], sampling["seed"] + (_CHOICES if kind == "seeded" else 1))
+            choices = [await plain.decode(prompt, {**sampling, "seed": seed}) for seed in seeds]
+            found.append(Case(tuple(prompt), sampling, choices))
         await plain.close()
     return found
 

@@ -37,11 +37,16 @@ _RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt, what is asked for, and what plain vLLM answers."""
+    """A prompt, what is asked for, and what plain vLLM answers. choices: with this seed, with the next one, and so on;
+    of greedy sampling there is one."""
 
     token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
-    expected: Generated
+    choices: Sequence[Generated]
+
+    @property
+    def expected(self) -> Generated:
+        return self.choices[0]
 
 
 @dataclass(slots=True)
@@ -67,19 +72,20 @@ class Tally:
 
 @dataclass(slots=True)
 class _Try:
-    answer: Generated = field(default_factory=Generated)
-    last_s: float = 0.0
+    choices: Sequence[Generated]
+    # By choice.
+    last_s: list[float]
     pause_s: float = 0.0
     status: str = ""
     sentence: str = ""
 
-    def take(self, piece: Any) -> None:
+    def take(self, choice: int, piece: Any) -> None:
         now_s = monotonic_s()
-        self.pause_s, self.last_s = max(self.pause_s, now_s - self.last_s), now_s
+        self.pause_s, self.last_s[choice] = max(self.pause_s, now_s - self.last_s[choice]), now_s
         if hasattr(piece, "route"):
-            self.answer.completion.CopyFrom(piece)
+            self.choices[choice].completion.CopyFrom(piece)
         else:
-            self.answer.add(piece)
+            self.choices[choice].add(piece)
 
 
 class Streams:
@@ -101,39 +107,45 @@ class Streams:
         async with RachisClient(self._address) as client:
             while not self.stopping:
                 case, is_session = self._rng.choice(self._cases), self._rng.random() < 0.4
-                await self._request(client, case, is_session=is_session)
+                n = self._rng.randint(1, len(case.choices)) if not is_session else 1
+                await self._request(client, case, n, is_session=is_session)
             self.tally.resumes += client.resumes
 
-    async def _request(self, client: RachisClient, case: Case, *, is_session: bool) -> None:
+    async def _request(self, client: RachisClient, case: Case, n: int, *, is_session: bool) -> None:
         tally = self.tally
         tally.requests += 1
         for number in range(_MOST_TRIES):
-            tried = await self._try(client, case, is_session=is_session)
-            got = tried.answer
+            tried = await self._try(client, case, n, is_session=is_session)
+            expected = case.choices[:n]
             if not tried.status:
                 tally.first_try += number == 0
                 tally.completed += 1
-                if not is_right(got, case.expected):
-                    tally.wrong += 1
-                    tally.tokens_twice += repeats(got.token_ids, case.expected.token_ids)
-                tally.migrations += got.completion.route.migrations
+                for got, right in zip(tried.choices, expected, strict=True):
+                    if not is_right(got, right):
+                        tally.wrong += 1
+                        tally.tokens_twice += repeats(got.token_ids, right.token_ids)
+                tally.migrations += sum(got.completion.route.migrations for got in tried.choices)
                 tally.pauses_s.append(tried.pause_s)
                 return
             tally.statuses[tried.status] = tally.statuses.get(tried.status, 0) + 1
-            tally.sentences.append(f"{tried.status} after {len(got.token_ids)} tokens: {tried.sentence}")
+            tokens = sum(len(got.token_ids) for got in tried.choices)
+            tally.sentences.append(f"{tried.status} after {tokens} tokens: {tried.sentence}")
             # What came of an answer that broke off has to be right as well.
-            tally.wrong += got.token_ids != case.expected.token_ids[: len(got.token_ids)]
+            tally.wrong += any(
+                got.token_ids != right.token_ids[: len(got.token_ids)]
+                for got, right in zip(tried.choices, expected, strict=True)
+            )
             tally.application_retries += 1
             await asyncio.sleep(_RETRY_S)
 
-    async def _try(self, client: RachisClient, case: Case, *, is_session: bool) -> _Try:
-        tried = _Try(last_s=monotonic_s())
+    async def _try(self, client: RachisClient, case: Case, n: int, *, is_session: bool) -> _Try:
+        tried = _Try([Generated() for _ in range(n)], [monotonic_s()] * n)
         try:
             async with asyncio.timeout(DEADLINE_S + _GRACE_S):
-                pieces = self._session(client, case) if is_session else self._plain(client, case)
+                pieces = self._session(client, case) if is_session else self._plain(client, case, n)
                 async with aclosing(pieces) as answer:  # type: ignore[type-var]
-                    async for piece in answer:
-                        tried.take(piece)
+                    async for choice, piece in answer:
+                        tried.take(choice, piece)
         except grpc.aio.AioRpcError as error:
             tried.status, tried.sentence = error.code().name, str(error.details())
         except RefusedError as error:
@@ -143,11 +155,12 @@ class Streams:
             self.tally.unended += 1
         return tried
 
-    async def _plain(self, client: RachisClient, case: Case) -> AsyncIterator[Any]:
-        async for piece in client.stream(token_prompt(case.token_ids), timeout_s=DEADLINE_S, **case.sampling):
-            yield piece
+    async def _plain(self, client: RachisClient, case: Case, n: int) -> AsyncIterator[tuple[int, Any]]:
+        prompt = token_prompt(case.token_ids)
+        async for item in client.stream_choices(prompt, n, timeout_s=DEADLINE_S, **case.sampling):
+            yield item
 
-    async def _session(self, client: RachisClient, case: Case) -> AsyncIterator[Any]:
+    async def _session(self, client: RachisClient, case: Case) -> AsyncIterator[tuple[int, Any]]:
         """The prompt in pieces, with pauses as of a client that is still finding them."""
         tokens = case.token_ids
         pieces = [tokens[start : start + 100] for start in range(0, len(tokens), 100)]
@@ -157,8 +170,8 @@ class Streams:
                 await opened.append(list(piece))
                 await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.5)))
             async for delta in opened.finish():
-                yield delta
-            yield opened.completion
+                yield 0, delta
+            yield 0, opened.completion
 
 
 def is_right(got: Generated, expected: Generated) -> bool:

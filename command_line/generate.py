@@ -11,7 +11,7 @@ from cluster_core.ids import new_request_id
 from command_line import options
 from command_line.output import err, out, print_json
 from control_plane.client import Generated, RachisClient
-from control_plane.intake.validation import MAX_PRIORITY
+from control_plane.intake.validation import MAX_CHOICES, MAX_PRIORITY
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +37,10 @@ def generate_command(
     priority: Annotated[
         int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Decode workers admit the lowest first.")
     ] = 0,
+    choices: Annotated[
+        int,
+        typer.Option("-n", "--choices", min=1, max=MAX_CHOICES, help="Answers; with a seed each has the next."),
+    ] = 1,
     timeout_s: float = 600.0,
     request_id: Annotated[
         str, typer.Option(help="Your name for it, for `rachis placement explain`; one is made by default.")
@@ -65,6 +69,11 @@ def generate_command(
     given = options.prompt_input(prompt, chat=chat, tokens=tokens)
     name = request_id or new_request_id()
     where = options.running_address(address)
+    if choices > 1:
+        asyncio.run(
+            generate_choices(where, given, choices, sampling, request_id=name, timeout_s=timeout_s, as_json=as_json)
+        )
+        return
     asyncio.run(generate(where, given, sampling, request_id=name, timeout_s=timeout_s, as_json=as_json))
 
 
@@ -92,6 +101,29 @@ async def generate(
         return
     out.print()
     err.print(summary(generated.completion))
+    err.print(f"[dim]request {escape(request_id)}[/dim]")
+
+
+async def generate_choices(
+    address: str,
+    prompt: generation.PromptInput,
+    choices: int,
+    sampling: dict[str, Any],
+    *,
+    request_id: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Prints several completions, each whole: they come in turns."""
+    async with RachisClient(address) as client:
+        found = await client.generate_choices(prompt, choices, request_id=request_id, timeout_s=timeout_s, **sampling)
+    if as_json:
+        print_json({"request_id": request_id, "choices": [as_table(generated) for generated in found]})
+        return
+    for number, generated in enumerate(found):
+        out.print(f"[bold]{number}[/bold] ", end="")
+        out.print(generated.text, markup=False)
+        err.print(summary(generated.completion))
     err.print(f"[dim]request {escape(request_id)}[/dim]")
 
 
@@ -133,6 +165,8 @@ def as_table(generated: Generated) -> dict[str, Any]:
             "handoff": _name(generation.HandoffOutcome, route.handoff, "HANDOFF_OUTCOME_"),
             "kv_bytes": route.kv_bytes,
             "pulled_tokens": route.pulled_tokens,
+            "migrations": route.migrations,
+            "resumed_tokens": route.resumed_tokens,
         },
     }
     if generated.logprobs:

@@ -39,3 +39,16 @@ def test_a_priority_beyond_a_limit_is_refused_with_it(asked: dict[str, Any], pri
     assert "Invalid value for '--priority'" in told
     assert f"equal to {limit} " in told
     assert asked == {}
+
+
+def test_several_choices_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def send(address: str, prompt: generation.PromptInput, choices: int, *given: Any, **options: Any) -> None:
+        asked.append(choices)
+
+    monkeypatch.setattr("command_line.generate.generate_choices", send)
+
+    assert rachis("generate", "hello", "--address", "127.0.0.1:1", "-n", "3").exit_code == 0
+    assert rachis("generate", "hello", "--address", "127.0.0.1:1", "-n", "17").exit_code == 2
+    assert asked == [3]
