@@ -111,7 +111,7 @@ class Client:
         except grpc.aio.AioRpcError as error:
             if answer.completions:
                 answer.code = "OK"
-            elif is_lost(error) and self._lost.may_go_on(len(self._received)):
+            elif is_lost(error) and self._lost.may_go_on(len(self._received), asyncio.get_running_loop().time()):
                 return True
             else:
                 answer.code, answer.details = error.code().name, error.details() or ""

@@ -147,7 +147,7 @@ class RachisClient:
 
     async def _goes_on(self, error: grpc.aio.AioRpcError, lost: LostRouters, received: int, deadline_s: float) -> bool:
         """Whether a router is gone, after so many tokens, and another one can be asked for what is missing."""
-        if not routers.is_lost(error) or not lost.may_go_on(received):
+        if not routers.is_lost(error) or not lost.may_go_on(received, monotonic_s()):
             return False
         if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic_s())):
             return False
@@ -190,7 +190,7 @@ class RachisClient:
 
         prefix: what comes before the context: a str, token ids, chat messages or a `PromptInput`. Of chat messages the
         last one stays open, and the context goes into it. received: of an earlier session of the same input, whose
-        answer this one goes on with; what comes is added to it.
+        answer this one goes on with; what is taken of it is added.
         """
         opening = api.SessionOpen(
             model=model,
@@ -201,7 +201,7 @@ class RachisClient:
             cache_salt=cache_salt,
             priority=priority,
         )
-        received = received or Received()
+        received = Received() if received is None else received
         return ClientSession(self._router.StreamGenerate, opening, timeout_s, self._kept, self._goes_on, received)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:

@@ -5,6 +5,8 @@ second. One that has begun is no such request: it goes on as long as something c
 come back.
 """
 
+import math
+
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -13,6 +15,8 @@ _TRIES = 2
 _TRIES_ONCE_BEGUN = 4
 # Of one answer.
 _MOST_RESUMES = 16
+# A router that is gone so long after the one before was not ended by this request.
+_LIVED_S = 60.0
 # For a router to be reached, before the answer has begun and after.
 _RECONNECT_S = 1.0
 _RECONNECT_ONCE_BEGUN_S = 30.0
@@ -29,6 +33,12 @@ class Received:
     def __len__(self) -> int:
         """In tokens."""
         return len(self._token_ids)
+
+    def copy(self) -> "Received":
+        other = Received()
+        other._token_ids, other._characters = list(self._token_ids), self._characters
+        other._finish_reason = self._finish_reason
+        return other
 
     def add(self, delta: generation.CompletionDelta) -> None:
         self._token_ids += delta.token_ids
@@ -48,16 +58,18 @@ class LostRouters:
         self.lost = self.resumed = 0
         self._in_turn = 0
         self._had = 0
+        self._last_s = -math.inf
 
     @property
     def reconnect_s(self) -> float:
         return _RECONNECT_ONCE_BEGUN_S if self._had else _RECONNECT_S
 
-    def may_go_on(self, received: int) -> bool:
+    def may_go_on(self, received: int, now_s: float) -> bool:
         """One more is gone, after so many tokens of the answer: whether another one is asked."""
         self.lost += 1
-        self._in_turn = 1 if received > self._had else self._in_turn + 1
-        self._had = received
+        has_served = received > self._had or now_s - self._last_s > _LIVED_S
+        self._in_turn = 1 if has_served else self._in_turn + 1
+        self._had, self._last_s = received, now_s
         tries = _TRIES_ONCE_BEGUN if received else _TRIES
         if self._in_turn >= tries or self.resumed >= _MOST_RESUMES:
             return False

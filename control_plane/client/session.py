@@ -61,7 +61,8 @@ class ClientSession:
     """Made by `RachisClient.session`; called by one task at a time.
 
     progress: what was told last; it begins anew with another router. first_token, completion: once they have come.
-    refusals: the latest, raised or not. routers_lost: how many were gone under it.
+    refusals: the latest, raised or not. routers_lost: how many were gone under it. received: what has been taken of the
+    answer, for another session of the same input to go on with.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class ClientSession:
         self._opening = api.StreamGenerateRequest(open=opening)
         self._timeout_s = timeout_s
         self._goes_on = goes_on
-        self._received = received
+        # What has come, and what of it has been taken.
+        self._received, self.received = received.copy(), received
         self._lost = LostRouters()
         self._revision = 0
         self._accepted = asyncio.Event()
@@ -177,6 +179,7 @@ class ClientSession:
         while (item := await self._answer.take()) is not None:
             if isinstance(item, Exception):
                 raise item
+            self.received.add(item)
             yield item
         self._raise_failure()
 
@@ -248,7 +251,9 @@ class ClientSession:
             await _ended(self._writer)
             if self._is_broken or not self._outbox.keeps_all:
                 raise
-            if not await self._goes_on(error, self._lost, len(self._received), self._deadline_s):
+            goes_on = await self._goes_on(error, self._lost, len(self._received), self._deadline_s)
+            # A message may have been given up meanwhile.
+            if self._is_broken or not goes_on:
                 raise
             self._say_received()
             self._outbox.start_again()

@@ -167,15 +167,22 @@ class WorkerCalls:
     ) -> AsyncIterator[wire.DecodeResponse]:
         """What the worker sends. It may be left for another one at any time."""
         probes, worker = self._probes, call.worker
+        has_started = False
+
+        def may_leave() -> bool:
+            """An answer that has begun and may not move waits for its worker."""
+            return (call.may_move or not has_started) and self._may_leave_decode()
+
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
         with (
             probes.owing(worker, is_owed=False),
-            probes.watching(worker, self._may_leave_decode, decode.leave, moves=call.may_move),
+            probes.watching(worker, may_leave, decode.leave, moves=call.may_move),
         ):
             async with aclosing(decode.messages()) as stream:  # type: ignore[type-var]
                 with probes.owing(worker):
                     message: wire.DecodeResponse | None = await anext(stream, None)
                 while message is not None:
+                    has_started = True
                     probes.heard(worker)
                     yield message
                     message = await anext(stream, None)

@@ -7,6 +7,7 @@ import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.loads import Floats, Load
+from control_plane.fleet.other_routers import QUEUE_S, REQUESTS, TOKENS, UNCOMPUTED
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 # Until any worker has measured what work costs, by field of `WorkerCosts`: the order of magnitude of an 8B model on a
@@ -51,7 +52,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """A pool's workers, what is fixed of them and what this router has on each."""
+    """A pool's workers, what is fixed of them and what the routers have on each."""
 
     fixed: Fixed
     in_flight_requests: Floats
@@ -101,14 +102,20 @@ def fixed_columns(
     )
 
 
-def candidates(fixed: Fixed, loads: Floats, now_s: float) -> Candidates:
-    """loads: see `Loads.of`."""
+def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None" = None) -> Candidates:
+    """loads: see `Loads.of`. others: see `OtherRouters.of`."""
+    queue = queue_s(loads, now_s)
+    if others is not None:
+        loads[Load.REQUESTS] += others[REQUESTS]
+        loads[Load.TOKENS] += others[TOKENS]
+        loads[Load.UNCOMPUTED] += others[UNCOMPUTED]
+        queue += others[QUEUE_S]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
         in_flight_tokens=loads[Load.TOKENS],
         uncomputed_tokens=loads[Load.UNCOMPUTED],
-        queue_s=_queue_s(loads, now_s),
+        queue_s=queue,
         turn=loads[Load.TURN],
     )
 
@@ -123,7 +130,7 @@ def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str
     return np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
 
 
-def _queue_s(loads: Floats, now_s: float) -> Floats:
+def queue_s(loads: Floats, now_s: float) -> Floats:
     """What is pending, less what can have been done of one prefill since the last one ended.
 
     A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
@@ -132,5 +139,5 @@ def _queue_s(loads: Floats, now_s: float) -> Floats:
     since_s = now_s - loads[Load.PROGRESS_S]
     late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s, 0.0), 0.0)
     left_s = np.maximum(pending_s - np.minimum(since_s, longest_s), 0.0)
-    queue_s: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
-    return queue_s
+    queue: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    return queue

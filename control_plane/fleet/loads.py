@@ -1,7 +1,6 @@
 """What one router has on each worker now, in columns: a decision reads them all at once.
 
-A row belongs to one worker while it is a member. Values are this router's own: what other routers have sent to a worker
-is not among them.
+A row belongs to one worker while it is a member. Values are this router's own; those of others: `other_routers`.
 """
 
 from dataclasses import dataclass, replace

@@ -14,10 +14,14 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
 from cluster_core.versions import Versions, differences
-from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns
+from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns, queue_s
 from control_plane.fleet.loads import Load, Loads, Work
+from control_plane.fleet.other_routers import OtherRouters
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from worker_runtime.wire_conversion import from_wire
+
+# A router that has said nothing new of its loads for so long is gone.
+_SILENT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class Membership:
     # The router's; those of the workers have to fit.
     versions: Versions = field(default_factory=Versions)
     loads: Loads = field(default_factory=Loads)
+    others: OtherRouters = field(default_factory=lambda: OtherRouters(_SILENT_S))
     _members: dict[WorkerId, Member] = field(default_factory=dict)
     _pools: dict[Pool, _UsablePool] = field(default_factory=dict)
 
@@ -90,7 +95,25 @@ class Membership:
     def candidates(self, pool: Pool, now_s: float) -> Candidates:
         """The same with all that placement weighs."""
         usable = self._pool(pool)
-        return candidates(usable.fixed, self.loads.of(usable.rows), now_s)
+        others = self.others.of(usable.workers, now_s)
+        return candidates(usable.fixed, self.loads.of(usable.rows), now_s, others)
+
+    def shares(self, now_s: float) -> list[wire.WorkerShare]:
+        """What this router has on each worker, for the others."""
+        busy = [member for member in self._members.values() if member.in_flight_requests]
+        loads = self.loads.of(np.array([member.row for member in busy], dtype=np.int64))
+        queues_s = queue_s(loads, now_s)
+        return [
+            wire.WorkerShare(
+                worker_id=member.worker_id,
+                generation=member.registration.generation,
+                requests=round(loads[Load.REQUESTS, row]),
+                tokens=round(loads[Load.TOKENS, row]),
+                uncomputed_tokens=round(loads[Load.UNCOMPUTED, row]),
+                queue_s=queues_s[row],
+            )
+            for row, member in enumerate(busy)
+        ]
 
     def served_model(self) -> wire.ModelInfo:
         """Raises UnavailableError before the first worker has registered with its model."""

@@ -18,6 +18,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.first_worker import FirstWorker
+from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.vitality import VITALITY_TIMING, VitalityTiming
@@ -139,8 +140,17 @@ def build_router(
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
+    sharing = LoadSharing(
+        ports.redis(_REDIS_TIMEOUT_S),
+        service_id,
+        membership,
+        router_id=prefixes.router_id,
+        every_s=config.redis.share_loads_s,
+        now_s=ports.now_s,
+    )
     parts = RouterParts(
         membership=membership,
+        sharing=sharing,
         follower=follower,
         client=client,
         probes=probes,

@@ -14,6 +14,7 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
+from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.fleet.worker_client import WorkerClient
@@ -64,6 +65,7 @@ class RouterParts:
     check: IndexCheck
     queries: IndexQueries
     membership: Membership
+    sharing: LoadSharing
     follower: RegistryFollower
     client: WorkerClient
     probes: WorkerProbes
@@ -122,6 +124,7 @@ class RouterServer:
         await parts.tokenizer.load()
         await parts.server.start()
         self._background.start(parts.follower.follow())
+        self._background.start(parts.sharing.follow())
         self._background.start(parts.probes.run())
         self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
         self._background.start(self._watch_health())
@@ -142,6 +145,7 @@ class RouterServer:
         await asyncio.to_thread(parts.metrics.close)
         await parts.dispatcher.close()
         await parts.client.close()
+        await parts.sharing.close()
         await parts.follower.close()
         await parts.prefixes.close()
         await parts.replicator.close()

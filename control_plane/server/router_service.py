@@ -38,6 +38,9 @@ from control_plane.sessions.serving import StreamingSessions
 
 logger = logging.getLogger(__name__)
 
+# What a client has of each choice.
+_Received = Sequence[api.ReceivedAnswer]
+
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
     """The public service of one router."""
@@ -74,19 +77,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def Generate(  # type: ignore[override]  # it writes through the context, to bound each write
         self, request: api.GenerateRequest, context: Context
     ) -> None:
-        await self._serve(api.ResumeRequest(request=request), context)
+        await self._serve(request, (), context)
 
     async def Resume(  # type: ignore[override]  # as `Generate`
         self, request: api.ResumeRequest, context: Context
     ) -> None:
-        await self._serve(request, context)
+        await self._serve(request.request, request.received, context)
 
-    async def _serve(self, asked: api.ResumeRequest, context: Context) -> None:
-        """A request of which nothing has been received begins."""
+    async def _serve(self, request: api.GenerateRequest, received: _Received, context: Context) -> None:
+        """received: of each choice; of what begins, nothing."""
         arrived_s = self._arrivals.now_s()
-        request_id = RequestId(asked.request.request_id) or new_request_id()
+        request_id = RequestId(request.request_id) or new_request_id()
         async with self._counted(request_id, context) as lifecycle:
-            await self._turns.run(self._generate(asked, context, lifecycle, arrived_s))
+            await self._turns.run(self._generate(request, received, context, lifecycle, arrived_s))
 
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
@@ -121,29 +124,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _generate(
         self,
-        asked: api.ResumeRequest,
+        request: api.GenerateRequest,
+        received: _Received,
         context: Context,
         lifecycle: RequestLifecycle,
         arrived_s: float,
     ) -> None:
         # Text is there while it waits to be tokenized, and as long as its request.
-        as_tokens = asked.ByteSize() // TOKEN_BYTES
-        with self._admission.prompts.holding(as_tokens) as held:
-            token_ids = await self._checked_tokens(asked)
-            received = sum(len(each.token_ids) for each in asked.received)
-            held.resize(max(as_tokens, len(token_ids) + received))
-            await self._answer(asked, token_ids, context, lifecycle, arrived_s)
+        as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
+        with self._admission.prompts.holding(as_tokens + had) as held:
+            token_ids = await self._checked_tokens(request, received)
+            held.resize(max(as_tokens, len(token_ids)) + had)
+            jobs = self._jobs(request, received, token_ids, lifecycle, arrived_s, context.time_remaining())
+            await self._answer(jobs, context, lifecycle)
 
-    async def _answer(
-        self,
-        asked: api.ResumeRequest,
-        token_ids: list[int],
-        context: Context,
-        lifecycle: RequestLifecycle,
-        arrived_s: float,
-    ) -> None:
-        jobs = self._jobs(asked, token_ids, lifecycle, arrived_s, context.time_remaining())
-        jobs[0].own_s = self._arrivals.now_s() - arrived_s
+    async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
+        jobs[0].own_s = self._arrivals.now_s() - jobs[0].arrived_s
         async with self._admission.slot():
             for each in _lifecycles(lifecycle, jobs):
                 each.at(Event.ADMITTED)
@@ -169,15 +165,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def _jobs(
         self,
-        asked: api.ResumeRequest,
+        request: api.GenerateRequest,
+        received: _Received,
         token_ids: list[int],
         lifecycle: RequestLifecycle,
         arrived_s: float,
         remaining_s: float | None,
     ) -> list[Job]:
         """One for each choice. Of several each has a lifecycle of its own, beside that of the request."""
-        request, jobs = asked.request, []
-        choices = max(request.n, 1)
+        jobs, choices = [], max(request.n, 1)
         for choice in range(choices):
             sampling = request.sampling
             if choice and sampling.HasField("seed"):
@@ -194,8 +190,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 arrived_s=arrived_s,
                 deadline_s=arrived_s + self._arrivals.timeout_s(remaining_s),
             )
-            if choice < len(asked.received):
-                job.resume(asked.received[choice])
+            if choice < len(received):
+                job.resume(received[choice])
             jobs.append(job)
         return jobs
 
@@ -207,18 +203,18 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
-    async def _checked_tokens(self, asked: api.ResumeRequest) -> list[int]:
+    async def _checked_tokens(self, request: api.GenerateRequest, received: _Received) -> list[int]:
         """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError where no worker is known."""
-        model, request = await self._first_worker.model(), asked.request
+        model = await self._first_worker.model()
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
         validation.check_priority(request.priority)
         validation.check_model(request.model, model.name)
         validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
-        validation.check_choices(request.n, request.sampling, asked.received)
-        for choice, received in enumerate(asked.received):
-            validation.check_received(received, request.sampling, model, f"received[{choice}]")
+        validation.check_choices(request.n, request.sampling, received)
+        for choice, answer in enumerate(received):
+            validation.check_received(answer, request.sampling, model, f"received[{choice}]")
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
         return token_ids

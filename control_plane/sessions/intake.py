@@ -15,7 +15,7 @@ Message = api.StreamGenerateRequest | Malformed
 
 
 class SessionIntake:
-    """Of one session that is open. prefix: that of its `open`, which chat messages of its `finish` have to fit.
+    """Of one session that is open. opened: its prefix is what chat messages of its `finish` have to fit.
 
     held: its share of the memory for prompts, where a message counts from the moment it is there.
     """
@@ -23,13 +23,14 @@ class SessionIntake:
     def __init__(
         self,
         session: Session,
-        prefix: generation.PromptInput,
+        opened: api.SessionOpen,
         tokenizer: Tokenizer,
         model: wire.ModelInfo,
         held: HeldPrompt,
     ) -> None:
         self.session = session
-        self._prefix = prefix
+        self._prefix = opened.prefix
+        self._received_tokens = len(opened.received.token_ids)
         self._tokenizer = tokenizer
         self._model = model
         self._held = held
@@ -42,11 +43,14 @@ class SessionIntake:
         """
         if isinstance(message, Malformed):
             raise message.error
-        self._held.resize(len(self.session.tokens) + message.ByteSize() // TOKEN_BYTES)
+        self._hold(message.ByteSize() // TOKEN_BYTES)
         try:
             return await self._take(message)
         finally:
-            self._held.resize(len(self.session.tokens))
+            self._hold()
+
+    def _hold(self, more: int = 0) -> None:
+        self._held.resize(len(self.session.tokens) + self._received_tokens + more)
 
     async def _take(self, message: api.StreamGenerateRequest) -> Command | None:
         kind = message.WhichOneof("event")

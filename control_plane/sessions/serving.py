@@ -34,7 +34,7 @@ from control_plane.sessions.places import OpenSessions, SessionSlot
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader, next_message
 from control_plane.sessions.run import SessionRun
-from control_plane.sessions.session import Command, Session
+from control_plane.sessions.session import Command, Finish, Session
 
 
 class StreamingSessions:
@@ -84,7 +84,7 @@ class StreamingSessions:
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
         session = await self._session(opened, model)
-        held.resize(len(session.tokens))
+        held.resize(len(session.tokens) + len(opened.received.token_ids))
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
@@ -102,6 +102,9 @@ class StreamingSessions:
         try:
             await slot.hold()
             lifecycle.at(Event.ADMITTED)
+            if job.emitted:
+                # Nothing is computed before its input has come again.
+                slot.give_back()
             if job.emitted:
                 self._metrics.resumed()
             async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
@@ -141,10 +144,11 @@ class StreamingSessions:
         changes = SessionChanges(session, backlog, slot.give_back)
         pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
         events = SessionEvents(context, job, pieces, self._metrics, self._arrivals.send_timeout_s)
-        intake = SessionIntake(session, opened.prefix, self._tokenizer, model, held)
+        intake = SessionIntake(session, opened, self._tokenizer, model, held)
 
         async def send(command: Command | None) -> None:
-            if command is not None:
+            computes = isinstance(command, Finish) if job.emitted else command is not None
+            if computes:
                 await slot.hold()
             pieces.send(command)
 

@@ -87,6 +87,22 @@ class Store:
             self.pexpire(key, px if px is not None else 1000 * (ex or 0))
         return True
 
+    # Hashes.
+
+    def hset(self, key: str, field: Any, value: Any) -> int:
+        fields: dict[bytes, bytes] = self._made(key, dict)
+        name = encoded(field)
+        is_new = name not in fields
+        fields[name] = encoded(value)
+        return int(is_new)
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return dict(self._live(key, dict) or {})
+
+    def hdel(self, key: str, *names: Any) -> int:
+        fields: dict[bytes, bytes] = self._live(key, dict) or {}
+        return sum(fields.pop(encoded(name), None) is not None for name in names)
+
     # Sets.
 
     def sadd(self, key: str, *added: Any) -> int:

@@ -8,6 +8,7 @@ rachis:{<service>}:workers                set of worker ids that ever registered
 rachis:{<service>}:worker:<worker id>     serialised WorkerRegistration; expires with the worker's lease
 rachis:{<service>}:holder:<worker id>     generation of that record, and expires with it; an older one is not written
 rachis:{<service>}:replication            name of the router that copies hot prefixes; expires with its lease
+rachis:{<service>}:loads                  hash: RouterLoads of each router, by its id; expires when none lives
 rachis:{<service>}:lease                  JSON of who serves under this name; expires, renewed while that one lives
 rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
 rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it
@@ -42,6 +43,10 @@ def holder_key(service_id: str, worker_id: str) -> str:
 
 def replication_key(service_id: str) -> str:
     return f"rachis:{{{service_id}}}:replication"
+
+
+def loads_key(service_id: str) -> str:
+    return f"rachis:{{{service_id}}}:loads"
 
 
 def lease_key(service_id: str) -> str:

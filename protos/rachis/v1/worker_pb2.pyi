@@ -1589,6 +1589,70 @@ class AccessBatch(_message.Message):
 Global___AccessBatch: _TypeAlias = AccessBatch  # noqa: Y015
 
 @_typing.final
+class WorkerShare(_message.Message):
+    """What one router has on one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    generation: _builtins.int
+    requests: _builtins.int
+    """In flight; tokens of prompt and completion, and prompt tokens of them that were not cached on the worker."""
+    tokens: _builtins.int
+    uncomputed_tokens: _builtins.int
+    queue_s: _builtins.float
+    """Until the prefills in flight are expected to be over."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        uncomputed_tokens: _builtins.int = ...,
+        queue_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerShare: _TypeAlias = WorkerShare  # noqa: Y015
+
+@_typing.final
+class RouterLoads(_message.Message):
+    """What one router has on the workers, those left out on which it has nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Grows each time."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerShare]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        workers: _abc.Iterable[Global___WorkerShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterLoads: _TypeAlias = RouterLoads  # noqa: Y015
+
+@_typing.final
 class GetPrefixClaimsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

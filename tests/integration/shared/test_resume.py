@@ -74,15 +74,13 @@ async def test_the_session_of_a_resumed_answer_is_sent_again(client: RachisClien
     async with client.session(prompt[:10], **sampling) as session:
         await session.append(prompt[10:])
         got = Generated()
-        received = Received()
         async with aclosing(session.finish()) as deltas:  # type: ignore[type-var]
             delta: generation.CompletionDelta
             async for delta in deltas:
                 got.add(delta)
-                received.add(delta)
-                if len(received) >= 5:
+                if len(session.received) >= 5:
                     break
-    had = len(received)
+    received, had = session.received, len(session.received)
     again = client.session(prompt[:10], received=received, **sampling)
     async with again as session:
         await session.append(prompt[10:])

@@ -5,7 +5,7 @@ The router is made up: it answers as each test says.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,9 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 
 from cluster_core.errors import InvalidInputError, OverloadedError
-from control_plane.client import RachisClient
+from control_plane.client import RachisClient, Received
 from tests.fakes.answers import retry_after_ms
+from tests.fakes.cluster import until
 
 _BOUND_S = 120.0
 Answer = Callable[[conventions.Context], Awaitable[None]]
@@ -211,6 +212,54 @@ async def test_what_was_given_up_while_it_was_sent_is_told_to_nobody_when_its_ro
                 await anext(session.deltas())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert (session.routers_lost, sum(router.calls for router in routers)) == (0, 1)
+
+
+async def test_what_is_given_up_while_another_router_is_waited_for_is_told_to_nobody() -> None:
+    async def goes(context: conventions.Context) -> None:
+        await gone.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    gone, is_asked, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with two_routers(goes) as (client, routers), asyncio.timeout(_BOUND_S):
+        async with client.session("hello") as session:
+            ask = session._goes_on
+
+            async def slowly(*args: Any) -> bool:
+                is_asked.set()
+                await goes_on.wait()
+                return await ask(*args)
+
+            session._goes_on = slowly
+            filling = asyncio.create_task(fill(session))
+            await asyncio.sleep(0.5)
+            gone.set()
+            await is_asked.wait()
+            filling.cancel()
+            await asyncio.wait({filling})
+            goes_on.set()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(session.deltas())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert sum(router.calls for router in routers) == 1
+
+
+async def test_what_was_received_is_what_was_taken_not_what_has_come() -> None:
+    async def answers(context: conventions.Context) -> None:
+        for token in range(3):
+            delta = generation.CompletionDelta(token_ids=[token], text="x")
+            await conventions.write(context, api.StreamGenerateResponse(delta=delta))
+
+    async with two_routers(answers) as (client, _), asyncio.timeout(_BOUND_S):
+        received = Received()
+        async with client.session("hello", received=received) as session:
+            await session.append("and")
+            assert session.received is received
+            async with aclosing(session.deltas()) as deltas:  # type: ignore[type-var]
+                await anext(deltas)
+            await until(lambda: session.ended)
+        assert len(received) == 1
+        # It is gone on with by itself as well.
+        assert len(session._received) == 3
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:1,127.0.0.1:2", "dns:///routers:7421"])

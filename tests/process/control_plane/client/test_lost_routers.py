@@ -292,6 +292,25 @@ async def test_an_answer_goes_on_from_router_to_router_as_long_as_something_come
     expect_calls(lost, other, lost)
 
 
+async def test_an_answer_waits_for_the_only_router_to_be_there_again(doors: list[Door]) -> None:
+    door = doors[0]
+    named(door.cluster, "decode-0").engine.hold_before(4)
+    async with RachisClient(door.address) as client:
+        answer = Generated()
+        request = asyncio.create_task(follow(client, answer, **GREEDY))
+        await until(lambda: decoded(door) and bool(answer.token_ids))
+        await door.cut()
+        # Longer than a call would take to fail.
+        await asyncio.sleep(2.0)
+        release(door)
+        await door.open(door.address)
+        await request
+
+    assert answer.text == whole_text()
+    assert (client.resumes, answer.completion.usage.completion_tokens) == (1, 8)
+    expect_calls(door, door)
+
+
 async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_router(
     doors: list[Door], client: RachisClient
 ) -> None:

@@ -136,3 +136,22 @@ async def test_a_message_counts_while_it_is_tokenized(cluster: Cluster, monkeypa
     await session.event("refused")
     assert prompts.used_bytes == 5 * TOKEN_BYTES
     session.call.cancel()
+
+
+async def test_a_resumed_session_holds_no_slot_before_its_input_has_come_again_and_all_its_memory(
+    cluster: Cluster,
+) -> None:
+    received = api.ReceivedAnswer(token_ids=[97] * 5, text_characters=5)
+    sessions = [cluster.session() for _ in range(SLOTS)]
+    for session in sessions:
+        await session.open("hello", received=received)
+        await session.append(" wide")
+    await until(lambda: cluster.parts.admission.prompts.used_bytes == SLOTS * 15 * TOKEN_BYTES)
+
+    assert cluster.parts.admission.in_flight == 0
+    assert text_of(await cluster.generate()) == whole_text()
+
+    for session in sessions:
+        session.call.cancel()
+    await until(cluster.idle)
+    assert cluster.parts.admission.prompts.used_bytes == 0

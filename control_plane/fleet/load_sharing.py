@@ -1,0 +1,89 @@
+"""Routers tell each other through Redis what they have on each worker, so that several place as one does.
+
+Each writes its own field of one hash again and again, with a number that grows, and reads those of the others. While
+Redis does not answer each goes by its own requests alone, as it does for what the others have sent since they were
+heard of last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, RedisClient
+from rachis.redis_loop import LoopWords, RedisLoop
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.clock import monotonic_s
+from control_plane.fleet.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+_WORDS = LoopWords(
+    logger,
+    away="Redis does not answer, placement knows of this router's requests alone: %s",
+    back="Redis answers again, placement knows of the other routers' requests",
+    defect="loads cannot be shared with other routers",
+    level=logging.INFO,
+)
+_LEASE_MS = 60_000
+
+
+class LoadSharing:
+    """`follow` until cancelled, then `close`. damaged: fields that could not be read."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        service_id: str,
+        membership: Membership,
+        *,
+        router_id: str,
+        every_s: float,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
+        """router_id: another one with each start."""
+        self._redis = redis
+        self._key = registry.loads_key(service_id)
+        self._membership = membership
+        self._router_id = router_id
+        self._now_s = now_s
+        self._number = 0
+        self._loop = RedisLoop(self.share, lambda: asyncio.sleep(every_s), _WORDS, on_outage=self._forget)
+        self.damaged = 0
+
+    async def follow(self) -> None:
+        await self._loop.run()
+
+    async def close(self) -> None:
+        try:
+            await self._redis.hdel(self._key, self._router_id)
+        except REDIS_DOWN:
+            logger.debug("the others notice by themselves that this router is gone")
+        await self._redis.aclose()
+
+    async def share(self) -> None:
+        """Writes what this router has, reads what the others have. Raises one of REDIS_DOWN."""
+        self._number += 1
+        own = self._membership.shares(self._now_s())
+        told = wire.RouterLoads(number=self._number, workers=own).SerializeToString()
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.hset(self._key, self._router_id, told)
+            pipeline.pexpire(self._key, _LEASE_MS)
+            pipeline.hgetall(self._key)
+            *_, fields = await pipeline.execute()
+        now_s, others = self._now_s(), self._membership.others
+        names = {raw.decode(): value for raw, value in fields.items() if raw.decode() != self._router_id}
+        for name, value in names.items():
+            try:
+                others.heard(name, wire.RouterLoads.FromString(value), now_s)
+            except DecodeError:
+                self.damaged += 1
+        silent = others.forget_silent(names, now_s)
+        if silent:
+            await self._redis.hdel(self._key, *silent)
+
+    async def _forget(self) -> None:
+        """What was heard grows old."""
+        self._membership.others.forget_silent((), self._now_s())

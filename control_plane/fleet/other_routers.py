@@ -1,0 +1,87 @@
+"""What the other routers of a service have on each worker, as each of them said last. Pure.
+
+A router whose numbers stand still is gone, or cut off: after a while nothing of it counts any more.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rachis.v1 import worker_pb2 as wire
+
+from control_plane.fleet.loads import Floats
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+# Rows of what is shared.
+REQUESTS, TOKENS, UNCOMPUTED, QUEUE_S = range(4)
+_ROWS = 4
+
+
+@dataclass(slots=True)
+class _Router:
+    number: int
+    heard_s: float
+    # By (worker, generation), in rows as above.
+    loads: dict[tuple[str, int], Floats]
+
+
+class OtherRouters:
+    """Times are this router's, monotonic."""
+
+    def __init__(self, silent_s: float) -> None:
+        """silent_s: after which a router is forgotten that says nothing new."""
+        self._silent_s = silent_s
+        self._routers: dict[str, _Router] = {}
+        # Of one selection of workers, until somebody has said something.
+        self._workers: Sequence[WorkerSnapshot] | None = None
+        self._sums: Floats = np.zeros((_ROWS, 0))
+        self._heard_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._routers)
+
+    def heard(self, router_id: str, told: wire.RouterLoads, now_s: float) -> None:
+        """What a router says; the same number again is nothing new."""
+        known = self._routers.get(router_id)
+        if known is not None and known.number == told.number:
+            return
+        loads = {
+            (each.worker_id, each.generation): np.array(
+                [each.requests, each.tokens, each.uncomputed_tokens, each.queue_s], dtype=np.float64
+            )
+            for each in told.workers
+        }
+        self._routers[router_id] = _Router(told.number, now_s, loads)
+        self._workers = None
+
+    def forget_silent(self, present: Iterable[str], now_s: float) -> list[str]:
+        """Drops routers that are not among those present, or have said nothing new for too long; returns the latter."""
+        there = set(present)
+        silent = [
+            name for name, router in self._routers.items() if name in there and now_s - router.heard_s > self._silent_s
+        ]
+        for name in [*silent, *(self._routers.keys() - there)]:
+            del self._routers[name]
+            self._workers = None
+        return silent
+
+    def of(self, workers: Sequence[WorkerSnapshot], now_s: float) -> "Floats | None":
+        """(rows, workers), all routers together; None where there is no other one. Queues have shrunk since they were
+        told of."""
+        if not self._routers:
+            return None
+        if self._workers is not workers:
+            self._sum_up(workers)
+        sums = self._sums.copy()
+        sums[QUEUE_S] = np.maximum(sums[QUEUE_S] - (now_s - self._heard_s), 0.0)
+        return sums
+
+    def _sum_up(self, workers: Sequence[WorkerSnapshot]) -> None:
+        self._workers = workers
+        self._heard_s = max(router.heard_s for router in self._routers.values())
+        self._sums = np.zeros((_ROWS, len(workers)))
+        for column, worker in enumerate(workers):
+            for router in self._routers.values():
+                load = router.loads.get((worker.worker_id, worker.generation))
+                if load is not None:
+                    self._sums[:, column] += load

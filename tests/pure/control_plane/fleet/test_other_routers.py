@@ -1,0 +1,118 @@
+"""What other routers have on the workers: summed up, shrinking, forgotten; and what placement makes of it."""
+
+import numpy as np
+import pytest
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.ids import WorkerId
+from control_plane.fleet.loads import Work
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.other_routers import QUEUE_S, REQUESTS, TOKENS, UNCOMPUTED, OtherRouters
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+PREFILL = wire.POOL_PREFILL
+WORKERS = [WorkerSnapshot(WorkerId(f"prefill-{number}"), 1, PREFILL, f"host:{number}") for number in range(2)]
+
+
+def told(number: int, *, worker: str = "prefill-0", generation: int = 1, queue_s: float = 3.0) -> wire.RouterLoads:
+    share = wire.WorkerShare(
+        worker_id=worker, generation=generation, requests=2, tokens=50, uncomputed_tokens=40, queue_s=queue_s
+    )
+    return wire.RouterLoads(number=number, workers=[share])
+
+
+@pytest.fixture
+def others() -> OtherRouters:
+    return OtherRouters(silent_s=2.0)
+
+
+def test_without_others_there_is_nothing_to_add(others: OtherRouters) -> None:
+    assert others.of(WORKERS, 0.0) is None
+
+
+def test_what_several_routers_have_on_a_worker_adds_up(others: OtherRouters) -> None:
+    others.heard("a", told(1), 0.0)
+    others.heard("b", told(1), 0.0)
+    others.heard("c", told(1, worker="prefill-1"), 0.0)
+
+    sums = others.of(WORKERS, 0.0)
+
+    assert sums is not None
+    assert sums[[REQUESTS, TOKENS, UNCOMPUTED, QUEUE_S]].tolist() == [[4, 2], [100, 50], [80, 40], [6.0, 3.0]]
+
+
+def test_queues_shrink_and_counts_stay_until_they_are_told_anew(others: OtherRouters) -> None:
+    others.heard("a", told(1), 0.0)
+    later = others.of(WORKERS, 1.0)
+    much_later = others.of(WORKERS, 10.0)
+    assert later is not None and much_later is not None
+    assert (later[QUEUE_S, 0], much_later[QUEUE_S, 0]) == (2.0, 0.0)
+    assert much_later[REQUESTS, 0] == 2
+
+    others.heard("a", told(2, queue_s=0.5), 10.0)
+    anew = others.of(WORKERS, 10.0)
+    assert anew is not None and anew[QUEUE_S, 0] == 0.5
+
+
+def test_another_start_of_a_worker_has_nothing_of_it(others: OtherRouters) -> None:
+    others.heard("a", told(1, generation=2), 0.0)
+    sums = others.of(WORKERS, 0.0)
+    assert sums is not None and not sums.any()
+
+
+def test_a_router_that_says_nothing_new_is_forgotten(others: OtherRouters) -> None:
+    others.heard("a", told(1), 0.0)
+    others.heard("b", told(1), 0.0)
+    for now_s in (1.0, 2.0):
+        others.heard("a", told(round(now_s) + 1), now_s)
+        others.heard("b", told(1), now_s)
+    assert others.forget_silent(["a", "b"], 2.0) == []
+    assert others.forget_silent(["a", "b"], 3.0) == ["b"]
+    assert len(others) == 1
+
+
+def test_a_router_that_took_its_word_back_is_forgotten_at_once(others: OtherRouters) -> None:
+    others.heard("a", told(1), 0.0)
+    assert others.forget_silent([], 0.1) == []
+    assert len(others) == 0
+
+
+def members(count: int = 2) -> Membership:
+    membership = Membership()
+    membership.replace(
+        [
+            wire.WorkerRegistration(
+                worker_id=worker.worker_id, generation=1, pool=PREFILL, state=wire.WORKER_STATE_READY, address="host:1"
+            )
+            for worker in WORKERS[:count]
+        ]
+    )
+    for member in membership.members():
+        member.version_skew = ""
+    return membership
+
+
+def test_placement_sees_what_all_routers_have_and_tells_its_own_alone() -> None:
+    one, other = members(), members()
+    worker = one.usable(PREFILL)[0]
+    one.acquire(worker, Work(50, 40, 3.0), 0.0)
+    other.others.heard("one", wire.RouterLoads(number=1, workers=one.shares(0.0)), 0.0)
+
+    seen = other.candidates(PREFILL, 0.0)
+
+    np.testing.assert_allclose(seen.in_flight_requests, [1, 0])
+    np.testing.assert_allclose(seen.in_flight_tokens, [50, 0])
+    np.testing.assert_allclose(seen.uncomputed_tokens, [40, 0])
+    np.testing.assert_allclose(seen.queue_s, [3.0, 0.0])
+    assert other.shares(0.0) == []
+    assert [(share.worker_id, share.requests, share.queue_s) for share in one.shares(1.0)] == [("prefill-0", 1, 2.0)]
+
+
+def test_what_others_have_makes_no_worker_late() -> None:
+    """Its own prefills progress by its own count."""
+    one, other = members(), members()
+    one.acquire(one.usable(PREFILL)[0], Work(50, 40, 3.0), 100.0)
+    other.others.heard("one", wire.RouterLoads(number=1, workers=one.shares(100.0)), 100.0)
+
+    assert other.candidates(PREFILL, 100.0).queue_s[0] == pytest.approx(3.0)
+    assert other.candidates(PREFILL, 104.0).queue_s[0] == 0.0
