@@ -432,7 +432,9 @@ class RedisSection(Section):
         5.0, description="A worker that does not renew its registration for so long is gone."
     )
     refresh_s: Seconds = Field(0.25, description="How often routers read the registrations.")
-    share_loads_s: Seconds = Field(0.1, description="How often routers tell each other what they have on each worker.")
+    share_loads_s: Seconds = Field(
+        0.02, description="How often routers tell each other what they have on each worker, where there are several."
+    )
 
 
 class RaySection(Section):

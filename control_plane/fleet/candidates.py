@@ -104,12 +104,13 @@ def fixed_columns(
 
 def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None" = None) -> Candidates:
     """loads: see `Loads.of`. others: see `OtherRouters.of`."""
-    queue = queue_s(loads, now_s)
-    if others is not None:
+    if others is None:
+        queue = queue_s(loads, now_s)
+    else:
+        queue = queue_s(loads, now_s, others[QUEUE_S]) + others[QUEUE_S]
         loads[Load.REQUESTS] += others[REQUESTS]
         loads[Load.TOKENS] += others[TOKENS]
         loads[Load.UNCOMPUTED] += others[UNCOMPUTED]
-        queue += others[QUEUE_S]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -130,14 +131,15 @@ def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str
     return np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
 
 
-def queue_s(loads: Floats, now_s: float) -> Floats:
+def queue_s(loads: Floats, now_s: float, others_s: "Floats | float" = 0.0) -> Floats:
     """What is pending, less what can have been done of one prefill since the last one ended.
 
     A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
+    others_s: what other routers have in its queue, which keeps it without making it late.
     """
     pending_s, longest_s = loads[Load.PENDING_S], loads[Load.LONGEST_S]
     since_s = now_s - loads[Load.PROGRESS_S]
-    late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s, 0.0), 0.0)
+    late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s - others_s, 0.0), 0.0)
     left_s = np.maximum(pending_s - np.minimum(since_s, longest_s), 0.0)
     queue: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
     return queue

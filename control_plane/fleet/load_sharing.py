@@ -2,7 +2,8 @@
 
 Each writes its own field of one hash again and again, with a number that grows, and reads those of the others. While
 Redis does not answer each goes by its own requests alone, as it does for what the others have sent since they were
-heard of last.
+heard of last. It is done as often as it has to be for placement, and no oftener than a small part of the loop's time
+allows; a router that is alone looks seldom whether it still is.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ _WORDS = LoopWords(
     level=logging.INFO,
 )
 _LEASE_MS = 60_000
+_ALONE_S = 0.25
+_MOST_OF_THE_LOOP = 0.05
 
 
 class LoadSharing:
@@ -50,7 +53,10 @@ class LoadSharing:
         self._router_id = router_id
         self._now_s = now_s
         self._number = 0
-        self._loop = RedisLoop(self.share, lambda: asyncio.sleep(every_s), _WORDS, on_outage=self._forget)
+        self._every_s = every_s
+        # What the last round took of the loop.
+        self._took_s = 0.0
+        self._loop = RedisLoop(self.share, self._pause, _WORDS, on_outage=self._forget)
         self.damaged = 0
 
     async def follow(self) -> None:
@@ -66,8 +72,10 @@ class LoadSharing:
     async def share(self) -> None:
         """Writes what this router has, reads what the others have. Raises one of REDIS_DOWN."""
         self._number += 1
-        own = self._membership.shares(self._now_s())
+        began_s = self._now_s()
+        own = self._membership.shares(began_s)
         told = wire.RouterLoads(number=self._number, workers=own).SerializeToString()
+        wrote_s = self._now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.hset(self._key, self._router_id, told)
             pipeline.pexpire(self._key, _LEASE_MS)
@@ -81,8 +89,13 @@ class LoadSharing:
             except DecodeError:
                 self.damaged += 1
         silent = others.forget_silent(names, now_s)
+        self._took_s = wrote_s - began_s + self._now_s() - now_s
         if silent:
             await self._redis.hdel(self._key, *silent)
+
+    async def _pause(self) -> None:
+        alone_s = 0.0 if len(self._membership.others) else _ALONE_S
+        await asyncio.sleep(max(self._every_s, alone_s, self._took_s / _MOST_OF_THE_LOOP))
 
     async def _forget(self) -> None:
         """What was heard grows old."""

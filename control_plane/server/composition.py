@@ -121,14 +121,7 @@ def build_router(
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
-    limits = config.router
-    admission = Admission(
-        limits.max_in_flight_requests,
-        limits.max_queued_requests,
-        limits.queue_timeout_s,
-        ports.now_s,
-        limits.max_prompt_mib << 20,
-    )
+    limits, admission = config.router, _admission(config, ports)
     arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
@@ -140,17 +133,9 @@ def build_router(
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
-    sharing = LoadSharing(
-        ports.redis(_REDIS_TIMEOUT_S),
-        service_id,
-        membership,
-        router_id=prefixes.router_id,
-        every_s=config.redis.share_loads_s,
-        now_s=ports.now_s,
-    )
     parts = RouterParts(
         membership=membership,
-        sharing=sharing,
+        sharing=_sharing(config, service_id, membership, prefixes, ports),
         follower=follower,
         client=client,
         probes=probes,
@@ -214,6 +199,30 @@ def _follower(
         worker_lease_s=config.redis.worker_lease_s,
         # A worker whose lease has ended holds nothing from then on.
         on_read=prefixes.claims.membership_changed,
+        now_s=ports.now_s,
+    )
+
+
+def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
+    limits = config.router
+    return Admission(
+        limits.max_in_flight_requests,
+        limits.max_queued_requests,
+        limits.queue_timeout_s,
+        ports.now_s,
+        limits.max_prompt_mib << 20,
+    )
+
+
+def _sharing(
+    config: RachisConfig, service_id: str, membership: Membership, prefixes: FollowedIndex, ports: RouterPorts
+) -> LoadSharing:
+    return LoadSharing(
+        ports.redis(_REDIS_TIMEOUT_S),
+        service_id,
+        membership,
+        router_id=prefixes.router_id,
+        every_s=config.redis.share_loads_s,
         now_s=ports.now_s,
     )
 

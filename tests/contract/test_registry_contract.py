@@ -18,6 +18,8 @@ from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine_reports import PrefixClaimChange
 from cluster_core.errors import StartError
 from control_plane.fleet.fencing import Fence
+from control_plane.fleet.load_sharing import LoadSharing
+from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.placement import replicator
@@ -286,6 +288,57 @@ async def test_a_key_that_is_set_again_or_deleted_loses_its_expiry(connected: Co
 
         assert await raw.mget(["set", "expires"]) == [b"again", None]
         assert await raw.exists("set", "deleted", "expires", "nothing") == 2
+
+
+async def test_a_hash_has_the_fields_that_were_set_and_not_taken_out(connected: Connect) -> None:
+    async with client(connected) as raw:
+        assert await raw.hset("fields", "a", b"1") == 1
+        assert await raw.hset("fields", "a", b"2") == 0
+        await raw.hset("fields", "b", b"3")
+        assert await raw.hgetall("fields") == {b"a": b"2", b"b": b"3"}
+        assert await raw.hdel("fields", "b", "nothing") == 1
+        assert await raw.hgetall("fields") == {b"a": b"2"}
+        assert await raw.hgetall("nothing") == {}
+
+
+def member_of(worker_id: str) -> Membership:
+    """A service of one worker, as one router sees it."""
+    membership = Membership()
+    ready = wire.WORKER_STATE_READY
+    membership.replace(
+        [wire.WorkerRegistration(worker_id=worker_id, generation=1, pool=wire.POOL_DECODE, state=ready, address="a:1")]
+    )
+    for member in membership.members():
+        member.version_skew = ""
+    return membership
+
+
+async def test_routers_hear_what_the_others_have_and_no_more_once_they_are_gone(connected: Connect) -> None:
+    async with client(connected) as first, client(connected) as second:
+        one, other = member_of("decode-0"), member_of("decode-0")
+        sharing = LoadSharing(first, "svc", one, router_id="one", every_s=1.0)
+        listening = LoadSharing(second, "svc", other, router_id="other", every_s=1.0)
+        one.acquire(one.usable(wire.POOL_DECODE)[0], Work(10), 0.0)
+
+        await sharing.share()
+        await listening.share()
+        assert other.candidates(wire.POOL_DECODE, 0.0).in_flight_tokens.tolist() == [10.0]
+        assert one.candidates(wire.POOL_DECODE, 0.0).in_flight_tokens.tolist() == [10.0], "its own once"
+
+        await sharing.close()
+        await listening.share()
+        assert other.candidates(wire.POOL_DECODE, 0.0).in_flight_tokens.tolist() == [0.0]
+        assert len(other.others) == 0
+
+
+async def test_what_another_router_wrote_that_cannot_be_read_is_left_out(connected: Connect) -> None:
+    async with client(connected) as raw, client(connected) as own:
+        await raw.hset(registry.loads_key("svc"), "strange", b"\xff\xff")
+        sharing = LoadSharing(own, "svc", member_of("decode-0"), router_id="one", every_s=1.0)
+
+        await sharing.share()
+
+        assert sharing.damaged == 1
 
 
 async def test_a_flushed_server_has_nothing(connected: Connect) -> None:

@@ -61,6 +61,8 @@ OTHER_MESSAGES = {
     # Calls about a worker.
     *("ReleaseHandoffRequest", "ReleaseHandoffResponse", "GetWorkerStatusRequest"),
     *("SetDrainingRequest", "SetDrainingResponse"),
+    # Between routers.
+    *("RouterLoads", "WorkerShare"),
     # Packed keys.
     *("ClaimBatch", "ClaimSnapshot", "AccessBatch", "GetPrefixClaimsRequest", "GetPrefixClaimsResponse"),
 }

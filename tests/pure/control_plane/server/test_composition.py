@@ -46,8 +46,8 @@ class Made:
 
 
 async def test_every_part_that_speaks_to_redis_has_a_client_of_its_own() -> None:
-    assert len(Made().clients) == 4, "registrations, claims, accesses, copies"
-    assert len(Made(actors=object()).clients) == 5, "and the fence of the pools"
+    assert len(Made().clients) == 5, "registrations, claims, accesses, copies, loads"
+    assert len(Made(actors=object()).clients) == 6, "and the fence of the pools"
 
 
 async def test_pools_are_made_where_their_controller_runs() -> None:
