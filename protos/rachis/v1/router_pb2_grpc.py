@@ -56,6 +56,7 @@ class RouterServiceServicer:
 
     def Generate(self, request, context):
         """Generates a completion and streams it as it is decoded.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,7 +64,10 @@ class RouterServiceServicer:
 
     def Resume(self, request, context):
         """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
-        none keeps anything for it: the request comes again. Nothing that was received comes twice.
+        none keeps anything for it: the request comes again. Nothing that was received comes twice. What comes is the rest of
+        what `Generate` began, in the same messages.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

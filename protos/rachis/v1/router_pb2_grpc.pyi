@@ -32,10 +32,15 @@ class RouterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
-    """Generates a completion and streams it as it is decoded."""
+    """Generates a completion and streams it as it is decoded.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
     Resume: _grpc.UnaryStreamMultiCallable[_router_pb2.ResumeRequest, _router_pb2.GenerateResponse]
     """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
-    none keeps anything for it: the request comes again. Nothing that was received comes twice.
+    none keeps anything for it: the request comes again. Nothing that was received comes twice. What comes is the rest of
+    what `Generate` began, in the same messages.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
     StreamGenerate: _grpc.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]
     """A session whose prompt arrives in pieces while it is being prefilled."""
@@ -44,10 +49,15 @@ class RouterServiceStub:
 class RouterServiceAsyncStub(RouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates a completion and streams it as it is decoded."""
+    """Generates a completion and streams it as it is decoded.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
     Resume: _aio.UnaryStreamMultiCallable[_router_pb2.ResumeRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
-    none keeps anything for it: the request comes again. Nothing that was received comes twice.
+    none keeps anything for it: the request comes again. Nothing that was received comes twice. What comes is the rest of
+    what `Generate` began, in the same messages.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
     StreamGenerate: _aio.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """A session whose prompt arrives in pieces while it is being prefilled."""
@@ -59,7 +69,9 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
-        """Generates a completion and streams it as it is decoded."""
+        """Generates a completion and streams it as it is decoded.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -68,7 +80,10 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.GenerateResponse], _abc.AsyncIterator[_router_pb2.GenerateResponse]]:
         """Goes on with an answer of `Generate` whose router is gone, after what its client has received. Any router will do, and
-        none keeps anything for it: the request comes again. Nothing that was received comes twice.
+        none keeps anything for it: the request comes again. Nothing that was received comes twice. What comes is the rest of
+        what `Generate` began, in the same messages.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
 
     @_abc_1.abstractmethod
