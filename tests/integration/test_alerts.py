@@ -232,13 +232,23 @@ async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms)
 
 
 async def _a_killed_worker(client: RachisClient, alarms: Alarms) -> None:
-    """The only decode worker: what waits for it is told to come back."""
-    pid = next(view.registration.pid for view in await client.workers() if view.registration.worker_id == "decode-0")
-    os.kill(pid, signal.SIGKILL)
+    """The only decode worker, each time it is started: what waits for it is told to come back."""
+    killing = asyncio.create_task(_keep_killing(client, "decode-0"))
     # No more clients than slots: among many that are refused the few that fail would be no share of note.
     async with _crowd(client, TIGHT["router__max_in_flight_requests"]):
         await alarms.all_seen("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
+        killing.cancel()
     await alarms.over("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
+
+
+async def _keep_killing(client: RachisClient, worker_id: str) -> None:
+    """A machine may be so fast that one start is over before anybody is alarmed."""
+    while True:
+        for view in await client.workers():
+            if view.registration.worker_id == worker_id and view.registration.state == wire.WORKER_STATE_READY:
+                with suppress(ProcessLookupError):
+                    os.kill(view.registration.pid, signal.SIGKILL)
+        await asyncio.sleep(0.5)
 
 
 @asynccontextmanager
