@@ -131,10 +131,12 @@ def of_survival(world: World, answers: Sequence[Answer]) -> Iterator[Violation]:
 
 
 def of_poison(world: World) -> Iterator[Violation]:
-    """A request ends two engines at most, and one that asks for the same after that none."""
+    """A request ends two engines at most, and one that asks for the same after that none. Where calls break on the way
+    a worker works on for a request that has left it, and one more may die of it, which its router does not hear of.
+    """
     by_request = Counter(death.nonce for death in world.deaths)
     for nonce, deaths in by_request.items():
-        if deaths > MOST_DEATHS:
+        if deaths > MOST_DEATHS + (not world.plan.has_prompt_links):
             yield Violation("poison", f"{deaths} engines died of request {nonce}")
     if not world.plan.has_prompt_links or world.lost_routers:
         return
