@@ -10,6 +10,7 @@ from fault_sim.plan import (
     HANDOFFS,
     HEALED_S,
     LOSSES,
+    MODEL_TOKENS,
     NOTHING,
     POISON,
     REDIS,
@@ -104,9 +105,14 @@ def _with_losses_alone(rng: Random, plan: Plan) -> Plan:
     """Long answers, whose decode workers are killed or drain in mid-stream; the first one of the pool stays."""
     may_go = [name for name in plan.workers if name.startswith("decode") and not name.endswith("-0")]
     faults = [_fault(rng, LOSSES, may_go) for _ in range(rng.randint(6, 16) if may_go else 0)]
-    longer = tuple(replace(request, max_tokens=rng.randint(20, 120)) for request in plan.requests)
+    longer = tuple(_with_room(request, rng.randint(20, 120)) for request in plan.requests)
     brief = tuple(replace(fault, for_s=min(fault.for_s, 2.0)) for fault in faults)
     return replace(plan, requests=longer, faults=brief)
+
+
+def _with_room(request: Request, max_tokens: int) -> Request:
+    """As long an answer as the model has room for."""
+    return replace(request, max_tokens=max(1, min(max_tokens, MODEL_TOKENS - request.most_prompt_tokens)))
 
 
 def _with_routers_lost(rng: Random, plan: Plan) -> Plan:

@@ -13,6 +13,8 @@ from cluster_core.errors import InvalidInputError
 # Requests and faults begin before, and everything is healed after so many seconds.
 ACTIVE_S = 20.0
 HEALED_S = 40.0
+# The model's length.
+MODEL_TOKENS = 250
 ROUTER = "router"
 REDIS = "redis"
 _VOCABULARY = 256
@@ -74,6 +76,11 @@ class Request:
 
     def piece(self, move: int) -> list[int]:
         return drawn_tokens(f"request {self.number} move {move}", self.moves[move].tokens)
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """Of a session, as if nothing were replaced."""
+        return self.shared_tokens + self.own_tokens + sum(move.tokens for move in self.moves)
 
     @property
     def is_withdrawn(self) -> bool:

@@ -30,14 +30,13 @@ from fault_sim.local_redis.store import Store
 from fault_sim.local_router import CLIENT, LocalRouter
 from fault_sim.local_worker import LocalWorker
 from fault_sim.network import Network
-from fault_sim.plan import Plan
+from fault_sim.plan import MODEL_TOKENS, Plan
 from fault_sim.tries import Tries, nonce_of
 
 SERVICE = "svc-simulated"
 LEASE_S = 6
 REQUEST_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 3.0
-_MODEL_TOKENS = 250
 _MOST_SKEW_MS = 600_000
 # A job whose request has ended is aborted by then.
 _HEEDED_S = 0.05
@@ -191,7 +190,7 @@ class World:
         plan = self.plan
         settings = BlockEngineSettings(
             blocks=plan.prefill_blocks if name.startswith("prefill") else plan.decode_blocks,
-            max_model_len=_MODEL_TOKENS,
+            max_model_len=MODEL_TOKENS,
             deadline_s=LEASE_S / 2,
             lease_s=LEASE_S,
             pull_token_s=plan.pull_token_s,
