@@ -28,9 +28,9 @@ async def run_choices(dispatcher: Dispatcher, jobs: Sequence[Job]) -> AsyncItera
             async for piece in answer:
                 yield 0, piece
         return
-    items: asyncio.Queue[Item] = asyncio.Queue(_AHEAD)
-    has_begun = asyncio.Event()
-    tasks = [asyncio.create_task(_run(dispatcher, jobs, choice, items, has_begun)) for choice in range(len(jobs))]
+    # Ends have room at all times: nobody waits for a choice that has ended.
+    items, room, has_begun = asyncio.Queue[Item](), asyncio.Semaphore(_AHEAD), asyncio.Event()
+    tasks = [asyncio.create_task(_run(dispatcher, jobs, choice, items, room, has_begun)) for choice in range(len(jobs))]
     running = len(tasks)
     try:
         while running:
@@ -40,6 +40,7 @@ async def run_choices(dispatcher: Dispatcher, jobs: Sequence[Job]) -> AsyncItera
             if item is None:
                 running -= 1
             else:
+                room.release()
                 yield item
     finally:
         for task in tasks:
@@ -48,7 +49,12 @@ async def run_choices(dispatcher: Dispatcher, jobs: Sequence[Job]) -> AsyncItera
 
 
 async def _run(
-    dispatcher: Dispatcher, jobs: Sequence[Job], choice: int, items: "asyncio.Queue[Item]", has_begun: asyncio.Event
+    dispatcher: Dispatcher,
+    jobs: Sequence[Job],
+    choice: int,
+    items: "asyncio.Queue[Item]",
+    room: asyncio.Semaphore,
+    has_begun: asyncio.Event,
 ) -> None:
     try:
         if choice:
@@ -57,7 +63,12 @@ async def _run(
             piece: Piece
             async for piece in answer:
                 has_begun.set()
-                await items.put((choice, piece))
-        await items.put(None)
+                await room.acquire()
+                items.put_nowait((choice, piece))
+        items.put_nowait(None)
+    except asyncio.CancelledError as error:
+        # By gRPC under a call as well, and not by whoever writes the answer alone.
+        items.put_nowait(error)
+        raise
     except Exception as error:  # noqa: BLE001 - whoever writes the answer raises it
-        await items.put(error)
+        items.put_nowait(error)

@@ -98,5 +98,5 @@ class LoadSharing:
         await asyncio.sleep(max(self._every_s, alone_s, self._took_s / _MOST_OF_THE_LOOP))
 
     async def _forget(self) -> None:
-        """What was heard grows old."""
+        """Nothing new is heard of the others."""
         self._membership.others.forget_silent((), self._now_s())

@@ -4,6 +4,7 @@ Every test ends with a check that nothing is left, as in `test_router_input`.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from control_plane.client import RachisClient, text_prompt
+from control_plane.dispatch.choices import run_choices
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
@@ -36,6 +38,21 @@ def texts_of(responses: list[api.GenerateResponse], n: int) -> list[str]:
     for response in responses:
         texts[response.choice] += response.delta.text
     return texts
+
+
+async def test_a_choice_that_is_cancelled_under_a_call_is_not_waited_for() -> None:
+    """Its pieces have filled the room that all have."""
+
+    class Broken:
+        async def run(self, job: str) -> AsyncIterator[str]:
+            for _ in range(40 if job == "first" else 0):
+                yield "piece"
+            raise asyncio.CancelledError
+
+    async with asyncio.timeout(60):
+        with pytest.raises(asyncio.CancelledError):
+            async for _ in run_choices(Broken(), ["first", "second"]):  # type: ignore[arg-type, list-item]
+                pass
 
 
 @pytest.mark.parametrize("n", [2, 5])
