@@ -227,6 +227,23 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
     assert cluster_2x2.outcomes == {State.FINISHED: 1}
 
 
+async def test_an_answer_that_may_not_move_waits_for_its_worker_to_go_on() -> None:
+    timing = RouterTiming(vitality=VitalityTiming(answer_s=5.0))
+    async with running_cluster(timing=timing, router__max_migrations=0) as cluster:
+        await cluster.add(PREFILL)
+        hanging = (await cluster.add(DECODE)).engine
+        await cluster.add(DECODE)
+        hanging.hold_before(4)
+        running = asyncio.create_task(cluster.generate())
+        await until(lambda: cluster.parts.probes.found_lost == 1)
+
+        hanging.resume()
+
+        responses = await running
+        assert text_of(responses) == whole_text()
+        assert completion_of(responses).route.decode_worker_id == "decode-0"
+
+
 async def test_an_answer_leaves_a_decode_worker_that_hangs_in_mid_stream() -> None:
     async with running_cluster(timing=RouterTiming(vitality=VitalityTiming(answer_s=5.0))) as cluster:
         await cluster.add(PREFILL)
