@@ -31,6 +31,16 @@ class ServiceSection(Section):
         pattern=r"^[a-z0-9-]{0,40}$",
         description="Lower-case letters, digits, dashes; empty takes a new one. Two services on one Redis need two.",
     )
+    orphan_s: float = Field(
+        3600.0,
+        ge=0,
+        le=604_800,
+        description="Under a name and ray.address: how long workers stay without `rachis serve` and anything to do. "
+        "0: they end with it.",
+    )
+    leave_workers: bool = Field(
+        False, description="`rachis serve` that is stopped leaves its workers to the next one, as one that is killed."
+    )
 
 
 class ObjectivesSection(Section):
@@ -480,9 +490,23 @@ class RachisConfig(Section):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
 
     @property
+    def workers_outlive_serve(self) -> bool:
+        """The next `rachis serve` of that name finds its workers on the Ray that it joins."""
+        return bool(self.service.name) and self.ray.address is not None and self.service.orphan_s > 0
+
+    @property
     def chunk_blocks(self) -> int:
         """Blocks of a chunk of the index: as many as its tokens fill."""
         return -(-self.index.chunk_tokens // self.engine.block_size_tokens)
+
+    @model_validator(mode="after")
+    def _workers_can_be_left(self) -> "RachisConfig":
+        if self.service.leave_workers and not self.workers_outlive_serve:
+            raise ValueError(
+                "service.leave_workers needs service.name, ray.address and a service.orphan_s above 0: only workers of "
+                "a named service on a Ray of their own outlive `rachis serve`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gpus_for_every_rank(self) -> "RachisConfig":

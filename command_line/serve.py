@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from cluster_core.clock import monotonic_s
+from cluster_core.errors import StartError
 from command_line import options
 from command_line.lossy_output import lossy_output
 from command_line.output import out, phases, print_json
@@ -74,7 +75,7 @@ async def _serve_for_people(model_name: str, start: StartService, stopped: async
         for missing in running.missing():
             out.print(f"  {missing.worker_id:<12} [bold]not ready[/bold]: {escape(missing.detail) or 'starting'}")
         out.print("Ctrl-C stops it")
-        await stopped.wait()
+        await _until_ended(running, stopped)
     finally:
         out.print("stopping")
         await service.__aexit__(None, None, None)
@@ -100,10 +101,26 @@ async def _serve_for_machines(start: StartService, stopped: asyncio.Event, start
             "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing
         }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
-        await stopped.wait()
+        await _until_ended(running, stopped)
     finally:
         await service.__aexit__(None, None, None)
     print_json({"event": "stopped", "served": True, "ran_s": round(_since(started_s), 3)})
+
+
+async def _until_ended(running: "Service", stopped: asyncio.Event) -> None:
+    """Raises StartError where another one has taken the service's name."""
+    ends = [asyncio.create_task(event.wait()) for event in (stopped, running.replaced)]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+    if running.replaced.is_set():
+        raise StartError(
+            "another `rachis serve` has taken this service's name, as this one did not renew it in time: it ends, and "
+            "its workers are left to that one",
+            field="service.name",
+        )
 
 
 async def _enter_unless(service: AbstractAsyncContextManager["Service"], stopped: asyncio.Event) -> "Service | None":

@@ -20,7 +20,7 @@ class WorkerActor:
 
     def __init__(self, settings: WorkerSettings, service: ServiceFactory, log_level: str) -> None:
         logging.basicConfig(level=log_level)
-        self._host = WorkerHost(settings, service, _place)
+        self._host = WorkerHost(settings, service, _place, _retire)
         # Ray runs a constructor on the main thread, which goes on to run Python's handlers of signals.
         self._host.end_on_sigterm()
         self._host.start_in_background()
@@ -35,6 +35,11 @@ class WorkerActor:
 
     def stop(self, timeout_s: float) -> bool:
         return self._host.stop(timeout_s)
+
+
+def _retire() -> None:
+    """Ends this process, which Ray does not start again."""
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def _place() -> NodePlace:

@@ -2,7 +2,7 @@
 
 It runs on an asyncio loop of its own thread, so the process it lives in (a Ray actor, a test) only has to call
 `start_in_background` and `stop`. A dead engine ends the process: Ray starts the worker again, under a new generation.
-So does SIGTERM, after the worker has drained.
+So does SIGTERM, after the worker has drained. A worker that nobody keeps any more retires: it is not started again.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rachis.redis_client import REDIS_DOWN, complaint, connect
 from rachis.v1 import worker_pb2 as wire
@@ -28,6 +29,7 @@ from cluster_core.errors import StartError
 from cluster_core.versions import Versions
 from worker_runtime import own_node
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.orphans import until_orphaned
 from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
@@ -65,20 +67,28 @@ class WorkerSettings:
     session_grace_s: float = 5.0
     # How long its engine may hang in one step.
     stall_timeout_s: float = 60.0
+    # How long it stays when nobody keeps it and nothing runs on it; 0: as long as its process.
+    orphan_s: float = 0.0
 
 
 class WorkerHost:
-    """See the module. `service` makes the pool's servicer, `place` is asked where the settings name no host."""
+    """See the module. `service` makes the pool's servicer, `place` is asked where the settings name no host.
+
+    retire: ends the process for good.
+    """
 
     def __init__(
         self,
         settings: WorkerSettings,
         service: ServiceFactory,
         place: Callable[[], NodePlace] = lambda: NodePlace("127.0.0.1", 1),
+        retire: Callable[[], None] = lambda: os._exit(0),
     ) -> None:
         self._settings = settings
         self._service = service
         self._place = place
+        self._retire = retire
+        self._is_orphan = False
         self._versions = versions.installed()
         self._record = wire.WorkerRegistration(
             worker_id=settings.worker_id,
@@ -134,6 +144,9 @@ class WorkerHost:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
+            if self._is_orphan:
+                logger.warning("%s ends: nobody has kept it for too long", self._settings.worker_id)
+                self._retire()
             if self._ends_process:
                 os._exit(0)
         except Exception as error:  # noqa: BLE001 - top of the worker's thread: its failure is the worker's answer
@@ -172,10 +185,24 @@ class WorkerHost:
         ports = _ProcessPorts(replace(settings, engine=engine_settings), self._service, self._record, engine)
         servicer = await WorkerStart(place, self._record, self._clock, ports).bring_up(ends)
         self._ready.set()
-        await self._end_asked.wait()
+        await self._until_end_asked(servicer)
         if not self._stopped.is_set():
             await self._drained(servicer)
         await ports.server.stop(grace_s=0.5)
+
+    async def _until_end_asked(self, servicer: WorkerServiceBase) -> None:
+        settings = self._settings
+        asked = asyncio.create_task(self._end_asked.wait())
+        ends: list[asyncio.Task[Any]] = [asked]
+        if settings.orphan_s:
+            redis = connect(settings.redis_url, settings.redis_lease_s)
+            watching = until_orphaned(redis, settings.service_id, settings.orphan_s, servicer.is_idle)
+            ends.append(asyncio.create_task(watching))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        self._is_orphan = not asked.done()
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
 
     async def _drained(self, servicer: WorkerServiceBase) -> None:
         """Until nothing runs any more, `stop` is called, or it has taken as long as it may."""

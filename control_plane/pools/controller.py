@@ -1,6 +1,9 @@
 """The processes of workers on Ray: one actor for each, restarted by Ray, elsewhere if need be, when it dies.
 
 Only starting, watching and stopping go through Ray; requests, tokens and KV never do.
+
+Actors of a named service on a Ray that it joins are detached: they outlive this process, and the next controller of
+that service takes them over.
 """
 
 import asyncio
@@ -10,13 +13,14 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
 from rachis.v1 import worker_pb2 as wire
 from ray._private import state as ray_state
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -26,6 +30,7 @@ from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_core.ports import PortRange
 from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.actor_names import ActorName, namespace, newest, settings_digest
 from decode_worker.actor import DecodeWorker
 from prefill_worker.actor import PrefillWorker
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -50,29 +55,39 @@ _LOCAL_ROOM = 2
 
 @dataclass(slots=True)
 class _Started:
-    """One actor. actor_id: as Ray tells its state by. came_up: its answer to `wait_ready`."""
+    """One actor. came_up: its answer to `wait_ready`."""
 
     pool: Pool
     actor: Any
-    actor_id: str
     came_up: "asyncio.Future[bytes]"
+
+    @property
+    def actor_id(self) -> str:
+        return _id_of(self.actor)
+
+    @classmethod
+    def of(cls, pool: Pool, actor: Any, timeout_s: float, loop: asyncio.AbstractEventLoop) -> "_Started":
+        """An actor that Ray has been asked for; it is waited for so long."""
+        came_up = actor.wait_ready.remote(timeout_s).future()
+        return cls(pool, actor, asyncio.wrap_future(came_up, loop=loop))
 
 
 class Controller:
     """The actors of one service; see `control_plane.pools.life.Actors`. Ray's calls that block run on threads.
 
-    mark: what every process of this start carries in its environment.
+    mark: what every process of this start carries in its environment, but for those that outlive it: they carry the
+    service's id.
     """
 
     def __init__(self, config: RachisConfig, service_id: str, mark: str) -> None:
         self._config = config
         self._service_id = service_id
-        self._mark = mark
+        self._outlives = config.workers_outlive_serve
+        self._mark = service_id if self._outlives else mark
         self._redis_url = ""
         self._started: dict[str, _Started] = {}
         # Ray's calls block, some for long: not on the threads that tokenize prompts.
         self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="ray")
-        self._starts = 0
 
     def connect(self) -> None:
         """Starts or joins Ray. Raises StartError. To be called on the main thread and before any gRPC server starts:
@@ -82,9 +97,17 @@ class Controller:
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
         # Engines would otherwise run at nice 15, behind everything else on the machine.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        if self._config.ray.address is not None:
+            # `ray start` asks for the token of a user who has one; a driver that joins has it only when told to.
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             with _own_signal_handlers():
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, **self._cluster())
+                ray.init(
+                    namespace=namespace(self._service_id),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **self._cluster(),
+                )
         except Exception as error:  # noqa: BLE001 - Ray raises a bare one where its own node is not up within 30 s
             raise StartError(f"Ray did not start: {error}", field="ray.address") from None
 
@@ -102,6 +125,23 @@ class Controller:
     ) -> dict[str, _Answer | str]:
         """What each living node that may run a worker answers, by its name; of one that does not in time, why."""
         return await self._on_thread(self._ask_nodes, question, args, timeout_s)
+
+    async def running(self) -> Mapping[str, Pool]:
+        """See `Actors`. Those that were started with other settings are ended: they do not fit those to come."""
+        try:
+            handles = await self._on_thread(self._left_running)
+        except RayError as error:
+            raise StartError(f"Ray does not say what runs: {error}", field="ray.address") from None
+        digests = {pool: settings_digest(self._settings(pool, "")) for pool in _ROLES}
+        fitting = {name for name in newest(handles) if name.settings == digests[name.pool]}
+        others = handles.keys() - fitting
+        for name in others:
+            logger.warning("%s runs with other settings and is ended", name.worker_id)
+        await asyncio.gather(*(self._on_thread(self._stop, name.worker_id, handles[name]) for name in others))
+        loop, timeout_s = asyncio.get_running_loop(), self._config.limits.start_timeout_s
+        for name in fitting:
+            self._started[name.worker_id] = _Started.of(name.pool, handles[name], timeout_s, loop)
+        return {name.worker_id: name.pool for name in fitting}
 
     async def start(self, pool: Pool, worker_id: str) -> None:
         try:
@@ -127,7 +167,7 @@ class Controller:
         started = self._started.pop(worker_id, None)
         if started is not None:
             started.came_up.cancel()
-            await self._on_thread(self._stop, worker_id, started)
+            await self._on_thread(self._stop, worker_id, started.actor)
 
     async def without_node(self) -> Mapping[str, str]:
         return await self._on_thread(self._without_node)
@@ -146,6 +186,8 @@ class Controller:
         cpus = sum(pool.cpus_per_worker * max(pool.workers, 1) for pool in pools)
         named = {pool.node_resource: 1024 for pool in pools if pool.node_resource is not None}
         return {
+            # Another one that runs on this host, or whose address file is left, is none of ours.
+            "address": "local",
             "num_cpus": max(1, math.ceil(_LOCAL_ROOM * cpus)),
             "resources": named,
             "include_dashboard": False,
@@ -175,23 +217,39 @@ class Controller:
             words = str(getattr(error, "cause", None) or error).strip() or type(error).__name__
             return words.splitlines()[-1]
 
+    def _left_running(self) -> dict[ActorName, Any]:
+        """The actors of this service that Ray has, each with its handle."""
+        here = namespace(self._service_id)
+        found = {}
+        for named in ray.util.list_named_actors(all_namespaces=True):
+            name = ActorName.parse(named["name"]) if named["namespace"] == here else None
+            if name is not None:
+                # It may just have ended.
+                with suppress(ValueError):
+                    found[name] = ray.get_actor(named["name"], here)
+        return found
+
     def _start(self, pool: Pool, worker_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        section, role = self._section(pool), _ROLES[pool]
-        # A name of its own for each start: Ray frees a name some time after its actor has ended.
-        self._starts += 1
+        section, settings = self._section(pool), self._settings(pool, worker_id)
         options = {
-            "name": f"{self._service_id}-{worker_id}-{self._starts}",
+            # A name of its own for each start: Ray frees a name some time after its actor has ended.
+            "name": str(ActorName.of(settings)),
+            "lifetime": "detached" if self._outlives else None,
             **_demand(section),
             "max_restarts": section.max_restarts,
             "max_concurrency": 4,
             "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
             "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
         }
+        actor = _ACTORS[_ROLES[pool]].options(**options).remote(settings, self._config.log_level)
+        self._started[worker_id] = _Started.of(pool, actor, settings.start_timeout_s, loop)
+
+    def _settings(self, pool: Pool, worker_id: str) -> WorkerSettings:
         limits = self._config.limits
-        settings = WorkerSettings(
+        return WorkerSettings(
             worker_id=worker_id,
             service_id=self._service_id,
-            engine=self._engine_settings(role),
+            engine=self._engine_settings(_ROLES[pool]),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,
             max_message_bytes=self._config.router.max_message_mib << 22,
@@ -200,10 +258,8 @@ class Controller:
             drain_timeout_s=limits.drain_timeout_s,
             session_grace_s=limits.session_grace_s,
             stall_timeout_s=limits.stall_timeout_s,
+            orphan_s=self._config.service.orphan_s if self._outlives else 0.0,
         )
-        actor = _ACTORS[role].options(**options).remote(settings, self._config.log_level)
-        came_up = actor.wait_ready.remote(limits.start_timeout_s).future()
-        self._started[worker_id] = _Started(pool, actor, actor._actor_id.hex(), asyncio.wrap_future(came_up, loop=loop))
 
     def _engine_settings(self, role: EngineRole) -> EngineSettings:
         config = self._config
@@ -230,15 +286,15 @@ class Controller:
         pools = self._config.pools
         return pools.prefill if pool == wire.POOL_PREFILL else pools.decode
 
-    def _stop(self, worker_id: str, started: _Started) -> None:
+    def _stop(self, worker_id: str, actor: Any) -> None:
         timeout_s = self._config.limits.stop_timeout_s
         try:
-            if started.actor_id not in self._without_process():
-                ray.get(started.actor.stop.remote(timeout_s), timeout=timeout_s)
+            if _id_of(actor) not in self._without_process():
+                ray.get(actor.stop.remote(timeout_s), timeout=timeout_s)
         except (RayError, RuntimeError, OSError) as error:
             logger.warning("worker %s did not stop cleanly and is ended: %s", worker_id, error)
         try:
-            ray.kill(started.actor, no_restart=True)
+            ray.kill(actor, no_restart=True)
         except (RayError, RuntimeError, OSError) as error:
             logger.warning("worker %s could not be ended: %s", worker_id, error)
 
@@ -282,6 +338,12 @@ class Controller:
             for node_id, node in sorted(nodes.items(), key=lambda item: _name(item[1]))
         )
         return f"no node has {wanted} free: {there}"
+
+
+def _id_of(actor: Any) -> str:
+    """As Ray tells an actor's state by."""
+    name: str = actor._actor_id.hex()
+    return name
 
 
 def _resources(section: PoolSection) -> dict[str, float]:

@@ -27,7 +27,9 @@ from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.changes import followed
 from control_plane.pools.draining import Draining
+from control_plane.pools.kept_sizes import KeptSizes
 from control_plane.pools.roster import POOL_NAMES, PoolWorker, Roster
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
@@ -70,14 +72,17 @@ class Pools:
         membership: Membership,
         client: WorkerClient,
         fence: Fence,
+        kept: KeptSizes,
         timing: PoolTiming = POOL_TIMING,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._limits = config.limits
+        self._registration_s = config.redis.worker_lease_s
         self._actors = actors
         self._membership = membership
         self._draining = Draining(config.limits, membership, client, timing.look_every_s, now_s)
         self._fence = fence
+        self._kept = kept
         self._timing = timing
         self._now_s = now_s
         sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
@@ -102,8 +107,7 @@ class Pools:
 
     async def start(self, on_phase: Callable[[str, str], None]) -> None:
         """Until enough workers of each pool are ready; the others may follow. Raises StartError when they are not."""
-        self._watching.start(self._watch())
-        self._watching.start(self._listen_to_ray())
+        self._begin()
         starts = [(worker, self._comes(worker)) for worker in self._added(self._sizes)]
         until_s = self._now_s() + self._limits.start_timeout_s
         while not (is_up := self._is_up()) or any(task.done() for _, task in starts):
@@ -119,14 +123,40 @@ class Pools:
             await asyncio.sleep(self._timing.look_every_s)
         self._is_started = True
 
-    async def stop(self) -> None:
-        """All workers, without draining: the router has seen to that."""
+    async def take_over(self, running: Mapping[str, Pool]) -> None:
+        """In place of `start`, with the workers of a former start, by their ids: what is missing follows, what is too
+        much leaves. Only their registrations are waited for, as long as those may take: the service was up before.
+
+        Who was draining leaves: whoever saw to it is gone.
+        """
+        sizes = await self._kept.read()
+        taken = [self._roster.take_over(worker_id, pool) for worker_id, pool in running.items()]
+        self._begin()
+        until_s = self._now_s() + self._registration_s
+        while self._now_s() < until_s and not all(worker.seen_generation for worker in taken):  # noqa: ASYNC110
+            await asyncio.sleep(self._timing.look_every_s)
+        for worker in taken:
+            if worker.phase == admin.POOL_PHASE_DRAINING:
+                self._leaves(worker)
+            else:
+                self._coming[worker.worker_id] = self._changes.start(self._until_ready(worker))
+        self._resized(sizes)
+        self._is_started = True
+
+    def _begin(self) -> None:
+        self._watching.start(self._watch())
+        self._watching.start(self._listen_to_ray())
+
+    async def stop(self, *, leave_workers: bool = False) -> None:
+        """All workers, without draining: the router has seen to that. Or none, for the next controller."""
         await self._watching.cancel()
         await self._changes.cancel()
-        stops = (self._actors.stop(worker.worker_id) for worker in self._roster.workers())
+        ending = [] if leave_workers else self._roster.workers()
+        stops = (self._actors.stop(worker.worker_id) for worker in ending)
         for outcome in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(outcome, Exception):
                 logger.error("a worker did not stop: %s", outcome)
+        await self._kept.close()
         await self._fence.close()
 
     async def scale(self, sizes: Mapping[Pool, int]) -> AsyncGenerator[admin.PoolEvent, None]:
@@ -138,7 +168,7 @@ class Pools:
         self._check_sizes(sizes)
         self._check_quiet()
         workers, work = self._resized(sizes)
-        async for event in self._followed(workers, work):
+        async for event in followed(workers, work, self._timing.look_every_s):
             yield event
 
     def resize(self, pool: Pool, size: int) -> None:
@@ -156,7 +186,7 @@ class Pools:
                 "add one first (`rachis scale decode=2`), or say --force",
                 field="worker_id",
             )
-        async for event in self._followed([worker], [self._leaves(worker)]):
+        async for event in followed([worker], [self._leaves(worker)], self._timing.look_every_s):
             yield event
 
     async def restart(self, worker_ids: Sequence[str]) -> AsyncGenerator[admin.PoolEvent, None]:
@@ -175,7 +205,7 @@ class Pools:
                     continue
                 worker.restarts = True
                 work = [self._changes.start(self._start_again(worker))]
-                async for event in self._followed([worker], work, done=index, of=len(workers)):
+                async for event in followed([worker], work, self._timing.look_every_s, done=index, of=len(workers)):
                     yield event
         finally:
             self._followed_restarts -= 1
@@ -256,6 +286,9 @@ class Pools:
     async def _bring_up(self, worker: PoolWorker) -> None:
         """Returns once it is ready, or is to end. Raises StartError; Ray goes on trying then."""
         await self._actors.start(worker.pool, worker.worker_id)
+        await self._until_ready(worker)
+
+    async def _until_ready(self, worker: PoolWorker) -> None:
         failing = asyncio.create_task(self._actors.failure(worker.worker_id))
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
@@ -341,6 +374,7 @@ class Pools:
         fresh = self._now_s() - self._rays_word_s < self._timing.believe_ray_s
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
+        await self._kept.keep({pool: len(self._roster.staying(pool)) for pool in POOL_NAMES})
         for worker in self._roster.workers():
             if not worker.to_fence:
                 continue
@@ -360,25 +394,3 @@ class Pools:
             except Exception:
                 logger.exception("Ray does not say which workers have a process")
             await asyncio.sleep(self._timing.ask_ray_every_s)
-
-    async def _followed(
-        self, workers: Sequence[PoolWorker], work: Iterable["asyncio.Task[None]"], *, done: int = 0, of: int = 0
-    ) -> AsyncGenerator[admin.PoolEvent, None]:
-        """What changes in the workers while the work is done on them, and at its end. Raises what the work raised."""
-        under_way, ended = set(work), done
-        of = of or len(workers)
-        told: dict[str, admin.PoolWorker] = {}
-        while True:
-            finished = {task for task in under_way if task.done()}
-            ended += len(finished)
-            under_way -= finished
-            for worker in workers:
-                now = worker.to_wire()
-                if told.get(worker.worker_id) != now or (finished and not under_way):
-                    told[worker.worker_id] = now
-                    yield admin.PoolEvent(worker=now, done=ended, of=of)
-            for task in finished:
-                task.result()
-            if not under_way:
-                return
-            await asyncio.wait(under_way, timeout=self._timing.look_every_s, return_when=asyncio.FIRST_COMPLETED)

@@ -77,6 +77,11 @@ class Roster:
         worker = self._workers[name] = PoolWorker(name, pool, seen_generation=past, past_generation=past)
         return worker
 
+    def take_over(self, worker_id: str, pool: Pool) -> PoolWorker:
+        """One that runs already."""
+        worker = self._workers[worker_id] = PoolWorker(worker_id, pool)
+        return worker
+
     def remove(self, worker: PoolWorker) -> None:
         worker.is_at(_LEFT)
         self._workers.pop(worker.worker_id, None)

@@ -7,6 +7,7 @@ from random import Random
 import grpc
 from rachis import wire as conventions
 from rachis.redis_client import RedisClient
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
@@ -40,6 +41,7 @@ from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
 from control_plane.placement.replication import Replication
 from control_plane.placement.replicator import Replicator
+from control_plane.pools.kept_sizes import KeptSizes
 from control_plane.pools.life import Actors, Pools
 from control_plane.pools.load_following import PoolFollowing
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
@@ -311,8 +313,10 @@ def _pools(
 ) -> Pools | None:
     if ports.actors is None:
         return None
+    sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
     fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
-    return Pools(config, ports.actors, membership, client, fence, timing, ports.now_s)
+    kept = KeptSizes(ports.redis(_REDIS_TIMEOUT_S), service_id, sizes)
+    return Pools(config, ports.actors, membership, client, fence, kept, timing, ports.now_s)
 
 
 def _load_following(

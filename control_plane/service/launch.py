@@ -1,8 +1,11 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
-up:    Ray -> embedded Redis -> lease of the name -> preflight of the nodes
+up:    Ray -> embedded Redis -> lease of the name -> workers of a former start, or preflight of the nodes
        -> router (NOT_SERVING while workers start) -> workers -> SERVING
 down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.service.reaper, also when this is killed)
+
+Workers of a named service on a Ray that it joins are not ended where this is killed, is told to leave them, or has lost
+the service's name to another one: they go on, and are that one's.
 """
 
 import asyncio
@@ -48,8 +51,10 @@ OnPhase = Callable[[str, str], None]
 class Service:
     """A running service: where its router listens, and what serves it."""
 
-    def __init__(self, service_id: str, router: RouterServer, pools: Pools) -> None:
+    def __init__(self, service_id: str, router: RouterServer, pools: Pools, lease: ServiceLease) -> None:
         self.service_id = service_id
+        # Set once another `rachis serve` has the service's name: this one is to end.
+        self.replaced = lease.lost
         self._router = router
         self._pools = pools
 
@@ -86,25 +91,31 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         stack.callback(state_file.clear, process.pid)
         _check_port_free(config)
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
-        redis_url = config.redis.url or await _embedded_redis(config, controller, stack, on_phase)
-        await _take_lease(redis_url, service_id, stack)
-        await _preflight(config, redis_url, controller, on_phase)
+        redis_url = config.redis.url or await _embedded_redis(config, controller, state_file.folder, stack, on_phase)
+        lease = await _take_lease(redis_url, service_id, stack)
+        controller.registry_is_at(redis_url)
+        running = await controller.running() if config.workers_outlive_serve else {}
+        if not running:
+            await _preflight(config, redis_url, controller, on_phase)
         on_phase("router", "starting")
         ports = RouterPorts(partial(connect, redis_url), actors=controller)
         router = build_router(loaded, service_id, ports)
         pools = router.parts.pools
         assert pools is not None, "the ports have actors"
         await router.start()
-        stack.push_async_callback(pools.stop)
+        stack.push_async_callback(_end_pools, pools, config, lease)
         stack.push_async_callback(router.stop)
         state_file.claim(ServiceState(service_id, _reachable(router.address), process.pid, process.create_time()))
         on_phase("router", f"listening on {router.address}")
-        controller.registry_is_at(redis_url)
-        await pools.start(on_phase)
+        if running:
+            on_phase("workers", f"taking over {len(running)} of a former start")
+            await pools.take_over(running)
+        else:
+            await pools.start(on_phase)
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
         collect_rarely()
-        yield Service(service_id, router, pools)
+        yield Service(service_id, router, pools, lease)
         on_phase("service", "stopping")
 
 
@@ -124,14 +135,22 @@ def _reachable(address: str) -> str:
     return f"{_LOOPBACK}:{parts.port}" if parts.hostname == "0.0.0.0" else address
 
 
+async def _end_pools(pools: Pools, config: RachisConfig, lease: ServiceLease) -> None:
+    is_left = config.service.leave_workers or lease.lost.is_set()
+    await pools.stop(leave_workers=is_left and config.workers_outlive_serve)
+
+
 async def _embedded_redis(
-    config: RachisConfig, controller: Controller, stack: AsyncExitStack, on_phase: OnPhase
+    config: RachisConfig, controller: Controller, state_folder: Path, stack: AsyncExitStack, on_phase: OnPhase
 ) -> str:
     on_phase("redis", "starting")
-    folder = Path(tempfile.mkdtemp(prefix="rachis-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    if config.service.name:
+        folder = state_folder / f"redis-{config.service.name}"
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="rachis-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
     host = config.redis.host or (_LOOPBACK if config.ray.address is None else controller.node_address())
-    server = EmbeddedRedis(folder, host, config.redis.port)
+    server = EmbeddedRedis(folder, host, config.redis.port, is_kept=bool(config.service.name))
     stack.push_async_callback(server.stop)
     await server.start()
     keeper = asyncio.create_task(server.keep())
@@ -140,13 +159,14 @@ async def _embedded_redis(
     return server.url
 
 
-async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> None:
+async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> ServiceLease:
     """One `rachis serve` for each name on a Redis."""
     lease = ServiceLease(connect(redis_url, _REDIS_TIMEOUT_S), redis_url, service_id)
     stack.push_async_callback(lease.give_back)
     await lease.take()
     keeping = asyncio.create_task(lease.keep())
     stack.callback(keeping.cancel)
+    return lease
 
 
 async def _preflight(config: RachisConfig, redis_url: str, controller: Controller, on_phase: OnPhase) -> None:

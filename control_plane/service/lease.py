@@ -5,7 +5,8 @@
     nobody                     somebody takes it
 
 Redis that is away, or has lost its data, takes the name from nobody who goes on asking. One that died without a word
-is waited for: its lease is not renewed any more, and ends.
+is waited for: its lease is not renewed any more, and ends. Where it ran on this machine its end can be seen, and nobody
+waits. One that was held up for longer than its lease may find that another one has the name: it has lost it.
 """
 
 import asyncio
@@ -14,9 +15,12 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Awaitable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import psutil
 from rachis import registry
 from rachis.redis_client import REDIS_DOWN, RedisClient, complaint
 from rachis.redis_loop import LoopWords, RedisLoop
@@ -67,19 +71,29 @@ class ServiceLease:
         self._lease_s = lease_s
         self._interval_s = lease_s / RENEWALS_PER_LEASE
         self._loop = RedisLoop(self._renew, lambda: asyncio.sleep(self._interval_s), _WORDS)
-        # Another one that has the name.
-        self._rival: bytes | None = None
+        # Set once another one has the name.
+        self.lost = asyncio.Event()
         # No two are equal, not even of one process id on two hosts of one name.
         self._value = json.dumps(
-            {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": unix_ms(), "nonce": secrets.token_hex(8)}
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "process_began": psutil.Process().create_time(),
+                "machine": _machine(),
+                "since_ms": unix_ms(),
+                "nonce": secrets.token_hex(8),
+            }
         ).encode()
 
     async def take(self) -> None:
         """Raises StartError where Redis does not answer, and where another one has the name and renews it."""
         left_ms: int | None = None
         until_s = monotonic_s() + 2 * self._lease_s
-        while (held := await self._asked()) is not None:
+        while (held := await self._asked(self._hold())) is not None:
             holder, now_left_ms = held
+            if _has_ended_here(holder):
+                await self._asked(self._redis.eval(_GIVE_BACK, 1, self._key, holder))
+                continue
             if monotonic_s() > until_s or (left_ms is not None and now_left_ms > left_ms):
                 raise StartError(
                     f"{_described(self._service_id, holder)} on the Redis at {self._place}; stop that one, or give "
@@ -90,15 +104,15 @@ class ServiceLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renews it; goes on while Redis is away. Names another one that has taken the name meanwhile, loudly."""
+        """Renews it; goes on while Redis is away, and sets `lost` where another one has taken the name meanwhile."""
         await asyncio.sleep(self._interval_s)
         await self._loop.run()
 
     async def _renew(self) -> None:
         held = await self._hold()
-        if held is not None and held[0] != self._rival:
-            logger.error("%s as well: one of the two has to be stopped", _described(self._service_id, held[0]))
-        self._rival = held[0] if held is not None else None
+        if held is not None and not self.lost.is_set():
+            logger.error("%s: this one has lost its name", _described(self._service_id, held[0]))
+            self.lost.set()
 
     async def give_back(self) -> None:
         """Where Redis still answers."""
@@ -108,15 +122,37 @@ class ServiceLease:
             logger.warning("the name of the service could not be given back, it is free in a while: %s", error)
         await self._redis.aclose()
 
-    async def _asked(self) -> tuple[bytes, int] | None:
+    async def _asked(self, question: Awaitable[Any]) -> Any:
         try:
-            return await self._hold()
+            return await question
         except REDIS_DOWN as error:
             raise StartError(f"the Redis at {self._place} {complaint(error)}", field="redis.url") from None
 
     async def _hold(self) -> tuple[bytes, int] | None:
         answer: Any = await self._redis.eval(_HOLD, 1, self._key, self._value, round(self._lease_s * 1000))
         return None if answer is None else (answer[0], answer[1])
+
+
+def _machine() -> str:
+    """Of one boot and one space of process ids: whoever has the same sees the same processes. Empty: unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _has_ended_here(value: bytes) -> bool:
+    """The process that wrote this ran on this machine, and does not any more."""
+    try:
+        holder = json.loads(value)
+        if not holder["machine"] or holder["machine"] != _machine():
+            return False
+        return abs(psutil.Process(int(holder["pid"])).create_time() - float(holder["process_began"])) > 1.0
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, KeyError, TypeError, psutil.Error):
+        return False
 
 
 def _described(service_id: str, value: bytes) -> str:

@@ -38,6 +38,7 @@ class StateFile:
     """The one service that this folder speaks of."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / "service.json"
 
     def read(self) -> ServiceState | None:

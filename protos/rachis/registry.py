@@ -9,6 +9,7 @@ rachis:{<service>}:worker:<worker id>     serialised WorkerRegistration; expires
 rachis:{<service>}:holder:<worker id>     generation of that record, and expires with it; an older one is not written
 rachis:{<service>}:replication            name of the router that copies hot prefixes; expires with its lease
 rachis:{<service>}:loads                  hash: RouterLoads of each router, by its id; expires when none lives
+rachis:{<service>}:sizes                  JSON of the size that each pool is meant to have
 rachis:{<service>}:lease                  JSON of who serves under this name; expires, renewed while that one lives
 rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
 rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it
@@ -47,6 +48,10 @@ def replication_key(service_id: str) -> str:
 
 def loads_key(service_id: str) -> str:
     return f"rachis:{{{service_id}}}:loads"
+
+
+def sizes_key(service_id: str) -> str:
+    return f"rachis:{{{service_id}}}:sizes"
 
 
 def lease_key(service_id: str) -> str:

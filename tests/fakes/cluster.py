@@ -218,15 +218,19 @@ class Cluster:
     async def generate(self, text: str = "hello", **options: Any) -> list[api.GenerateResponse]:
         return [response async for response in self.call(text, **options)]
 
+    async def ends_with(self, outcomes: dict[State, int]) -> None:
+        """These are the outcomes: a client may hear of an end before the router has counted it."""
+        await until(lambda: sum(self.outcomes.values()) >= sum(outcomes.values()))
+        assert self.outcomes == outcomes
+
     def idle(self) -> bool:
-        """No request anywhere: neither counted by the router, nor in an engine, nor as a lease of one that lives."""
+        """No request anywhere: neither counted by the router, nor in an engine that lives, nor as a lease there."""
         members = self.router.membership.members()
-        running = sum(worker.engine.status().load.running_requests for worker in self.workers)
         living = [worker.engine.status().load for worker in self.workers if not worker.engine.is_dead]
         return (
             all(member.in_flight_requests == member.in_flight_tokens == 0 for member in members)
-            and running == 0
-            and all(load.leased_handoffs == 0 and load.free_blocks == load.total_blocks for load in living)
+            and all(load.running_requests == load.leased_handoffs == 0 for load in living)
+            and all(load.free_blocks == load.total_blocks for load in living)
             and sum(self.outcomes.values()) == self.calls
         )
 

@@ -24,6 +24,7 @@ class MadeUpService:
     service_id = "made-up"
 
     def __init__(self) -> None:
+        self.replaced = asyncio.Event()
         self.workers = [wire.WorkerRegistration(worker_id="prefill-0", address="127.0.0.1:1", pid=1, node="here")]
 
     def missing(self) -> list[admin.PoolWorker]:
@@ -81,6 +82,21 @@ def test_people_read_who_serves_and_who_is_missing(capsys: pytest.CaptureFixture
     assert worker.split() == ["prefill-0", "127.0.0.1:1", "process", "1", "on", "here"]
     assert missing.split(maxsplit=1) == ["decode-0", "not ready: no room on any node"]
     assert rest == ["Ctrl-C stops it", "stopping", "stopped"]
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_service_whose_name_another_one_has_taken_ends_and_says_so(as_json: bool) -> None:
+    @asynccontextmanager
+    async def start(on_phase: Callable[[str, str], None]) -> AsyncIterator[MadeUpService]:
+        service = MadeUpService()
+        service.replaced.set()
+        yield service
+        ended.append(True)
+
+    ended: list[bool] = []
+    with pytest.raises(StartError, match=r"service\.name: another `rachis serve` has taken this service's name"):
+        served(cast(StartService, start), as_json=as_json)
     assert ended == [True]
 
 

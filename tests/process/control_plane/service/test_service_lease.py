@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, cast
 
@@ -136,7 +137,47 @@ async def test_a_redis_that_is_away_ends_nothing_and_is_said_once(
     await lease.give_back()
 
 
-async def test_a_name_that_somebody_else_has_taken_meanwhile_is_told_once(
+async def test_one_that_died_on_this_machine_is_not_waited_for(url: str, client: Any) -> None:
+    """Its lease would last for a minute; who lives is not taken from."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _TAKES, url)
+    assert await process.wait() == 0
+    first, second = (ServiceLease(connect(url, 2.0), url, "chat", lease_s=LEASE_S) for _ in range(2))
+    left_ms = await client.pttl(KEY)
+    await first.take()
+    assert left_ms > 50_000 and await client.pttl(KEY) <= 1000 * LEASE_S
+    keeper = await keeping(first)
+    with pytest.raises(StartError, match="already runs"):
+        await second.take()
+    await ended(keeper)
+    for lease in (first, second):
+        await lease.give_back()
+
+
+_TAKES = """
+import asyncio, sys
+from rachis.redis_client import connect
+from control_plane.service.lease import ServiceLease
+asyncio.run(ServiceLease(connect(sys.argv[1], 2.0), sys.argv[1], "chat", lease_s=60.0).take())
+"""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"machine": "elsewhere"}, {"machine": ""}, {"process_began": None, "pid": os.getpid()}, {"pid": "x"}],
+)
+async def test_one_of_another_machine_or_that_says_too_little_is_waited_for(
+    url: str, client: Any, other: dict[str, Any]
+) -> None:
+    lease = lease_of("chat", url)
+    await lease.take()
+    value = json.loads(await client.get(KEY)) | {"pid": 4_194_304, **other}
+    await client.set(KEY, json.dumps(value), px=60_000)
+    with pytest.raises(StartError, match="already runs"):
+        await lease_of("chat", url).take()
+    await lease.give_back()
+
+
+async def test_a_name_that_somebody_else_has_taken_meanwhile_is_lost_and_told_once(
     url: str, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = lease_of("chat", url)
@@ -155,9 +196,9 @@ async def test_a_name_that_somebody_else_has_taken_meanwhile_is_told_once(
 
     told = [record.getMessage() for record in caplog.records if "node-b" in record.getMessage()]
     assert told == [
-        "service chat already runs on node-b (process 7, since 1970-01-01 00:00:00+00:00) as well: "
-        "one of the two has to be stopped"
+        "service chat already runs on node-b (process 7, since 1970-01-01 00:00:00+00:00): this one has lost its name"
     ]
+    assert lease.lost.is_set()
     assert (await client.get(KEY)).decode() == value
 
 

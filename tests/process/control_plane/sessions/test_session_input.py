@@ -70,7 +70,7 @@ async def test_a_bad_first_message_ends_the_call_before_any_worker_hears_of_it(
 
     assert (error.code(), field_of(error)) == (code, field)
     await until(cluster.idle)
-    assert cluster.outcomes == {State.REFUSED: 1}
+    await cluster.ends_with({State.REFUSED: 1})
     assert named(cluster, "prefill-0").engine.sessions == []
 
 
@@ -318,7 +318,7 @@ async def test_input_after_finish_is_refused_while_the_answer_is_on_its_way(
     engine.resume()
     assert text_of(events + await session.answer()) == session_text("hello")
     await until(cluster.idle)
-    assert cluster.outcomes == {State.FINISHED: 1}
+    await cluster.ends_with({State.FINISHED: 1})
 
 
 async def test_every_refusal_is_told_in_order_with_the_number_of_its_message(cluster: Cluster) -> None:

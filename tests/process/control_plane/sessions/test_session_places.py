@@ -43,7 +43,7 @@ async def test_as_many_idle_sessions_as_there_are_slots_keep_nobody_out_and_are_
     for number, session in enumerate(sessions):
         assert text_of(await session.answer()) == session_text(f"prompt {number} and more")
     await until(cluster.idle)
-    assert cluster.outcomes == {State.FINISHED: SLOTS + 3}
+    await cluster.ends_with({State.FINISHED: SLOTS + 3})
     assert cluster.parts.admission.in_flight == 0
 
 

@@ -1,0 +1,64 @@
+"""What a worker's actor is called on Ray. By its name alone the next `rachis serve` knows whether it may take it over.
+
+`<worker id>:<digest of its settings>:<start>`; later starts of one worker have later names.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cluster_core.clock import unix_ms
+from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.roster import POOL_NAMES
+from worker_runtime.host import WorkerSettings
+
+_POOLS = {name: pool for pool, name in POOL_NAMES.items()}
+
+
+def namespace(service_id: str) -> str:
+    """Ray's, of all actors of a service."""
+    return f"rachis-{service_id}"
+
+
+def settings_digest(settings: WorkerSettings) -> str:
+    """Equal for workers that could stand in for each other: of one pool, configuration, registry and version."""
+    return hashlib.sha256(repr(replace(settings, worker_id="")).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ActorName:
+    """start: no two are equal, and a later one is greater."""
+
+    worker_id: str
+    start: str
+    settings: str
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "ActorName":
+        start = f"{unix_ms():013d}-{secrets.token_hex(4)}"
+        return cls(settings.worker_id, start, settings_digest(settings))
+
+    @classmethod
+    def parse(cls, name: str) -> "ActorName | None":
+        """None for a name that no service has given."""
+        parts = name.split(":")
+        if len(parts) != 3 or parts[0].rpartition("-")[0] not in _POOLS:
+            return None
+        worker_id, settings, start = parts
+        return cls(worker_id, start, settings)
+
+    @property
+    def pool(self) -> Pool:
+        return _POOLS[self.worker_id.rpartition("-")[0]]
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}:{self.settings}:{self.start}"
+
+
+def newest(names: Iterable[ActorName]) -> set[ActorName]:
+    """Of each worker the last that was started: another one of that name is on its way out."""
+    last: dict[str, ActorName] = {}
+    for name in names:
+        last[name.worker_id] = max(name, last.get(name.worker_id, name))
+    return set(last.values())

@@ -1,0 +1,68 @@
+"""How many workers each pool is meant to have, kept in Redis for the next `rachis serve` that takes the workers over.
+
+A size that was asked for while the service ran holds until the configuration says another one than it did then.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, RedisClient
+
+from control_plane.model.limits import MOST_WORKERS
+from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.roster import POOL_NAMES
+
+logger = logging.getLogger(__name__)
+
+
+class KeptSizes:
+    """Of one service. configured: of each pool."""
+
+    def __init__(self, redis: RedisClient, service_id: str, configured: Mapping[Pool, int]) -> None:
+        self._redis = redis
+        self._key = registry.sizes_key(service_id)
+        self._configured = dict(configured)
+        self._written: Mapping[Pool, int] = {}
+
+    async def read(self) -> dict[Pool, int]:
+        """What is kept where it still holds, else what is configured; the latter too where Redis does not answer."""
+        try:
+            kept = await self._redis.get(self._key)
+        except REDIS_DOWN as error:
+            logger.warning("sizes of pools are those of the configuration: %s", error)
+            kept = None
+        return held(kept, self._configured)
+
+    async def keep(self, sizes: Mapping[Pool, int]) -> None:
+        """To be called again and again: writes what has changed, once Redis answers."""
+        if sizes == self._written:
+            return
+        kept = {POOL_NAMES[pool]: {"size": size, "configured": self._configured[pool]} for pool, size in sizes.items()}
+        try:
+            await self._redis.set(self._key, json.dumps(kept))
+        except REDIS_DOWN as error:
+            logger.warning("sizes of pools could not be kept: %s", error)
+        else:
+            self._written = dict(sizes)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+def held(kept: bytes | None, configured: Mapping[Pool, int]) -> dict[Pool, int]:
+    """The size of each pool: what is kept, where it was written under this configuration and is a size."""
+    try:
+        table = dict(json.loads(kept or b"{}"))
+    except (ValueError, TypeError):
+        table = {}
+    return {pool: _size(table.get(POOL_NAMES[pool]), size) for pool, size in configured.items()}
+
+
+def _size(kept: Any, configured: int) -> int:
+    if not isinstance(kept, dict) or kept.get("configured") != configured:
+        return configured
+    size = kept.get("size")
+    return size if isinstance(size, int) and 0 <= size <= MOST_WORKERS else configured

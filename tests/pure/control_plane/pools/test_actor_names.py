@@ -1,0 +1,52 @@
+"""By its name on Ray an actor is found, told from a stranger's, and known to fit or not."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster_configs.schema import RachisConfig
+from control_plane.pools.actor_names import ActorName, namespace, newest, settings_digest
+from tests.fakes.cluster import DECODE, PREFILL
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.host import WorkerSettings
+
+
+def settings(worker_id: str = "decode-0", **others: object) -> WorkerSettings:
+    config = RachisConfig()
+    engine = EngineSettings(
+        config.model, config.engine, config.handoff, EngineRole.DECODE, config.streaming, "", config.tiers,
+        config.decode, config.index,
+    )  # fmt: skip
+    plain = WorkerSettings(worker_id, "chat", engine, "redis://here", 5.0, 1 << 20, 300.0)
+    return replace(plain, **others)  # type: ignore[arg-type]
+
+
+def test_a_name_is_read_as_it_was_written() -> None:
+    name = ActorName.of(settings("prefill-12"))
+    assert ActorName.parse(str(name)) == name
+    assert (name.worker_id, name.pool, namespace("chat")) == ("prefill-12", PREFILL, "rachis-chat")
+
+
+@pytest.mark.parametrize("stranger", ["", "decode-0", "a:b:c", "decode-0:1:2:3", "SERVE_CONTROLLER_ACTOR", "-1:a:b"])
+def test_a_stranger_s_name_is_none_of_a_service(stranger: str) -> None:
+    assert ActorName.parse(stranger) is None
+
+
+def test_workers_of_one_configuration_have_one_digest_and_another_redis_or_engine_makes_another() -> None:
+    engine = settings().engine
+    others = [
+        settings(redis_url="redis://there"),
+        settings(engine=replace(engine, role=EngineRole.PREFILL)),
+        settings(engine=replace(engine, engine=engine.engine.model_copy(update={"block_size_tokens": 32}))),
+        settings(orphan_s=60.0),
+    ]
+    digests = [settings_digest(each) for each in others]
+    assert settings_digest(settings("decode-0")) == settings_digest(settings("decode-1"))
+    assert len({settings_digest(settings()), *digests}) == 1 + len(others)
+
+
+def test_of_two_starts_of_one_worker_the_later_one_counts() -> None:
+    first = ActorName("decode-0", "0001-ff", "b")
+    second, other = replace(first, start="0002-00", settings="a"), ActorName("decode-1", "0000-00", "a")
+    assert newest([second, first, other]) == {second, other}
+    assert second.pool == DECODE
