@@ -1,7 +1,8 @@
 """Which fault hits what and when in a run of `rachis chaos`: drawn from a seed. Pure.
 
 freeze   SIGSTOP, and SIGCONT some seconds later: a host that pauses, a debugger, a kernel that thrashes
-kill     SIGKILL: memory, a crash; what starts it again is what does so in production
+kill     SIGKILL: memory, a crash; what starts it again is what does so in production. `service` is `rachis serve`, and
+         Redis's primary has a replica
 flush    Redis loses its data and goes on
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 # Targets of each kind, each as often as it stands there.
 _TARGETS = {
     "freeze": ("prefill", "decode", "prefill", "decode", "router", "service", "redis"),
-    "kill": ("prefill", "decode", "prefill", "decode", "router", "redis"),
+    "kill": ("prefill", "decode", "prefill", "decode", "router", "service", "redis"),
     "flush": ("redis",),
 }
 _KINDS = ("freeze", "freeze", "freeze", "kill", "kill", "flush")
@@ -26,8 +27,9 @@ _FREEZE_S = {
     "service": (0.5, 2.0),
     "redis": (1.0, 8.0),
 }
-# What was killed takes so long to come back; meanwhile its pool loses no other.
-_PAUSE_AFTER_KILL_S = {"prefill": 45.0, "decode": 45.0, "router": 45.0, "redis": 20.0}
+# What was killed takes so long to come back; meanwhile its pool loses no other, and of two routers one is left.
+_PAUSE_AFTER_KILL_S = {"prefill": 45.0, "decode": 45.0, "router": 45.0, "service": 45.0, "redis": 20.0}
+_ROUTERS = ("router", "service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,6 @@ def schedule(duration_s: float, seed: int) -> list[Fault]:
     rng = random.Random(seed)
     faults: list[Fault] = []
     spared_until_s = dict.fromkeys(_PAUSE_AFTER_KILL_S, 0.0)
-    spared_until_s["router"] = _FIRST_S
     now_s = _FIRST_S
     while now_s < duration_s - _QUIET_S:
         kind = rng.choice(_KINDS)
@@ -55,6 +56,7 @@ def schedule(duration_s: float, seed: int) -> list[Fault]:
         if kind != "kill" or now_s >= spared_until_s[target]:
             faults.append(Fault(round(now_s, 2), kind, target, number, round(length_s, 2)))
             if kind == "kill":
-                spared_until_s[target] = now_s + _PAUSE_AFTER_KILL_S[target]
+                for each in _ROUTERS if target in _ROUTERS else (target,):
+                    spared_until_s[each] = now_s + _PAUSE_AFTER_KILL_S[target]
         now_s += rng.uniform(*_BETWEEN_S) + length_s
     return faults

@@ -1,78 +1,37 @@
-"""What a run of `rachis chaos` does its faults to: the processes of a service, its second router, and its Redis."""
+"""What a run of `rachis chaos` does its faults to: workers, `rachis serve`, the second router, and Redis's primary."""
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
-import sys
 
 import grpc
 import psutil
-import redis.asyncio as redis
+from rachis.redis_client import REDIS_DOWN, connect
 
 from benchmarks.chaos_schedule import Fault
+from benchmarks.kept_command import KeptCommand
+from benchmarks.replicated_redis import ReplicatedRedis
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
-from cluster_core.ports import hold_port
 from control_plane.client import RachisClient
-from control_plane.service.child_process import bind_to_parent
-from control_plane.service.embedded_redis import EmbeddedRedis
 
 logger = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"
-_START_TIMEOUT_S = 120.0
 _STARTS = 3
-
-
-class SecondRouter:
-    """`rachis route`, started again where it was killed, on the same port."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self.address = f"{_HOST}:{hold_port(_HOST)}"
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Raises StartError where it does not listen."""
-        port = self.address.rpartition(":")[2]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "command_line.main", "route", "--json", *self._arguments,
-            "--set", f"router.port={port}", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL, preexec_fn=bind_to_parent,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                line = await self.process.stdout.readline()
-        except TimeoutError:
-            line = b""
-        if not line or json.loads(line).get("event") != "listening":
-            raise StartError("the second router did not start")
-
-    async def ended(self) -> None:
-        """What is left of a start is ended as well."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-
-    async def stop(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.terminate()
-            await self.process.communicate()
 
 
 class Targets:
     """Redis is started again by whoever keeps it. done: faults as they were inflicted, by kind and target."""
 
-    def __init__(self, service_pid: int, client: RachisClient, own_redis: EmbeddedRedis, router: SecondRouter) -> None:
-        self._service_pid = service_pid
+    def __init__(
+        self, service: KeptCommand, router: KeptCommand, client: RachisClient, own_redis: ReplicatedRedis
+    ) -> None:
+        """client: of both routers."""
+        self._commands = {"service": service, "router": router}
         self._client = client
         self._redis = own_redis
-        self._router = router
         self._starting = BackgroundTasks()
         self.done: dict[str, int] = {}
 
@@ -97,32 +56,32 @@ class Targets:
 
     def _kill(self, fault: Fault, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
-        if fault.target == "router":
-            self._starting.start(self._start_router_again())
+        if fault.target in self._commands:
+            self._starting.start(self._start_again(fault.target))
 
-    async def _start_router_again(self) -> None:
+    async def _start_again(self, target: str) -> None:
         """As whoever keeps it would: on a starved machine one start may take too long."""
+        command = self._commands[target]
         for _ in range(_STARTS):
             await asyncio.sleep(1.0)
-            await self._router.ended()
+            await command.ended()
             with contextlib.suppress(StartError):
-                await self._router.start()
+                await command.start()
                 return
-        logger.error("the second router did not start again")
+        logger.error("the %s did not start again", target)
 
     async def _flush(self) -> None:
-        async with redis.Redis.from_url(self._redis.url, socket_timeout=5.0) as client:
-            with contextlib.suppress(redis.RedisError):
-                await client.flushall()
+        client = connect(self._redis.url, 5.0)
+        with contextlib.suppress(*REDIS_DOWN):
+            await client.flushall()
+        await client.aclose()
 
     async def _pid(self, fault: Fault) -> int | None:
-        match fault.target:
-            case "service":
-                return self._service_pid
-            case "router":
-                return self._router.process.pid if self._router.process is not None else None
-            case "redis":
-                return self._redis.pid or None
+        if fault.target in self._commands:
+            process = self._commands[fault.target].process
+            return process.pid if process is not None and process.returncode is None else None
+        if fault.target == "redis":
+            return await self._redis.primary_pid()
         try:
             workers = [view.registration for view in await self._client.workers()]
         except grpc.aio.AioRpcError:

@@ -24,7 +24,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from benchmarks.chaos_targets import SecondRouter
+from benchmarks.kept_command import KeptCommand
 from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
 
@@ -98,7 +98,7 @@ class Size:
     drain_tokens: int
 
 
-async def measure(address: str, router: SecondRouter, baseline: SecondRouter, size: Size, say: Say) -> MigrationReport:
+async def measure(address: str, router: KeptCommand, baseline: KeptCommand, size: Size, say: Say) -> MigrationReport:
     """address: of the service's own router. router: the second one. baseline: the one that lets no answer go on, not
     started yet."""
     report = MigrationReport(pairs=size.pairs)
@@ -222,7 +222,7 @@ async def _kill_decode_workers(client: RachisClient, kills: int) -> None:
     await _until_ready(client)
 
 
-async def _kill_router(router: SecondRouter) -> None:
+async def _kill_router(router: KeptCommand) -> None:
     for _ in range(ROUTER_KILLS):
         await asyncio.sleep(3.0)
         assert router.process is not None

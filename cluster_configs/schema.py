@@ -430,9 +430,11 @@ class PlacementSection(Section):
 class RedisSection(Section):
     url: str | None = Field(
         None,
-        pattern=r"^(rediss?(\+cluster)?|unix)://",
-        description="null starts the embedded server with the service; `redis+cluster://`: a node of a Redis Cluster.",
+        pattern=r"^((rediss?(\+cluster)?|unix)://|rediss?\+sentinel://([^@/]*@)?[^@/,]+(,[^@/,]+)*/[^/]+(/\d+)?$)",
+        description="null starts the embedded server with the service; `redis+cluster://`: a node of a Redis Cluster; "
+        "`redis+sentinel://:password@host:26379,host:26379/name/0`: the primary that sentinels call so.",
     )
+
     host: str | None = Field(
         None,
         description="Where the embedded server listens; null: loopback, or the node's own address under ray.address.",

@@ -26,10 +26,10 @@ def chaos_command(
 ) -> None:
     """Stop, freeze and kill parts of an own service while requests run, and count what became of them."""
     from command_line import chaos_run
-    from command_line.own_cluster import TWO_OF_EACH
+    from command_line.own_cluster import TWO_OF_EACH, Places
 
-    def load(redis_url: str | None) -> "LoadedConfig":
-        own = {**TWO_OF_EACH, "service.name": "chaos", "redis.url": redis_url}
+    def load(places: Places) -> "LoadedConfig":
+        own = {**TWO_OF_EACH, "service.name": "chaos", **places}
         return options.load_config(profile, config, assignments, model, own)
 
-    raise typer.Exit(asyncio.run(chaos_run.chaos(load, options.state_file(), minutes, seed, as_json=as_json)))
+    raise typer.Exit(asyncio.run(chaos_run.chaos(load, minutes, seed, as_json=as_json)))

@@ -1,4 +1,4 @@
-"""`rachis chaos`: faults of every kind on an own service of two workers of each pool and two routers."""
+"""`rachis chaos`: faults of every kind on an own service: two workers of each pool, two routers, two Redis servers."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,20 @@ from benchmarks.chaos_schedule import Fault, schedule
 from benchmarks.chaos_targets import Targets
 from cluster_configs.loading import LoadedConfig
 from command_line.output import err, out, print_json, print_table
-from command_line.own_cluster import own_cluster
+from command_line.own_cluster import Places, own_cluster
 from control_plane.client import RachisClient
-from control_plane.service.state import StateFile
 
 _SHOWN_FAILURES = 10
 
 
-async def chaos(
-    load: Callable[[str | None], LoadedConfig], state_file: StateFile, minutes: float, seed: int, *, as_json: bool
-) -> int:
-    """load: the configuration with this Redis. Returns 0 where nothing was wrong, unended or leaked."""
+async def chaos(load: Callable[[Places], LoadedConfig], minutes: float, seed: int, *, as_json: bool) -> int:
+    """load: the configuration with these settings. Returns 0 where nothing was wrong, unended or leaked."""
     duration_s = minutes * 60
     faults = schedule(duration_s, seed)
     err.print("asking one plain vLLM for the answers")
-    found = await chaos_bench.cases(load(None).config, seed)
-    async with own_cluster(load, state_file) as cluster, RachisClient(cluster.address) as client:
-        targets = Targets(cluster.pid, client, cluster.redis, cluster.router)
+    found = await chaos_bench.cases(load({}).config, seed)
+    async with own_cluster(load) as cluster, RachisClient(",".join(cluster.addresses)) as client:
+        targets = Targets(cluster.service, cluster.router, client, cluster.redis)
         tally = await chaos_bench.play(found, faults, targets, cluster.addresses, duration_s, seed=seed, on_fault=_say)
         err.print("all requests have ended; looking for what is still held")
         left = await chaos_bench.leaks(cluster.addresses)

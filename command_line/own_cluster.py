@@ -1,19 +1,18 @@
-"""A service with a second router, and a Redis of its own, for the length of one command: `chaos`, `bench migration`."""
+"""A service of two routers on a Ray and a replicated Redis of its own, for the length of one command: `chaos`, `bench
+migration`."""
 
-import asyncio
-import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.chaos_targets import SecondRouter
+from benchmarks.kept_command import KeptCommand
+from benchmarks.replicated_redis import ReplicatedRedis, replicated_redis
 from cluster_configs.loading import LoadedConfig
-from cluster_core.errors import StartError
-from command_line.own_service import target_service
-from control_plane.service.embedded_redis import EmbeddedRedis
-from control_plane.service.state import StateFile
+from command_line.output import PhaseDisplay, phases
+from control_plane.ray_cluster.one_host_ray import one_host_ray
 
 TWO_OF_EACH: Mapping[str, object] = {
     "pools.prefill.workers": 2,
@@ -21,51 +20,51 @@ TWO_OF_EACH: Mapping[str, object] = {
     "pools.prefill.cpus_per_worker": 0.25,
     "pools.decode.cpus_per_worker": 0.25,
 }
+# Where the service's Redis and Ray are: the last settings of its configuration.
+Places = Mapping[str, object]
+_RAY_CPUS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCluster:
-    """address: of the router of `rachis serve`, whose process has this id. router: the second one."""
+    """service: `rachis serve`. router: the second one."""
 
-    address: str
-    pid: int
-    redis: EmbeddedRedis
-    router: SecondRouter
-    _loaded: LoadedConfig
+    service: KeptCommand
+    router: KeptCommand
+    redis: ReplicatedRedis
+    _settings: Mapping[str, object]
+    _folder: Path
 
     @property
     def addresses(self) -> tuple[str, str]:
-        return self.address, self.router.address
+        return self.service.address, self.router.address
 
-    def another_router(self, **values: object) -> SecondRouter:
+    def another_router(self, **values: object) -> KeptCommand:
         """One that is not started. values: that are others than the service's, with `__` for the dot."""
-        return SecondRouter(_arguments(self._loaded, values))
+        others = {key.replace("__", "."): value for key, value in values.items()}
+        return KeptCommand("route", {**self._settings, **others}, self._folder)
+
+
+def _show(display: PhaseDisplay, event: Mapping[str, str]) -> None:
+    if event.get("event") == "phase":
+        display.show(event["part"], event["phase"])
 
 
 @asynccontextmanager
-async def own_cluster(load: Callable[[str | None], LoadedConfig], state_file: StateFile) -> AsyncIterator[OwnCluster]:
-    """load: the configuration with this Redis."""
-    with tempfile.TemporaryDirectory(prefix="rachis-own-") as folder:
-        own_redis = EmbeddedRedis(Path(folder))
-        await own_redis.start()
-        keeping = asyncio.create_task(own_redis.keep())
-        loaded = load(own_redis.url)
-        router = SecondRouter(_arguments(loaded, {}))
-        try:
-            async with target_service(None, state_file, loaded, always_own=True) as target:
+async def own_cluster(load: Callable[[Places], LoadedConfig]) -> AsyncIterator[OwnCluster]:
+    """load: the configuration with these settings in place of its own. Raises StartError."""
+    with tempfile.TemporaryDirectory(prefix="rachis-own-") as name:
+        folder = Path(name)
+        async with replicated_redis(folder) as own_redis, one_host_ray(_RAY_CPUS) as ray:
+            loaded = load({"redis.url": own_redis.url, "ray.address": ray.address})
+            settings = {entry.key: entry.value for entry in loaded.entries if entry.source != "default"}
+            router = KeptCommand("route", settings, folder)
+            with phases() as display:
+                service = KeptCommand("serve", settings, folder)
+                await service.start(partial(_show, display))
                 await router.start()
-                if target.pid is None:
-                    raise StartError("an own service has a process")
-                yield OwnCluster(target.address, target.pid, own_redis, router, loaded)
-        finally:
-            await router.stop()
-            keeping.cancel()
-            await own_redis.stop()
-
-
-def _arguments(loaded: LoadedConfig, others: Mapping[str, object]) -> list[str]:
-    """What makes another router of the same service."""
-    values = {entry.key: entry.value for entry in loaded.entries if entry.source != "default"}
-    values.update({key.replace("__", "."): value for key, value in others.items()})
-    values.pop("router.port", None)
-    return [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+            try:
+                yield OwnCluster(service, router, own_redis, settings, folder)
+            finally:
+                await router.stop()
+                await service.stop()

@@ -28,11 +28,11 @@ def migration_command(
     """How long answers pause that go on elsewhere, and what that costs without faults, on an own service."""
     from benchmarks.migration import Size
     from command_line.bench import migration_run
-    from command_line.own_cluster import TWO_OF_EACH
+    from command_line.own_cluster import TWO_OF_EACH, Places
 
-    def load(redis_url: str | None) -> "LoadedConfig":
-        own = {**TWO_OF_EACH, "service.name": "migration", "redis.url": redis_url}
+    def load(places: Places) -> "LoadedConfig":
+        own = {**TWO_OF_EACH, "service.name": "migration", **places}
         return options.load_config(profile, config, assignments, model, own)
 
     size = Size(pairs, kills, drain_tokens)
-    raise typer.Exit(asyncio.run(migration_run.bench_migration(load, options.state_file(), size, as_json=as_json)))
+    raise typer.Exit(asyncio.run(migration_run.bench_migration(load, size, as_json=as_json)))

@@ -6,19 +6,16 @@ from dataclasses import asdict
 from benchmarks import migration
 from cluster_configs.loading import LoadedConfig
 from command_line.output import err, out, print_json
-from command_line.own_cluster import own_cluster
-from control_plane.service.state import StateFile
+from command_line.own_cluster import Places, own_cluster
 
 _SHOWN_FAILURES = 10
 
 
-async def bench_migration(
-    load: Callable[[str | None], LoadedConfig], state_file: StateFile, size: migration.Size, *, as_json: bool
-) -> int:
+async def bench_migration(load: Callable[[Places], LoadedConfig], size: migration.Size, *, as_json: bool) -> int:
     """Returns 0 where no answer failed or was wrong."""
-    async with own_cluster(load, state_file) as cluster:
+    async with own_cluster(load) as cluster:
         baseline = cluster.another_router(router__max_migrations=0)
-        report = await migration.measure(cluster.address, cluster.router, baseline, size, err.print)
+        report = await migration.measure(cluster.service.address, cluster.router, baseline, size, err.print)
     for sentence in report.sentences[:_SHOWN_FAILURES]:
         err.print(f"  {sentence}")
     print_json(asdict(report)) if as_json else _print(report)

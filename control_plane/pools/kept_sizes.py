@@ -52,7 +52,7 @@ class KeptSizes:
         await self._redis.aclose()
 
 
-def held(kept: bytes | None, configured: Mapping[Pool, int]) -> dict[Pool, int]:
+def held(kept: bytes | str | None, configured: Mapping[Pool, int]) -> dict[Pool, int]:
     """The size of each pool: what is kept, where it was written under this configuration and is a size."""
     try:
         table = dict(json.loads(kept or b"{}"))

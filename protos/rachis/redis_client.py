@@ -1,10 +1,18 @@
-"""Clients of Redis, made from the configured URL in one place, for a single server and for a Redis Cluster."""
+"""Clients of Redis, made from the configured URL in one place: for a single server, for a primary that sentinels watch,
+and for a Redis Cluster."""
 
 import asyncio
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.exceptions import AuthenticationError, RedisClusterException
 
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
@@ -14,6 +22,8 @@ RedisClient: TypeAlias = "redis.Redis | RedisCluster"
 REDIS_DOWN: tuple[type[Exception], ...] = (redis.RedisError, RedisClusterException, OSError)
 
 _CLUSTER = "+cluster"
+_SENTINEL = "+sentinel"
+_SENTINEL_PORT = 26379
 # One of the answers of `complaint`.
 WRONG_PASSWORD = "refuses the password"
 
@@ -41,10 +51,69 @@ def complaint(error: Exception) -> str:
 def connect(url: str, timeout_s: float) -> RedisClient:
     """A client that connects when it is first used, and waits so long for a connection or an answer.
 
-    `redis+cluster://` and `rediss+cluster://` name any node of a Redis Cluster; all other URLs are one server's.
+    `redis+cluster://` and `rediss+cluster://` name any node of a Redis Cluster. `redis+sentinel://` names sentinels and
+    what they call the primary: `redis+sentinel://:password@host-a:26379,host-b:26379/primary/0`, where the password is
+    the Redis servers' and the database may be left out. All other URLs are one server's. Raises ValueError.
     """
     scheme, separator, place = url.partition("://")
+    if scheme.endswith(_SENTINEL):
+        return _watched_primary(scheme.removesuffix(_SENTINEL) + separator + place, timeout_s)
     if scheme.endswith(_CLUSTER):
         node = scheme.removesuffix(_CLUSTER) + separator + place
         return RedisCluster.from_url(node, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+
+
+class _LeavesReplicas(SentinelManagedConnection):
+    """What has become a replica is left for the primary, also where it is a script that may not write there.
+
+    The library does so where the refusal is a command's own; a script's has other words.
+    """
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except redis.ResponseError as error:
+            if "-READONLY " not in str(error):
+                raise
+            await self.disconnect()
+            raise redis.ConnectionError("the primary is a replica now") from None
+
+
+class _LeavesReplicasOverTls(_LeavesReplicas, SentinelManagedSSLConnection):
+    pass
+
+
+class _WatchedPrimary(redis.Redis):
+    """Whichever server the sentinels call the primary, asked with each new connection."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """With the connections to the sentinels, which nobody else has."""
+        await super().aclose(close_connection_pool)
+        pool = self.connection_pool
+        assert isinstance(pool, SentinelConnectionPool)
+        await pool.sentinel_manager.aclose()
+
+
+def _watched_primary(url: str, timeout_s: float) -> redis.Redis:
+    parts = urlsplit(url)
+    name, _, database = parts.path.strip("/").partition("/")
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if not name or not all(hosts) or not (database or "0").isdecimal():
+        raise ValueError("redis+sentinel:// wants `host:port,host:port/name of the primary/database`")
+    sentinels = [(place.hostname, place.port or _SENTINEL_PORT) for place in (urlsplit(f"//{host}") for host in hosts)]
+    timeouts: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    connection = _LeavesReplicasOverTls if parts.scheme == "rediss" else _LeavesReplicas
+    servers: dict[str, Any] = {"db": int(database or 0), "connection_class": connection, **timeouts}
+    # Those that stand before the `@`, whose host is not looked at: a list of them is no host.
+    account = urlsplit(f"//{parts.netloc.rpartition('@')[0]}@none") if "@" in parts.netloc else None
+    if account is not None:
+        servers |= {"username": _plain(account.username), "password": _plain(account.password)}
+    watched = Sentinel(sentinels, sentinel_kwargs=timeouts, **servers)  # type: ignore[no-untyped-call]
+    client: _WatchedPrimary = watched.master_for(name, redis_class=_WatchedPrimary)
+    return client
+
+
+def _plain(part: str | None) -> str | None:
+    """As it is written in the URL, with what is escaped there."""
+    return unquote(part) if part else None

@@ -53,11 +53,16 @@ def prompts() -> list[Prompt]:
     return make_prompts(_PROMPTS, seed=8)
 
 
+@pytest.fixture(scope="session")
+def network() -> None:
+    """What all hosts are connected to."""
+    bring_up_network()
+
+
 @pytest_asyncio.fixture(scope="session")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def cluster(network: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """Hosts with Ray on them, and nothing else yet."""
     folder = tmp_path_factory.mktemp("hosts")
-    bring_up_network()
     laptop, hosts = make_hosts(folder, [HEAD, PREFILL, DECODE])
     try:
         for host in (laptop, *hosts):

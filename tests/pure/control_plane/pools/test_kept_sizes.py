@@ -1,6 +1,9 @@
 """A size that somebody asked for outlives `rachis serve`, until the configuration changes."""
 
+from typing import cast
+
 import pytest
+from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.pools.kept_sizes import KeptSizes, held
@@ -28,7 +31,7 @@ def test_what_is_kept_holds_while_the_configuration_stays_and_it_is_a_size(kept:
 
 
 async def test_what_one_start_keeps_the_next_one_reads() -> None:
-    redis = RegistryRedis("chat")
+    redis = cast(RedisClient, RegistryRedis("chat"))
     first, second = (KeptSizes(redis, "chat", SIZES) for _ in range(2))
     assert await second.read() == SIZES
     await first.keep({wire.POOL_PREFILL: 3, wire.POOL_DECODE: 2})

@@ -1,0 +1,106 @@
+"""A primary that sentinels watch: its client finds it, and the one that takes over when it is killed."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from rachis import registry
+from rachis.redis_client import REDIS_DOWN, connect
+from rachis.v1 import worker_pb2 as wire
+
+from benchmarks.replicated_redis import ReplicatedRedis, replicated_redis
+from cluster_configs.loading import masked
+from control_plane.service.lease import ServiceLease
+from worker_runtime.registration import Registration
+
+
+@pytest_asyncio.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
+    async with replicated_redis(tmp_path, down_after_ms=300) as servers:
+        yield servers
+
+
+async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(120):
+        while not await holds():  # noqa: ASYNC110 - what is waited for lies in Redis
+            await asyncio.sleep(0.05)
+
+
+async def test_a_lease_and_a_registration_outlive_the_primary_and_nothing_goes_back(servers: ReplicatedRedis) -> None:
+    lease = ServiceLease(connect(servers.url, 1.0), servers.url, "chat", lease_s=30.0)
+    await lease.take()
+    record = wire.WorkerRegistration(worker_id="decode-0", state=wire.WORKER_STATE_READY)
+    worker = Registration(connect(servers.url, 1.0), "chat", record, lease_s=2.0)
+    first = await worker.open()
+    keeping = asyncio.create_task(worker.keep())
+    client = connect(servers.url, 1.0)
+    await client.wait(1, 2000)
+    before = await servers.primary_pid()
+    assert before is not None
+
+    os.kill(before, signal.SIGKILL)
+
+    async def taken_over() -> bool:
+        return await servers.primary_pid() not in (None, before)
+
+    async def registered() -> bool:
+        try:
+            return bool(await client.exists(registry.worker_key("chat", "decode-0")))
+        except REDIS_DOWN:
+            return False
+
+    await eventually(taken_over)
+    await eventually(registered)
+    holder = json.loads(await client.get(registry.lease_key("chat")) or b"")
+    assert holder["pid"] == os.getpid() and not lease.lost.is_set()
+    again = Registration(connect(servers.url, 1.0), "chat", record, lease_s=2.0)
+    assert await again.open() > first
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    for closing in (worker.close, again.close, lease.give_back, client.aclose):
+        await closing()
+
+
+async def test_what_was_killed_comes_back_as_a_replica_and_may_take_over_in_turn(servers: ReplicatedRedis) -> None:
+    client = connect(servers.url, 1.0)
+
+    async def is_whole() -> bool:
+        try:
+            figures = await client.info("replication")
+        except REDIS_DOWN:
+            return False
+        return figures["role"] == "master" and figures.get("connected_slaves") == 1
+
+    for number in range(2):
+        await eventually(is_whole)
+        await client.set("number", number)
+        await client.wait(1, 2000)
+        before = await servers.primary_pid()
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        await eventually(is_whole)
+        assert await servers.primary_pid() != before
+        assert await client.get("number") == str(number).encode()
+    await client.aclose()
+
+
+async def test_sentinels_that_do_not_answer_are_a_redis_that_is_down() -> None:
+    client = connect("redis+sentinel://127.0.0.1:1,127.0.0.1:2/primary", 0.5)
+    with pytest.raises(REDIS_DOWN):
+        await client.ping()
+    await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://host:1", "redis+sentinel:///name", "redis+sentinel://h/name/x"])
+def test_a_url_that_names_no_sentinel_or_no_primary_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"redis\+sentinel:// wants"):
+        connect(url, 1.0)
+
+
+def test_its_password_is_masked() -> None:
+    assert masked("redis+sentinel://:secret@a:1,b:2/name/0") == "redis+sentinel://:***@a:1,b:2/name/0"
