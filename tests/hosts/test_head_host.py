@@ -1,5 +1,5 @@
-"""The host of Ray's head loses its power under a service whose Redis lies elsewhere: a router on another host goes on, and
-the head that comes back finds nodes, workers and engines as they were.
+"""The host of Ray's head loses its power under a service whose Redis lies elsewhere: a router on another host goes on,
+and the head that comes back finds nodes, workers and engines as they were.
 
 Ray keeps its own state in the same Redis. Tokens are compared with what the service has answered before.
 """
@@ -73,6 +73,8 @@ async def lab(network: None, tmp_path: Path) -> AsyncIterator[Lab]:
         for host in hosts:
             # As `ray up` brings it.
             shutil.copytree(laptop.home / "project", host.home / "rachis")
+            with (host.home / ".bashrc").open("a") as settings:
+                settings.write("export PATH=$HOME/rachis-venv/bin:$PATH\n")
             host.power_on()
         yield Lab({host.name: host for host in hosts}, logs)
     finally:
