@@ -16,14 +16,28 @@ from worker_runtime.host import WorkerSettings
 _POOLS = {name: pool for pool, name in POOL_NAMES.items()}
 
 
-def namespace(service_id: str) -> str:
-    """Ray's, of all actors of a service."""
-    return f"rachis-{service_id}"
+def namespace(service_id: str, redis_url: str) -> str:
+    """Ray's, of all actors of a service: of one name on one Redis, which is where only one can have it."""
+    return f"{_namespaces(service_id)}{_digest(redis_url)}"
+
+
+def is_namesake(found: str, service_id: str, redis_url: str) -> bool:
+    """The namespace of a service of the same name on another Redis."""
+    return found.startswith(_namespaces(service_id)) and found != namespace(service_id, redis_url)
+
+
+def _namespaces(service_id: str) -> str:
+    # No name of a service has a dot.
+    return f"rachis.{service_id}."
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def settings_digest(settings: WorkerSettings) -> str:
     """Equal for workers that could stand in for each other: of one pool, configuration, registry and version."""
-    return hashlib.sha256(repr(replace(settings, worker_id="")).encode()).hexdigest()[:16]
+    return _digest(repr(replace(settings, worker_id="")))
 
 
 @dataclass(frozen=True, slots=True, order=True)

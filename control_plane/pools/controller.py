@@ -30,7 +30,7 @@ from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_core.ports import PortRange
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.actor_names import ActorName, namespace, newest, settings_digest
+from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
 from decode_worker.actor import DecodeWorker
 from prefill_worker.actor import PrefillWorker
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -99,11 +99,11 @@ class Controller:
         os.environ.setdefault("RAY_worker_niceness", "0")
         if self._config.ray.address is not None:
             # `ray start` asks for the token of a user who has one; a driver that joins has it only when told to.
+            logging.getLogger("ray").setLevel(logging.ERROR)
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             with _own_signal_handlers():
                 ray.init(
-                    namespace=namespace(self._service_id),
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     **self._cluster(),
@@ -219,9 +219,15 @@ class Controller:
 
     def _left_running(self) -> dict[ActorName, Any]:
         """The actors of this service that Ray has, each with its handle."""
-        here = namespace(self._service_id)
-        found = {}
-        for named in ray.util.list_named_actors(all_namespaces=True):
+        here, found = self._namespace, {}
+        everywhere = ray.util.list_named_actors(all_namespaces=True)
+        if any(is_namesake(named["namespace"], self._service_id, self._redis_url) for named in everywhere):
+            logger.warning(
+                "workers of a service %s on another Redis run on this Ray: they are left alone, and end by themselves "
+                "once nobody keeps them (service.orphan_s)",
+                self._service_id,
+            )
+        for named in everywhere:
             name = ActorName.parse(named["name"]) if named["namespace"] == here else None
             if name is not None:
                 # It may just have ended.
@@ -234,6 +240,7 @@ class Controller:
         options = {
             # A name of its own for each start: Ray frees a name some time after its actor has ended.
             "name": str(ActorName.of(settings)),
+            "namespace": self._namespace,
             "lifetime": "detached" if self._outlives else None,
             **_demand(section),
             "max_restarts": section.max_restarts,
@@ -243,6 +250,10 @@ class Controller:
         }
         actor = _ACTORS[_ROLES[pool]].options(**options).remote(settings, self._config.log_level)
         self._started[worker_id] = _Started.of(pool, actor, settings.start_timeout_s, loop)
+
+    @property
+    def _namespace(self) -> str:
+        return namespace(self._service_id, self._redis_url)
 
     def _settings(self, pool: Pool, worker_id: str) -> WorkerSettings:
         limits = self._config.limits

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from control_plane.pools.actor_names import ActorName, namespace, newest, settings_digest
+from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
 from tests.fakes.cluster import DECODE, PREFILL
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerSettings
@@ -24,7 +24,15 @@ def settings(worker_id: str = "decode-0", **others: object) -> WorkerSettings:
 def test_a_name_is_read_as_it_was_written() -> None:
     name = ActorName.of(settings("prefill-12"))
     assert ActorName.parse(str(name)) == name
-    assert (name.worker_id, name.pool, namespace("chat")) == ("prefill-12", PREFILL, "rachis-chat")
+    assert (name.worker_id, name.pool) == ("prefill-12", PREFILL)
+
+
+def test_a_service_is_one_of_its_name_and_its_redis() -> None:
+    here, there = namespace("chat", "redis://:a@here"), namespace("chat", "redis://:a@there")
+    assert here != there and "redis" not in here
+    assert is_namesake(there, "chat", "redis://:a@here")
+    assert not is_namesake(here, "chat", "redis://:a@here")
+    assert not is_namesake(namespace("chat-2", "redis://:a@there"), "chat", "redis://:a@here")
 
 
 @pytest.mark.parametrize("stranger", ["", "decode-0", "a:b:c", "decode-0:1:2:3", "SERVE_CONTROLLER_ACTOR", "-1:a:b"])
@@ -37,7 +45,7 @@ def test_workers_of_one_configuration_have_one_digest_and_another_redis_or_engin
     others = [
         settings(redis_url="redis://there"),
         settings(engine=replace(engine, role=EngineRole.PREFILL)),
-        settings(engine=replace(engine, engine=engine.engine.model_copy(update={"block_size_tokens": 32}))),
+        settings(engine=replace(engine, engine=engine.engine.model_copy(update={"block_size_tokens": 128}))),
         settings(orphan_s=60.0),
     ]
     digests = [settings_digest(each) for each in others]
