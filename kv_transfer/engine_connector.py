@@ -1,8 +1,9 @@
 """vLLM's NIXL pull connector, with the hand-off rules of `kv_transfer.handoff.rules` enforced inside the engine.
 
-Scheduler side: a request whose deadline has passed computes its prompt itself instead of pulling; pulls are
-recorded for the report; a lease can be ended early. Worker side: a pull that ended after its deadline, or has not ended
-by then (`overdue_pulls`), counts as failed, so that the engine recomputes it (`kv_load_failure_policy=recompute`).
+Scheduler side: a request computes its prompt itself instead of pulling where its deadline has passed, and where its
+tokens are not those that the blocks were computed from; pulls are recorded for the report; a lease can be ended early.
+Worker side: a pull that ended after its deadline, or has not ended by then (`overdue_pulls`), counts as failed, so that
+the engine recomputes it (`kv_load_failure_policy=recompute`).
 
 Who owns the prompt's blocks on the prefill side:
     until the prefill ends             its request
@@ -23,6 +24,7 @@ from kv_transfer import vllm_private
 from kv_transfer.handoff.nixl_progress import progress_interval
 from kv_transfer.handoff.overdue_pulls import OverduePulls, PullReport, Quarantine
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
+from kv_transfer.handoff.tokens_digest import TOKENS_DIGEST_PARAM, is_of, stamp
 from kv_transfer.tiers.host_tier import HostTiering
 
 if TYPE_CHECKING:
@@ -57,6 +59,23 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(copies or others, pulls)
 
 
+def _stamped(request: "Request", is_kept: bool, params: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
+    """What a hand-off's lease says, with what its blocks are of: all tokens but the last, which was just sampled."""
+    if params is not None:
+        params[TOKENS_DIGEST_PARAM] = stamp(request.all_token_ids[: request.num_tokens - 1], request.cache_salt)
+    return is_kept, params
+
+
+def _is_of_its_tokens(request: "Request", params: dict[str, Any]) -> bool:
+    """Compared once: a request may wait for its turn over many steps."""
+    if TOKENS_DIGEST_PARAM in params and params[TOKENS_DIGEST_PARAM] is None:
+        return True
+    if not is_of(params.get(TOKENS_DIGEST_PARAM), request.all_token_ids[:], request.cache_salt):
+        return False
+    params[TOKENS_DIGEST_PARAM] = None
+    return True
+
+
 class RachisNixlConnector(HostTiering, NixlPullConnector):
     """See the module. One instance lives in the scheduler, one in each worker process."""
 
@@ -69,6 +88,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_pulled = 0
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
+        self.handoffs_mismatched = 0
         # Scheduler side: blocks that overdue pulls may still write into.
         self.quarantine: Quarantine | None = None
         self._pulled_blocks: dict[str, list[Any]] = {}
@@ -81,14 +101,27 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and is_late(params[DEADLINE_PARAM], monotonic_s()):
-            params["do_remote_prefill"] = False
-            vllm_private.stop_lease_renewal(self, request.request_id)
-            self.pulls.drop(request.request_id)
+            self._drop_pull(request, params)
             self.handoffs_expired += 1
+        elif params.get("do_remote_prefill") and not _is_of_its_tokens(request, params):
+            logger.error("the blocks for %s were computed from other tokens, it computes its own", request.request_id)
+            self._drop_pull(request, params)
+            self.handoffs_mismatched += 1
         if params.get("do_remote_prefill"):
             # vLLM pulls the prompt; the lease is on what had been emitted as well, but for the last token.
             num_computed_tokens -= max(0, request.num_output_tokens - 1)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def _drop_pull(self, request: "Request", params: dict[str, Any]) -> None:
+        params["do_remote_prefill"] = False
+        vllm_private.stop_lease_renewal(self, request.request_id)
+        self.pulls.drop(request.request_id)
+
+    def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return _stamped(request, *super().request_finished(request, block_ids))
+
+    def request_finished_all_groups(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return _stamped(request, *super().request_finished_all_groups(request, block_ids))
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         params = request.kv_transfer_params or {}

@@ -55,6 +55,13 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
         None,
         lambda view: view.counters.handoffs_expired,
     ),
+    Figure(
+        CounterMetricFamily,
+        "rachis_handoffs_mismatched_total",
+        "Hand-offs whose blocks were computed from other tokens than they were to be pulled for: a defect of ours",
+        None,
+        lambda view: view.counters.handoffs_mismatched,
+    ),
 )
 
 

@@ -94,6 +94,20 @@ async def test_an_answer_that_goes_on_is_pulled_with_its_prompt(guarded: tuple[W
     await until(prefill.nothing_held, "the blocks are free")
 
 
+async def test_blocks_of_another_prompt_are_not_pulled(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
+    prefill, decode = guarded
+    before = (await decode.status()).counters.handoffs_mismatched
+    tokens, others = _prompt(9), _prompt(10)
+    await _forget(decode)
+    answer = await decode.decode(others, await prefill.prefill(tokens))
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+    assert (await decode.status()).counters.handoffs_mismatched == before + 1
+    # Its first token is the other prompt's, as the caller wanted it; what follows is computed from the right blocks.
+    first, *rest = answer.token_ids
+    assert rest == (await decode.decode(others, emitted=[first])).token_ids
+    await until(prefill.nothing_held, "the blocks are free")
+
+
 async def test_a_hand_off_that_waits_too_long_for_its_turn_is_recomputed(
     guarded: tuple[WorkerProcess, WorkerProcess],
 ) -> None:

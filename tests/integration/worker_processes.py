@@ -86,6 +86,8 @@ class WorkerProcess:
             request.emitted.token_ids.extend([*emitted, *prefilled.first.token_ids])
             request.emitted.sent_chars = len(prefilled.first.text)
             answer.token_ids += prefilled.first.token_ids
+        elif emitted:
+            request.emitted.token_ids.extend(emitted)
         async for message in self.stub.Decode(request, timeout=120):
             if message.HasField("started"):
                 answer.started = message.started

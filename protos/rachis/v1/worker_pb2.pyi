@@ -711,6 +711,7 @@ class WorkerCounters(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     NODE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NODE_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    HANDOFFS_MISMATCHED_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -725,6 +726,8 @@ class WorkerCounters(_message.Message):
     node_memory_bytes: _builtins.int
     """Memory of the worker's host, all of it and what could be had now."""
     node_available_bytes: _builtins.int
+    handoffs_mismatched: _builtins.int
+    """Whose blocks were not of the tokens that they were to be pulled for: recomputed."""
     def __init__(
         self,
         *,
@@ -740,10 +743,11 @@ class WorkerCounters(_message.Message):
         resident_bytes: _builtins.int = ...,
         node_memory_bytes: _builtins.int = ...,
         node_available_bytes: _builtins.int = ...,
+        handoffs_mismatched: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

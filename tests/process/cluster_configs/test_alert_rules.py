@@ -59,6 +59,7 @@ HEALTHY = {
     f'rachis_handoffs_total{{{ROUTER},outcome="recomputed"}}': "0+1x200",
     f'rachis_handoffs_total{{{ROUTER},outcome="none"}}': "0x200",
     f'rachis_handoffs_expired_total{{{ROUTER},worker="decode-0"}}': "4x200",
+    f'rachis_handoffs_mismatched_total{{{ROUTER},worker="decode-0"}}': "0x200",
     f'rachis_node_memory_bytes{{{ROUTER},node="h1"}}': "100x200",
     f'rachis_node_available_bytes{{{ROUTER},node="h1"}}': "30x200",
     f'rachis_worker_version_skew{{{ROUTER},worker="decode-0"}}': "0x200",
@@ -163,6 +164,12 @@ FAULTS = {
         {f'rachis_handoffs_expired_total{{{ROUTER},worker="decode-0"}}': "4x20 5+1x180"},
         330,
         600,
+    ),
+    "blocks of another prompt": Fault(
+        ("RachisHandoffMismatch",),
+        {f'rachis_handoffs_mismatched_total{{{ROUTER},worker="decode-0"}}': "0x20 1x180"},
+        285,
+        315,
     ),
     "memory full": Fault(
         ("RachisHostMemoryFull",), {f'rachis_node_available_bytes{{{ROUTER},node="h1"}}': "30x20 4x180"}, 600, 660

@@ -1,0 +1,36 @@
+"""What the blocks of a hand-off are of, as a digest that travels with them: a pull of other tokens' KV is refused.
+
+The prefill side stamps what its engine has computed, when the request ends there; the decode side compares what its
+engine is about to compute, before it pulls. Between the two lie the router's bookkeeping, retries, sessions whose
+prompts change, and answers that go on elsewhere; a mistake in any of them would give wrong tokens in silence.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+# Key that Rachis adds to vLLM's `kv_transfer_params`, see `kv_transfer.handoff.rules`: [tokens, digest], or None once
+# the decode side has compared it.
+TOKENS_DIGEST_PARAM = "rachis_tokens"
+_DIGEST_BYTES = 16
+
+
+def tokens_digest(token_ids: Sequence[int], cache_salt: str | None) -> str:
+    """Of the tokens whose KV it is, in order, and of the salt that they are cached under."""
+    hashed = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=_DIGEST_BYTES)
+    hashed.update((cache_salt or "").encode())
+    return hashed.hexdigest()
+
+
+def stamp(token_ids: Sequence[int], cache_salt: str | None) -> list[Any]:
+    """What is sent."""
+    return [len(token_ids), tokens_digest(token_ids, cache_salt)]
+
+
+def is_of(stamped: Any, token_ids: Sequence[int], cache_salt: str | None) -> bool:
+    """The blocks are of the first of these tokens. What nobody has stamped is of none."""
+    match stamped:
+        case [int(count), str(digest)] if 0 < count <= len(token_ids):
+            return tokens_digest(token_ids[:count], cache_salt) == digest
+    return False
