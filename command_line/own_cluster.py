@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.kept_command import KeptCommand
+from benchmarks.one_host_ray import one_host_ray
 from benchmarks.replicated_redis import ReplicatedRedis, replicated_redis
 from cluster_configs.loading import LoadedConfig
 from command_line.output import PhaseDisplay, phases
-from control_plane.ray_cluster.one_host_ray import one_host_ray
 
 TWO_OF_EACH: Mapping[str, object] = {
     "pools.prefill.workers": 2,

@@ -15,9 +15,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from benchmarks.one_host_ray import OneHostRay, one_host_ray
 from cluster_core.ports import hold_port
 from control_plane.client import Generated, RachisClient, token_prompt
-from control_plane.ray_cluster.one_host_ray import OneHostRay, one_host_ray
 from tests.integration.conftest import until
 
 pytestmark = pytest.mark.integration

@@ -1,6 +1,6 @@
 """A Ray of this host alone: services join it, come and go, and their workers outlive them.
 
-`python -m control_plane.ray_cluster.one_host_ray CPUS` says `{"address": ...}` once it runs, and ends when it is asked
+`python -m benchmarks.one_host_ray CPUS` says `{"address": ...}` once it runs, and ends when it is asked
 to or its parent has ended. For tests and measurements; in production `ray up` or `ray start` make the cluster.
 """
 
