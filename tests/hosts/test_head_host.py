@@ -17,7 +17,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from control_plane.client import RachisClient, token_prompt
 from tests.hosts.disks import make_hosts
-from tests.hosts.netlab import Host, HostSpec
+from tests.hosts.netlab import Host, HostSpec, LabError
 from tests.integration.conftest import until
 
 STORE, HEAD, NODE = (HostSpec(name, f"10.77.0.{number}") for name, number in (("store", 20), ("top", 21), ("both", 22)))
@@ -37,6 +37,7 @@ _START_HEAD = (
 _START_NODE = (
     f"{_PATIENT} ray start --address={HEAD.address}:6379 --num-cpus=4 --node-ip-address={NODE.address} {_PORTS}"
 )
+_START_S = 400.0
 _PROMPT = [(5 * index) % 250 for index in range(200)]
 
 
@@ -58,7 +59,11 @@ class Lab:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
             return any(json.loads(line).get("event") == event for line in lines if line.endswith("}"))
 
-        await until(says_so, f"{command} on {host.name} is {event}")
+        try:
+            # As long as engines may take to start on a machine that is busy with other tests.
+            await until(says_so, f"{command} on {host.name} is {event}", timeout_s=_START_S)
+        except AssertionError as late:
+            raise LabError(f"{late}\n{log.read_text(errors='replace')[-4000:]}") from None
 
     async def serve(self) -> None:
         await self.start(HEAD, f"serve --address {HEAD.address}:6379 --set router.host={HEAD.address}", "ready")

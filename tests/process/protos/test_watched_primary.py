@@ -1,11 +1,14 @@
 """A primary that sentinels watch: its client finds it, and the one that takes over when it is killed."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,7 +24,7 @@ from worker_runtime.registration import Registration
 
 @pytest_asyncio.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
-    async with replicated_redis(tmp_path, down_after_ms=300) as servers:
+    async with replicated_redis(tmp_path) as servers:
         yield servers
 
 
@@ -31,15 +34,28 @@ async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.05)
 
 
+async def answer(question: Callable[[], Awaitable[Any]]) -> Any:
+    """Once Redis gives one: on a busy machine the sentinels may take the new primary for dead, too."""
+    answers: list[Any] = []
+
+    async def given() -> bool:
+        with contextlib.suppress(*REDIS_DOWN):
+            answers.append(await question())
+        return bool(answers)
+
+    await eventually(given)
+    return answers[0]
+
+
 async def test_a_lease_and_a_registration_outlive_the_primary_and_nothing_goes_back(servers: ReplicatedRedis) -> None:
     lease = ServiceLease(connect(servers.url, 1.0), servers.url, "chat", lease_s=30.0)
     await lease.take()
     record = wire.WorkerRegistration(worker_id="decode-0", state=wire.WORKER_STATE_READY)
     worker = Registration(connect(servers.url, 1.0), "chat", record, lease_s=2.0)
-    first = await worker.open()
+    first = await answer(worker.open)
     keeping = asyncio.create_task(worker.keep())
     client = connect(servers.url, 1.0)
-    await client.wait(1, 2000)
+    await answer(lambda: client.wait(1, 2000))
     before = await servers.primary_pid()
     assert before is not None
 
@@ -56,10 +72,10 @@ async def test_a_lease_and_a_registration_outlive_the_primary_and_nothing_goes_b
 
     await eventually(taken_over)
     await eventually(registered)
-    holder = json.loads(await client.get(registry.lease_key("chat")) or b"")
+    holder = json.loads(await answer(lambda: client.get(registry.lease_key("chat"))))
     assert holder["pid"] == os.getpid() and not lease.lost.is_set()
     again = Registration(connect(servers.url, 1.0), "chat", record, lease_s=2.0)
-    assert await again.open() > first
+    assert await answer(again.open) > first
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     for closing in (worker.close, again.close, lease.give_back, client.aclose):
@@ -78,14 +94,14 @@ async def test_what_was_killed_comes_back_as_a_replica_and_may_take_over_in_turn
 
     for number in range(2):
         await eventually(is_whole)
-        await client.set("number", number)
-        await client.wait(1, 2000)
+        await answer(partial(client.set, "number", number))
+        await answer(lambda: client.wait(1, 2000))
         before = await servers.primary_pid()
         assert before is not None
         os.kill(before, signal.SIGKILL)
         await eventually(is_whole)
         assert await servers.primary_pid() != before
-        assert await client.get("number") == str(number).encode()
+        assert await answer(lambda: client.get("number")) == str(number).encode()
     await client.aclose()
 
 
