@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -61,10 +62,13 @@ def main(cpus: int) -> None:
         address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=_OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1",
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     sys.stdout.write(json.dumps({"address": here.address_info["gcs_address"]}) + "\n")
     sys.stdout.flush()
-    signal.pause()
+    # In steps: a handler runs between them, not within one.
+    while not ended.wait(1.0):
+        pass
     ray.shutdown()
 
 

@@ -1,5 +1,6 @@
 """Names of requests, workers and services."""
 
+import hashlib
 import secrets
 from typing import NewType
 
@@ -27,3 +28,8 @@ def new_start_mark(service_name: str) -> str:
 def worker_id(pool: str, index: int) -> WorkerId:
     """A worker keeps its name when it is restarted; its generation tells the starts apart."""
     return WorkerId(f"{pool}-{index}")
+
+
+def registry_digest(redis_url: str) -> str:
+    """Says which Redis without saying where it is, or its password."""
+    return hashlib.sha256(redis_url.encode()).hexdigest()[:16]

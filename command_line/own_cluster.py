@@ -58,12 +58,11 @@ async def own_cluster(load: Callable[[Places], LoadedConfig]) -> AsyncIterator[O
         async with replicated_redis(folder) as own_redis, one_host_ray(_RAY_CPUS) as ray:
             loaded = load({"redis.url": own_redis.url, "ray.address": ray.address})
             settings = {entry.key: entry.value for entry in loaded.entries if entry.source != "default"}
-            router = KeptCommand("route", settings, folder)
-            with phases() as display:
-                service = KeptCommand("serve", settings, folder)
-                await service.start(partial(_show, display))
-                await router.start()
+            service, router = (KeptCommand(name, settings, folder) for name in ("serve", "route"))
             try:
+                with phases() as display:
+                    await service.start(partial(_show, display))
+                    await router.start()
                 yield OwnCluster(service, router, own_redis, settings, folder)
             finally:
                 await router.stop()

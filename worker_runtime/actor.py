@@ -6,6 +6,7 @@ worker registers and serves without anybody telling it to.
 
 import logging
 import os
+import threading
 
 import ray
 from rachis.v1 import worker_pb2 as wire
@@ -13,6 +14,9 @@ from rachis.v1 import worker_pb2 as wire
 from worker_runtime.host import WorkerHost, WorkerSettings
 from worker_runtime.own_node import NodePlace
 from worker_runtime.worker_start import ServiceFactory
+
+# A worker that was stopped ends by itself then: whoever stopped it has its answer, and ends it before.
+_RETIRES_AFTER_S = 5.0
 
 
 class WorkerActor:
@@ -34,7 +38,10 @@ class WorkerActor:
         return os.getpid()
 
     def stop(self, timeout_s: float) -> bool:
-        return self._host.stop(timeout_s)
+        """The process follows: also where whoever asked for it has died meanwhile."""
+        is_over = self._host.stop(timeout_s)
+        threading.Timer(_RETIRES_AFTER_S, _retire).start()
+        return is_over
 
 
 def _retire() -> None:

@@ -29,7 +29,7 @@ from cluster_core.errors import StartError
 from cluster_core.versions import Versions
 from worker_runtime import own_node
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
-from worker_runtime.orphans import until_orphaned
+from worker_runtime.orphans import Keeper, until_orphaned
 from worker_runtime.own_node import NODE, NodePlace
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
@@ -117,6 +117,8 @@ class WorkerHost:
             raise StartError(f"worker {self._settings.worker_id} is still {self._record.phase} after {timeout_s:g} s")
         if self._failure is not None:
             raise StartError(f"worker {self._settings.worker_id}: {self._failure}")
+        if self._stopped.is_set():
+            raise StartError(f"worker {self._settings.worker_id} has been stopped")
         return self._record
 
     def stop(self, timeout_s: float) -> bool:
@@ -192,17 +194,21 @@ class WorkerHost:
 
     async def _until_end_asked(self, servicer: WorkerServiceBase) -> None:
         settings = self._settings
-        asked = asyncio.create_task(self._end_asked.wait())
-        ends: list[asyncio.Task[Any]] = [asked]
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._end_asked.wait())]
         if settings.orphan_s:
-            redis = connect(settings.redis_url, settings.redis_lease_s)
-            watching = until_orphaned(redis, settings.service_id, settings.orphan_s, servicer.is_idle)
-            ends.append(asyncio.create_task(watching))
+            keeper = Keeper(
+                connect(settings.redis_url, settings.redis_lease_s), settings.service_id, settings.redis_url
+            )
+            watching = asyncio.create_task(until_orphaned(keeper, settings.orphan_s, servicer.work_seen))
+            watching.add_done_callback(self._orphaned)
+            ends.append(watching)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        self._is_orphan = not asked.done()
         for end in ends:
             end.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
+
+    def _orphaned(self, watching: "asyncio.Task[None]") -> None:
+        self._is_orphan = not watching.cancelled() and watching.exception() is None
 
     async def _drained(self, servicer: WorkerServiceBase) -> None:
         """Until nothing runs any more, `stop` is called, or it has taken as long as it may."""

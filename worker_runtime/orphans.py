@@ -1,10 +1,12 @@
 """Whether anybody keeps a worker: one that outlives its `rachis serve` waits for the next, but not for ever.
 
-It is kept while some `rachis serve` holds the service's name, and it is of use while anything runs on it: routers that
-are left may still send requests. A Redis that does not answer keeps nobody.
+It is kept while a `rachis serve` holds the service's name that takes over workers of this Redis, and it is of use while
+anything comes to it: routers that are left may still send requests. Of a Redis that does not answer nothing is known:
+that time counts for a quarter.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 
@@ -12,11 +14,13 @@ from rachis import registry
 from rachis.redis_client import REDIS_DOWN, RedisClient, not_cancelled
 
 from cluster_core.clock import monotonic_s
+from cluster_core.ids import registry_digest
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 _LOOKS_PER_TIME = 20
+_UNKNOWN_COUNTS = 0.25
 
 
 class OrphanWatch:
@@ -24,30 +28,56 @@ class OrphanWatch:
 
     def __init__(self, orphan_s: float, now_s: float) -> None:
         self._orphan_s = orphan_s
-        self._since_s = now_s
+        self._last_s = now_s
+        self._alone_s = 0.0
+        self._work: object = None
 
-    def looked(self, now_s: float, *, is_kept: bool, is_idle: bool) -> bool:
-        """What was seen; True once it has been so for too long."""
-        if is_kept or not is_idle:
-            self._since_s = now_s
-        return now_s - self._since_s >= self._orphan_s
+    def looked(self, now_s: float, *, is_kept: bool | None, work: object) -> bool:
+        """What was seen; True once it has been so for too long. is_kept: None where that is not known.
+
+        work: whatever is another value where anything has come, None while anything runs.
+        """
+        is_of_use = work is None or work != self._work
+        counts = 1.0 if is_kept is not None else _UNKNOWN_COUNTS
+        self._alone_s = 0.0 if is_kept or is_of_use else self._alone_s + counts * (now_s - self._last_s)
+        self._last_s, self._work = now_s, work
+        return self._alone_s >= self._orphan_s
 
 
-async def until_orphaned(redis: RedisClient, service_id: str, orphan_s: float, is_idle: Callable[[], bool]) -> None:
-    """Returns once nobody keeps the worker. It closes the client."""
+class Keeper:
+    """Who keeps the workers of a service on this Redis."""
+
+    def __init__(self, redis: RedisClient, service_id: str, redis_url: str) -> None:
+        self._redis = redis
+        self._key = registry.lease_key(service_id)
+        self._registry = registry_digest(redis_url)
+
+    async def is_there(self) -> bool | None:
+        """None where Redis does not answer."""
+        try:
+            value = await self._redis.get(self._key)
+        except REDIS_DOWN as error:
+            logger.debug("whether the service is kept is not known: %s", error)
+            return None
+        try:
+            return bool(json.loads(value or b"{}").get("keeps") == self._registry)
+        except (ValueError, AttributeError):
+            return False
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+async def until_orphaned(keeper: Keeper, orphan_s: float, work: Callable[[], object]) -> None:
+    """Returns once nobody keeps the worker. A look that fails is as good as none. It closes the keeper."""
     watch = OrphanWatch(orphan_s, monotonic_s())
     try:
         while not_cancelled():
             await asyncio.sleep(min(_LOOK_S, orphan_s / _LOOKS_PER_TIME))
-            if watch.looked(monotonic_s(), is_kept=await _is_kept(redis, service_id), is_idle=is_idle()):
-                return
+            try:
+                if watch.looked(monotonic_s(), is_kept=await keeper.is_there(), work=work()):
+                    return
+            except Exception:
+                logger.exception("it could not be looked who keeps this worker")
     finally:
-        await redis.aclose()
-
-
-async def _is_kept(redis: RedisClient, service_id: str) -> bool:
-    try:
-        return bool(await redis.exists(registry.lease_key(service_id)))
-    except REDIS_DOWN as error:
-        logger.debug("whether the service is kept is not known: %s", error)
-        return False
+        await keeper.close()

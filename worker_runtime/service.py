@@ -120,6 +120,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         load = self._engine.status().load
         return not (self._calls or load.running_requests or load.waiting_requests or load.leased_handoffs)
 
+    def work_seen(self) -> int | None:
+        """How many requests have come, once it is idle; None while it is not."""
+        return self._engine.status().counters.requests if self.is_idle() else None
+
     def _stop_draining(self) -> None:
         self._stop_moving()
         self._registration.state = wire.WORKER_STATE_READY

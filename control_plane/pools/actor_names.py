@@ -5,10 +5,12 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster_core.clock import unix_ms
+from cluster_core.ids import registry_digest
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.roster import POOL_NAMES
 from worker_runtime.host import WorkerSettings
@@ -18,7 +20,7 @@ _POOLS = {name: pool for pool, name in POOL_NAMES.items()}
 
 def namespace(service_id: str, redis_url: str) -> str:
     """Ray's, of all actors of a service: of one name on one Redis, which is where only one can have it."""
-    return f"{_namespaces(service_id)}{_digest(redis_url)}"
+    return f"{_namespaces(service_id)}{registry_digest(redis_url)}"
 
 
 def is_namesake(found: str, service_id: str, redis_url: str) -> bool:
@@ -31,13 +33,11 @@ def _namespaces(service_id: str) -> str:
     return f"rachis.{service_id}."
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def settings_digest(settings: WorkerSettings) -> str:
-    """Equal for workers that could stand in for each other: of one pool, configuration, registry and version."""
-    return _digest(repr(replace(settings, worker_id="")))
+def settings_digest(settings: WorkerSettings, demand: Mapping[str, Any]) -> str:
+    """Equal for workers that could stand in for each other: of one pool, configuration, registry and version, and the
+    same to Ray."""
+    told = repr((replace(settings, worker_id=""), sorted(demand.items())))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,9 +49,9 @@ class ActorName:
     settings: str
 
     @classmethod
-    def of(cls, settings: WorkerSettings) -> "ActorName":
+    def of(cls, settings: WorkerSettings, demand: Mapping[str, Any]) -> "ActorName":
         start = f"{unix_ms():013d}-{secrets.token_hex(4)}"
-        return cls(settings.worker_id, start, settings_digest(settings))
+        return cls(settings.worker_id, start, settings_digest(settings, demand))
 
     @classmethod
     def parse(cls, name: str) -> "ActorName | None":

@@ -44,6 +44,8 @@ _ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.PO
 _ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
 # Calls of Ray at once: a worker that stops takes one for as long as it may take.
 _MOST_CALLS = 64
+# Those that wait for it to be ready may be of several controllers, one after the other.
+_CALLS_OF_AN_ACTOR = 32
 # What Ray calls an actor that has no process: it waits for room, or for its node's successor.
 _WITHOUT_PROCESS = frozenset({"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"})
 _ENDED = (
@@ -73,7 +75,7 @@ class _Started:
 
 
 class Controller:
-    """The actors of one service; see `control_plane.pools.life.Actors`. Ray's calls that block run on threads.
+    """The actors of one service; see `control_plane.pools.actors.Actors`. Ray's calls that block run on threads.
 
     mark: what every process of this start carries in its environment, but for those that outlive it: they carry the
     service's id.
@@ -132,8 +134,8 @@ class Controller:
             handles = await self._on_thread(self._left_running)
         except RayError as error:
             raise StartError(f"Ray does not say what runs: {error}", field="ray.address") from None
-        digests = {pool: settings_digest(self._settings(pool, "")) for pool in _ROLES}
-        fitting = {name for name in newest(handles) if name.settings == digests[name.pool]}
+        digests = {pool: settings_digest(self._settings(pool, ""), _demand(self._section(pool))) for pool in _ROLES}
+        fitting = {name for name in newest(handles) if self._outlives and name.settings == digests[name.pool]}
         others = handles.keys() - fitting
         for name in others:
             logger.warning("%s runs with other settings and is ended", name.worker_id)
@@ -239,13 +241,11 @@ class Controller:
         section, settings = self._section(pool), self._settings(pool, worker_id)
         options = {
             # A name of its own for each start: Ray frees a name some time after its actor has ended.
-            "name": str(ActorName.of(settings)),
+            "name": str(ActorName.of(settings, _demand(section))),
             "namespace": self._namespace,
             "lifetime": "detached" if self._outlives else None,
             **_demand(section),
-            "max_restarts": section.max_restarts,
-            "max_concurrency": 4,
-            "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
+            "max_concurrency": _CALLS_OF_AN_ACTOR,
             "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
         }
         actor = _ACTORS[_ROLES[pool]].options(**options).remote(settings, self._config.log_level)
@@ -366,9 +366,15 @@ def _resources(section: PoolSection) -> dict[str, float]:
 
 
 def _demand(section: PoolSection) -> dict[str, Any]:
-    """The same as options of an actor."""
+    """The same as options of an actor, with all that Ray is told of it."""
     named = {section.node_resource: 1.0} if section.node_resource is not None else {}
-    return {"num_cpus": section.cpus_per_worker, "num_gpus": section.gpus_per_worker, "resources": named}
+    return {
+        "num_cpus": section.cpus_per_worker,
+        "num_gpus": section.gpus_per_worker,
+        "resources": named,
+        "max_restarts": section.max_restarts,
+        "scheduling_strategy": "SPREAD" if section.placement_strategy == "SPREAD" else "DEFAULT",
+    }
 
 
 def _fits(demand: Mapping[str, float], free: Mapping[str, float]) -> bool:

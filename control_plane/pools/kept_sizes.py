@@ -3,6 +3,7 @@
 A size that was asked for while the service ran holds until the configuration says another one than it did then.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -10,12 +11,18 @@ from typing import Any
 
 from rachis import registry
 from rachis.redis_client import REDIS_DOWN, RedisClient
+from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.background import BackgroundTasks
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.roster import POOL_NAMES
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+# Without a decode worker nothing is served.
+_LEAST = {wire.POOL_DECODE: 1}
 
 
 class KeptSizes:
@@ -26,6 +33,7 @@ class KeptSizes:
         self._key = registry.sizes_key(service_id)
         self._configured = dict(configured)
         self._written: Mapping[Pool, int] = {}
+        self._writing = BackgroundTasks()
 
     async def read(self) -> dict[Pool, int]:
         """What is kept where it still holds, else what is configured; the latter too where Redis does not answer."""
@@ -36,19 +44,23 @@ class KeptSizes:
             kept = None
         return held(kept, self._configured)
 
-    async def keep(self, sizes: Mapping[Pool, int]) -> None:
-        """To be called again and again: writes what has changed, once Redis answers."""
-        if sizes == self._written:
-            return
+    def keep(self, sizes: Mapping[Pool, int]) -> None:
+        """To be called again and again: writes what has changed, once Redis answers. Waits for nothing."""
+        if sizes != self._written and not self._writing:
+            self._writing.start(self._write(dict(sizes)))
+
+    async def _write(self, sizes: Mapping[Pool, int]) -> None:
         kept = {POOL_NAMES[pool]: {"size": size, "configured": self._configured[pool]} for pool, size in sizes.items()}
         try:
             await self._redis.set(self._key, json.dumps(kept))
         except REDIS_DOWN as error:
-            logger.warning("sizes of pools could not be kept: %s", error)
+            logger.debug("sizes of pools could not be kept, it is tried again: %s", error)
+            await asyncio.sleep(_RETRY_S)
         else:
-            self._written = dict(sizes)
+            self._written = sizes
 
     async def close(self) -> None:
+        await self._writing.cancel()
         await self._redis.aclose()
 
 
@@ -58,11 +70,11 @@ def held(kept: bytes | str | None, configured: Mapping[Pool, int]) -> dict[Pool,
         table = dict(json.loads(kept or b"{}"))
     except (ValueError, TypeError):
         table = {}
-    return {pool: _size(table.get(POOL_NAMES[pool]), size) for pool, size in configured.items()}
+    return {pool: _size(table.get(POOL_NAMES[pool]), size, _LEAST.get(pool, 0)) for pool, size in configured.items()}
 
 
-def _size(kept: Any, configured: int) -> int:
+def _size(kept: Any, configured: int, least: int) -> int:
     if not isinstance(kept, dict) or kept.get("configured") != configured:
         return configured
     size = kept.get("size")
-    return size if isinstance(size, int) and 0 <= size <= MOST_WORKERS else configured
+    return size if isinstance(size, int) and least <= size <= MOST_WORKERS else configured

@@ -12,7 +12,6 @@ A worker that has not become idle in `limits.drain_timeout_s` leaves all the sam
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from rachis.redis_client import not_cancelled
 from rachis.v1 import admin_pb2 as admin
@@ -27,6 +26,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
+from control_plane.pools.actors import Actors
 from control_plane.pools.changes import followed
 from control_plane.pools.draining import Draining
 from control_plane.pools.kept_sizes import KeptSizes
@@ -37,26 +37,6 @@ logger = logging.getLogger(__name__)
 
 
 _READY = admin.POOL_PHASE_READY
-
-
-class Actors(Protocol):
-    """The processes of workers, wherever they run."""
-
-    async def start(self, pool: Pool, worker_id: str) -> None:
-        """Asks for a process; it may wait for room."""
-        ...
-
-    async def failure(self, worker_id: str) -> str:
-        """Returns why the worker's first start failed, once it has; never returns where it serves or is stopped."""
-        ...
-
-    async def stop(self, worker_id: str) -> None:
-        """Ends the engine in order, then the process; a process that does not answer is ended."""
-        ...
-
-    async def without_node(self) -> Mapping[str, str]:
-        """Those that have no process, by worker id, and why no node takes them; empty where one does."""
-        ...
 
 
 class Pools:
@@ -139,7 +119,7 @@ class Pools:
             if worker.phase == admin.POOL_PHASE_DRAINING:
                 self._leaves(worker)
             else:
-                self._coming[worker.worker_id] = self._changes.start(self._until_ready(worker))
+                self._coming[worker.worker_id] = self._changes.start(self._taken_over(worker))
         self._resized(sizes)
         self._is_started = True
 
@@ -288,6 +268,16 @@ class Pools:
         await self._actors.start(worker.pool, worker.worker_id)
         await self._until_ready(worker)
 
+    async def _taken_over(self, worker: PoolWorker) -> None:
+        """One that does not serve is started again: it may have been stopped, drained or frozen before."""
+        try:
+            await self._until_ready(worker)
+        except StartError as error:
+            logger.error("%s was taken over and does not serve, it is started again: %s", worker.worker_id, error)
+            self._coming.pop(worker.worker_id, None)
+            worker.restarts = True
+            await self._start_again(worker)
+
     async def _until_ready(self, worker: PoolWorker) -> None:
         failing = asyncio.create_task(self._actors.failure(worker.worker_id))
         try:
@@ -374,7 +364,8 @@ class Pools:
         fresh = self._now_s() - self._rays_word_s < self._timing.believe_ray_s
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
-        await self._kept.keep({pool: len(self._roster.staying(pool)) for pool in POOL_NAMES})
+        if self._is_started:
+            self._kept.keep({pool: len(self._roster.staying(pool)) for pool in POOL_NAMES})
         for worker in self._roster.workers():
             if not worker.to_fence:
                 continue

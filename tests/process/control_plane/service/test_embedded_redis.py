@@ -145,7 +145,31 @@ async def test_one_whose_file_is_damaged_starts_empty_and_puts_it_aside(tmp_path
         assert second.url == first.url
         async with redis.asyncio.Redis.from_url(second.url) as client:
             assert await client.dbsize() == 0
-        assert (folder / "appendonly.damaged").exists()
+        assert len(await asyncio.to_thread(lambda: list(folder.glob("appendonly.damaged-*")))) == 1
+    finally:
+        await second.stop()
+
+
+async def test_one_that_does_not_start_for_another_reason_keeps_its_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    first = await started(folder)
+    async with redis.asyncio.Redis.from_url(first.url) as client:
+        await client.set("generation", 7)
+    await first.stop()
+    written = (folder / "appendonly.aof").read_bytes()
+    port = int(first.url.rpartition(":")[2].partition("/")[0])
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+        # Found taken by Redis, not by whoever starts it.
+        with pytest.raises(StartError, match="the embedded Redis ended with 1"):
+            await first.start()
+    second = await started(folder)
+    try:
+        assert (folder / "appendonly.aof").read_bytes() == written
+        async with redis.asyncio.Redis.from_url(second.url) as client:
+            assert await client.get("generation") == b"7"
     finally:
         await second.stop()
 

@@ -163,18 +163,27 @@ asyncio.run(ServiceLease(connect(sys.argv[1], 2.0), sys.argv[1], "chat", lease_s
 
 @pytest.mark.parametrize(
     "other",
-    [{"machine": "elsewhere"}, {"machine": ""}, {"process_began": None, "pid": os.getpid()}, {"pid": "x"}],
+    [
+        {"machine": "elsewhere"},
+        {"machine": ""},
+        {"process_began": None},
+        {"process_began": 0},
+        {"pid": "x"},
+        {"pid": os.getpid()},
+    ],
 )
 async def test_one_of_another_machine_or_that_says_too_little_is_waited_for(
     url: str, client: Any, other: dict[str, Any]
 ) -> None:
     lease = lease_of("chat", url)
     await lease.take()
-    value = json.loads(await client.get(KEY)) | {"pid": 4_194_304, **other}
+    value = json.loads(await client.get(KEY)) | ({"pid": 4_194_304} if "machine" in other else {}) | other
     await client.set(KEY, json.dumps(value), px=60_000)
+    successor = ServiceLease(connect(url, 2.0), url, "chat", lease_s=0.2)
     with pytest.raises(StartError, match="already runs"):
-        await lease_of("chat", url).take()
-    await lease.give_back()
+        await successor.take()
+    for each in (lease, successor):
+        await each.give_back()
 
 
 async def test_a_name_that_somebody_else_has_taken_meanwhile_is_lost_and_told_once(
@@ -200,6 +209,17 @@ async def test_a_name_that_somebody_else_has_taken_meanwhile_is_lost_and_told_on
     ]
     assert lease.lost.is_set()
     assert (await client.get(KEY)).decode() == value
+
+
+async def test_one_that_was_held_up_while_it_started_finds_its_name_lost(url: str, client: Any) -> None:
+    lease = lease_of("chat", url)
+    await lease.take()
+    await lease.check()
+    await client.set(KEY, json.dumps({"host": "node-b", "pid": 7, "since_ms": 0}))
+    with pytest.raises(StartError, match=r"service\.name: service chat already runs on node-b .* by now"):
+        await lease.check()
+    assert lease.lost.is_set()
+    await lease.give_back()
 
 
 async def test_a_redis_that_does_not_answer_is_told_without_its_password() -> None:

@@ -10,6 +10,8 @@ from tests.fakes.cluster import DECODE, PREFILL
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerSettings
 
+DEMAND = {"num_cpus": 0.5, "num_gpus": 0.0, "max_restarts": -1}
+
 
 def settings(worker_id: str = "decode-0", **others: object) -> WorkerSettings:
     config = RachisConfig()
@@ -22,7 +24,7 @@ def settings(worker_id: str = "decode-0", **others: object) -> WorkerSettings:
 
 
 def test_a_name_is_read_as_it_was_written() -> None:
-    name = ActorName.of(settings("prefill-12"))
+    name = ActorName.of(settings("prefill-12"), DEMAND)
     assert ActorName.parse(str(name)) == name
     assert (name.worker_id, name.pool) == ("prefill-12", PREFILL)
 
@@ -48,9 +50,11 @@ def test_workers_of_one_configuration_have_one_digest_and_another_redis_or_engin
         settings(engine=replace(engine, engine=engine.engine.model_copy(update={"block_size_tokens": 128}))),
         settings(orphan_s=60.0),
     ]
-    digests = [settings_digest(each) for each in others]
-    assert settings_digest(settings("decode-0")) == settings_digest(settings("decode-1"))
-    assert len({settings_digest(settings()), *digests}) == 1 + len(others)
+    digests = [settings_digest(each, DEMAND) for each in others]
+    plain = settings_digest(settings(), DEMAND)
+    assert settings_digest(settings("decode-1"), dict(reversed(DEMAND.items()))) == plain
+    digests.append(settings_digest(settings(), {**DEMAND, "num_gpus": 1.0}))
+    assert len({plain, *digests}) == 2 + len(others)
 
 
 def test_of_two_starts_of_one_worker_the_later_one_counts() -> None:

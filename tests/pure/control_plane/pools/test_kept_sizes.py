@@ -3,10 +3,12 @@
 from typing import cast
 
 import pytest
+from rachis import registry
 from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.pools.kept_sizes import KeptSizes, held
+from tests.fakes.cluster import until
 from tests.fakes.registry import RegistryRedis
 
 SIZES = {wire.POOL_PREFILL: 1, wire.POOL_DECODE: 2}
@@ -19,6 +21,7 @@ SIZES = {wire.POOL_PREFILL: 1, wire.POOL_DECODE: 2}
         (b'{"decode": {"size": 3, "configured": 2}}', 3),
         (b'{"decode": {"size": 1, "configured": 2}, "prefill": 7}', 1),
         (b'{"decode": {"size": 3, "configured": 4}}', 2),
+        (b'{"decode": {"size": 0, "configured": 2}}', 2),
         (b'{"decode": {"size": 99999, "configured": 2}}', 2),
         (b'{"decode": {"size": "3", "configured": 2}}', 2),
         (b'{"decode": 3}', 2),
@@ -31,10 +34,11 @@ def test_what_is_kept_holds_while_the_configuration_stays_and_it_is_a_size(kept:
 
 
 async def test_what_one_start_keeps_the_next_one_reads() -> None:
-    redis = cast(RedisClient, RegistryRedis("chat"))
-    first, second = (KeptSizes(redis, "chat", SIZES) for _ in range(2))
+    redis = RegistryRedis("chat")
+    first, second = (KeptSizes(cast(RedisClient, redis), "chat", SIZES) for _ in range(2))
     assert await second.read() == SIZES
-    await first.keep({wire.POOL_PREFILL: 3, wire.POOL_DECODE: 2})
+    first.keep({wire.POOL_PREFILL: 3, wire.POOL_DECODE: 2})
+    await until(lambda: bool(redis.store.exists(registry.sizes_key("chat"))))
     assert await second.read() == {wire.POOL_PREFILL: 3, wire.POOL_DECODE: 2}
-    others = KeptSizes(redis, "chat", {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2})
+    others = KeptSizes(cast(RedisClient, redis), "chat", {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2})
     assert await others.read() == {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2}
