@@ -23,6 +23,7 @@ _INIT = Path(__file__).with_name("host_init.sh")
 _BRIDGE = "hosts"
 _SSH_PORT = 22
 _START_S = 60.0
+_UNPLUG_S = 10.0
 _POLL_S = 0.05
 # What every host runs anyway, and what looks for processes.
 _OWN_COMMANDS = (f"bash {_INIT}", "sleep 3600", "sshd", "/usr/sbin/sshd", "/bin/bash -c cd; ps", "ps -e")
@@ -115,7 +116,11 @@ class Host:
         self._process.kill()
         self._process.wait(_START_S)
         self._until(self._is_dead, "has processes that do not end")
-        self._until(self._is_unplugged, "has a cable that does not go")
+        try:
+            self._until(self._is_unplugged, "has a cable that does not go", _UNPLUG_S)
+        except LabError:
+            # No process is left in that network: the kernel keeps it for connections whose peer is gone as well.
+            _ip("link", "delete", self._cable)
         self._process = None
 
     def cut(self) -> None:
@@ -197,11 +202,11 @@ class Host:
         except OSError:
             return False
 
-    def _until(self, condition: Callable[[], object], what: str) -> None:
-        deadline_s = monotonic_s() + _START_S
+    def _until(self, condition: Callable[[], object], what: str, timeout_s: float = _START_S) -> None:
+        deadline_s = monotonic_s() + timeout_s
         while not condition():
             if monotonic_s() > deadline_s:
-                raise LabError(f"host {self.name} {what} after {_START_S:g} s: {_tail(self._log.read_bytes())}")
+                raise LabError(f"host {self.name} {what} after {timeout_s:g} s: {_tail(self._log.read_bytes())}")
             time.sleep(_POLL_S)
 
 

@@ -83,9 +83,6 @@ async def lab(network: None, tmp_path: Path) -> AsyncIterator[Lab]:
             host.power_on()
         yield Lab({host.name: host for host in hosts}, logs)
     finally:
-        # While the others can still hear of it: what is left of a connection to a host without power holds its network.
-        for host in hosts:
-            host.run("kill -KILL -1 || true")
         for host in hosts:
             host.power_off()
 
