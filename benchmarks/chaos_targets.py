@@ -64,7 +64,7 @@ class Targets:
         command = self._commands[target]
         for _ in range(_STARTS):
             await asyncio.sleep(1.0)
-            await command.ended()
+            await command.killed()
             with contextlib.suppress(StartError):
                 await command.start()
                 return

@@ -1,78 +1,97 @@
-"""`rachis serve` or `rachis route` as whoever keeps it runs it: on one port, and started again when it was killed."""
+"""`rachis serve` or `rachis route` in a process of its own, which ends with this one; and, as whoever keeps a service
+runs it, on one port, and started again when it was killed."""
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from cluster_configs.loading import tree_of
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
-from control_plane.service.child_process import bind_to_parent
+from control_plane.service import child_process
 
 _HOST = "127.0.0.1"
-_START_TIMEOUT_S = 300.0
+# Beyond what the command allows its own parts.
+_SPARE_START_S = 120.0
 _STOP_TIMEOUT_S = 60.0
 # What the command says once it can be asked.
 _UP = {"serve": "ready", "route": "listening"}
+_WHAT = {"serve": "service", "route": "router"}
 
 
 class KeptCommand:
-    """settings: by key, beside `router.port`. folder: for its state and its log."""
+    """settings: by key, beside `router.port`; nothing else of this process's own counts. folder: for its state, its log
+    and its configuration, which is a file: a command line can be read by every user of the machine. start_timeout_s:
+    what the configuration allows the engines."""
 
-    def __init__(self, command: str, settings: Mapping[str, object], folder: Path) -> None:
+    def __init__(
+        self, command: str, settings: Mapping[str, object], folder: Path, *, start_timeout_s: float = 300.0
+    ) -> None:
         port = hold_port(_HOST)
         self.address = f"{_HOST}:{port}"
         self.process: asyncio.subprocess.Process | None = None
         self._command = command
-        values = {**settings, "router.host": _HOST, "router.port": port}
-        self._settings = [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        self._tree = tree_of({**settings, "router.host": _HOST, "router.port": port})
         self._folder = folder
+        self._start_timeout_s = start_timeout_s + _SPARE_START_S
 
-    async def start(self, on_event: Callable[[Mapping[str, str]], None] = lambda event: None) -> None:
-        """on_event: hears what it says until it is up. Raises StartError where it does not come up."""
-        with (self._folder / f"{self._command}.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "command_line.main", self._command, "--json", *self._settings,
+    async def start(self, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> Mapping[str, Any]:
+        """What it says once it is up. on_event: hears what it says until then. Raises StartError."""
+        file = self._folder / f"{self._command}-{self.address.rpartition(':')[2]}.yaml"
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(self._tree))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RACHIS_")}
+        with file.with_suffix(".log").open("w+b") as log:
+            process = self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "command_line.main", self._command, "--json", "--config", str(file),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
-                env={**os.environ, "RACHIS_STATE_DIR": str(self._folder)}, preexec_fn=bind_to_parent,
+                env={**environment, "RACHIS_STATE_DIR": str(self._folder)}, preexec_fn=child_process.bind_to_parent,
                 start_new_session=True,
             )  # fmt: skip
-        try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._until_up(self.process, on_event)
-        except TimeoutError:
-            await self.ended()
-            raise StartError(f"rachis {self._command} did not start in {_START_TIMEOUT_S:g} s") from None
+            if (up := await self._until_up(process, on_event)) is not None:
+                return up
+            log.seek(0)
+            reason = log.read().decode(errors="replace").strip().splitlines()
+        raise StartError(f"the {_WHAT[self._command]} did not start: {reason[-1] if reason else 'it said nothing'}")
 
-    async def ended(self) -> None:
-        """What is left of a start is ended as well."""
+    async def killed(self) -> None:
+        """What is left of a start is ended."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.communicate()
+            await child_process.kill(self.process)
 
-    async def stop(self) -> None:
-        if self.process is None or self.process.returncode is not None:
-            return
-        self.process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self.process.communicate()
-        except TimeoutError:
-            await self.ended()
+    async def stop(self) -> int:
+        """Its exit status; 0 where it never ran."""
+        if self.process is None:
+            return 0
+        await child_process.end(self.process, _STOP_TIMEOUT_S)
+        return self.process.returncode or 0
 
     async def _until_up(
-        self, process: asyncio.subprocess.Process, on_event: Callable[[Mapping[str, str]], None]
-    ) -> None:
+        self, process: asyncio.subprocess.Process, on_event: Callable[[Mapping[str, Any]], None]
+    ) -> Mapping[str, Any] | None:
+        """None where it has ended, or has taken too long and is ended."""
         assert process.stdout is not None
-        async for line in process.stdout:
-            event = json.loads(line)
-            on_event(event)
-            if event.get("event") == _UP[self._command]:
-                return
-        await process.wait()
-        log = (self._folder / f"{self._command}.log").read_text(errors="replace").strip().splitlines()
-        raise StartError(f"rachis {self._command} did not start: {log[-1] if log else 'it said nothing'}")
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                async for line in process.stdout:
+                    event = _event(line)
+                    on_event(event)
+                    if event.get("event") == _UP[self._command]:
+                        return event
+                await process.wait()
+        except TimeoutError:
+            await child_process.kill(process)
+        return None
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """Empty for what is no event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

@@ -227,7 +227,7 @@ async def _kill_router(router: KeptCommand) -> None:
         await asyncio.sleep(3.0)
         assert router.process is not None
         os.kill(router.process.pid, signal.SIGKILL)
-        await router.ended()
+        await router.killed()
         await asyncio.sleep(3.0)
         await router.start()
 

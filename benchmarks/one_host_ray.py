@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import ray
 
-from control_plane.service.child_process import bind_to_parent
+from control_plane.service import child_process
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
@@ -36,7 +36,7 @@ async def one_host_ray(cpus: int) -> AsyncIterator[OneHostRay]:
     """Up inside the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, str(cpus),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, preexec_fn=bind_to_parent,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, preexec_fn=child_process.bind_to_parent,
         start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -45,13 +45,7 @@ async def one_host_ray(cpus: int) -> AsyncIterator[OneHostRay]:
             line = await process.stdout.readline()
         yield OneHostRay(json.loads(line)["address"], process.pid)
     finally:
-        process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await child_process.end(process, _STOP_TIMEOUT_S)
 
 
 def main(cpus: int) -> None:

@@ -135,6 +135,14 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield key, value
 
 
+def tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration file with these keys holds: `a.b` is the entry `b` of section `a`."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        _put(tree, key, value)
+    return tree
+
+
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:

@@ -12,7 +12,8 @@ from benchmarks.kept_command import KeptCommand
 from benchmarks.one_host_ray import one_host_ray
 from benchmarks.replicated_redis import ReplicatedRedis, replicated_redis
 from cluster_configs.loading import LoadedConfig
-from command_line.output import PhaseDisplay, phases
+from command_line.output import phases
+from command_line.own_service import own_settings, show_phase
 
 TWO_OF_EACH: Mapping[str, object] = {
     "pools.prefill.workers": 2,
@@ -45,11 +46,6 @@ class OwnCluster:
         return KeptCommand("route", {**self._settings, **others}, self._folder)
 
 
-def _show(display: PhaseDisplay, event: Mapping[str, str]) -> None:
-    if event.get("event") == "phase":
-        display.show(event["part"], event["phase"])
-
-
 @asynccontextmanager
 async def own_cluster(load: Callable[[Places], LoadedConfig]) -> AsyncIterator[OwnCluster]:
     """load: the configuration with these settings in place of its own. Raises StartError."""
@@ -57,11 +53,11 @@ async def own_cluster(load: Callable[[Places], LoadedConfig]) -> AsyncIterator[O
         folder = Path(name)
         async with replicated_redis(folder) as own_redis, one_host_ray(_RAY_CPUS) as ray:
             loaded = load({"redis.url": own_redis.url, "ray.address": ray.address})
-            settings = {entry.key: entry.value for entry in loaded.entries if entry.source != "default"}
+            settings = own_settings(loaded)
             service, router = (KeptCommand(name, settings, folder) for name in ("serve", "route"))
             try:
                 with phases() as display:
-                    await service.start(partial(_show, display))
+                    await service.start(partial(show_phase, display))
                     await router.start()
                 yield OwnCluster(service, router, own_redis, settings, folder)
             finally:

@@ -129,7 +129,10 @@ class Controller:
         return await self._on_thread(self._ask_nodes, question, args, timeout_s)
 
     async def running(self) -> Mapping[str, Pool]:
-        """See `Actors`. Those that were started with other settings are ended: they do not fit those to come."""
+        """Those that a former controller of the service has started, by worker id; from now on they are this one's.
+
+        Those that were started with other settings are ended: they do not fit those to come. Raises StartError.
+        """
         try:
             handles = await self._on_thread(self._left_running)
         except RayError as error:

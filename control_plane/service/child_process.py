@@ -1,5 +1,7 @@
 """A child process that does not outlive its parent, not even one that is killed."""
 
+import asyncio
+import contextlib
 import ctypes
 import signal
 import subprocess
@@ -35,3 +37,21 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(timeout_s)
+
+
+async def end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+    """The same of a child of asyncio, one that has ended too. Whoever has inherited its output is not waited for."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    except TimeoutError:
+        await kill(process)
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -105,6 +105,30 @@ async def test_what_was_killed_comes_back_as_a_replica_and_may_take_over_in_turn
     await client.aclose()
 
 
+async def test_one_dead_sentinel_is_asked_once_and_several_that_connect_at_once_lose_none(
+    servers: ReplicatedRedis,
+) -> None:
+    asked: list[asyncio.StreamWriter] = []
+
+    def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        writer.close()
+
+    dead = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = dead.sockets[0].getsockname()[1]
+    client: Any = connect(servers.url.replace("@", f"@127.0.0.1:{port},"), 1.0)
+    known = _sentinels_of(client)
+    assert known[0] == port and len(set(known)) == 4
+
+    await asyncio.gather(*(client.blpop("nothing", 0.2) for _ in range(8)))
+
+    assert sorted(_sentinels_of(client)) == sorted(known)
+    assert len(asked) == 1, "whoever has answered is asked first from then on"
+    await client.aclose()
+    dead.close()
+    await dead.wait_closed()
+
+
 async def test_sentinels_that_do_not_answer_are_a_redis_that_is_down() -> None:
     client = connect("redis+sentinel://127.0.0.1:1,127.0.0.1:2/primary", 0.5)
     with pytest.raises(REDIS_DOWN):
@@ -120,3 +144,9 @@ def test_a_url_that_names_no_sentinel_or_no_primary_is_refused(url: str) -> None
 
 def test_its_password_is_masked() -> None:
     assert masked("redis+sentinel://:secret@a:1,b:2/name/0") == "redis+sentinel://:***@a:1,b:2/name/0"
+
+
+def _sentinels_of(client: Any) -> list[int]:
+    """The ports that it knows, in its order."""
+    manager = client.connection_pool.sentinel_manager
+    return [each.connection_pool.connection_kwargs["port"] for each in manager.sentinels]

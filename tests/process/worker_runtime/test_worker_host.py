@@ -1,10 +1,12 @@
 """How a worker comes up and goes, on a real Redis and an engine that computes nothing."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import ModelSection, RachisConfig
 from cluster_core.errors import StartError
+from cluster_core.ids import registry_digest
 from cluster_core.versions import Versions
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until
@@ -68,14 +71,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def start(url: str, place: NodePlace | None = None, **changes: Any) -> WorkerHost:
+def start(
+    url: str, place: NodePlace | None = None, retire: Callable[[], None] = lambda: None, **changes: Any
+) -> WorkerHost:
     """With settings changed, of the engine as `engine__host`."""
     config = RachisConfig()
     of_engine = {name.partition("__")[2]: value for name, value in changes.items() if name.startswith("engine__")}
     engine = replace(EngineSettings(config.model, config.engine, config.handoff, EngineRole.PREFILL), **of_engine)
     settings = WorkerSettings(WORKER, SERVICE, engine, url, 5.0, 1 << 20, 10.0)
     settings = replace(settings, **{name: value for name, value in changes.items() if not name.startswith("engine__")})
-    host = WorkerHost(settings, PrefillService, lambda: place or NodePlace("127.0.0.1", 1))
+    host = WorkerHost(settings, PrefillService, lambda: place or NodePlace("127.0.0.1", 1), retire)
     host.start_in_background()
     return host
 
@@ -339,3 +344,42 @@ def test_what_the_node_says_of_ucx_wins(monkeypatch: pytest.MonkeyPatch) -> None
 
     names = ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS")
     assert [os.environ[name] for name in names] == ["ib0", "1-2", "1"]
+
+
+async def test_a_worker_that_was_stopped_is_not_ready_for_whoever_asks_next(
+    server: str, client: Any, engine: Engine
+) -> None:
+    host = start(server)
+    await ready(host)
+    assert await stopped(host)
+    with pytest.raises(StartError, match=f"worker {WORKER} has been stopped"):
+        await ready(host)
+
+
+async def test_a_worker_that_nobody_keeps_any_more_stops_its_engine_and_retires(
+    server: str, client: Any, engine: Engine
+) -> None:
+    retired = threading.Event()
+    lease = registry.lease_key(SERVICE)
+    await client.set(lease, json.dumps({"keeps": registry_digest(server)}))
+    host = start(server, retire=retired.set, orphan_s=0.4)
+    await ready(host)
+    # Twice as long, and longer: it is kept.
+    assert not await asyncio.to_thread(retired.wait, 1.0)
+
+    await client.set(lease, json.dumps({"keeps": registry_digest("redis://elsewhere")}))
+
+    assert await asyncio.to_thread(retired.wait, 30.0)
+    assert engine.stopped
+    assert not await client.exists(registry.worker_key(SERVICE, WORKER))
+
+
+async def test_a_worker_that_does_not_outlive_its_service_asks_nobody_whether_it_is_kept(
+    server: str, client: Any, engine: Engine
+) -> None:
+    retired = threading.Event()
+    host = start(server, retire=retired.set)
+    await ready(host)
+    assert not await asyncio.to_thread(retired.wait, 1.0)
+    assert await stopped(host)
+    assert not retired.is_set()
