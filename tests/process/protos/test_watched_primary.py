@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import redis.asyncio as redis
 from rachis import registry
 from rachis.redis_client import REDIS_DOWN, connect
 from rachis.v1 import worker_pb2 as wire
@@ -102,6 +103,21 @@ async def test_what_was_killed_comes_back_as_a_replica_and_may_take_over_in_turn
         await eventually(is_whole)
         assert await servers.primary_pid() != before
         assert await answer(lambda: client.get("number")) == str(number).encode()
+    await client.aclose()
+
+
+async def test_a_script_that_meets_a_replica_leaves_it_for_the_primary(servers: ReplicatedRedis) -> None:
+    """Without a word to those that are connected: a server that somebody has made a replica by hand."""
+    client: Any = connect(servers.url, 1.0)
+    write = "return redis.call('SET', 'a', ARGV[1])"
+    await client.eval(write, 0, "before")
+    with pytest.raises(redis.ResponseError, match="script"):
+        await client.eval("return redis.call('SET')", 0)
+    replica = (await client.info("replication"))["slave0"]
+    await client.execute_command("REPLICAOF", replica["ip"], replica["port"])
+
+    with pytest.raises(redis.ConnectionError, match="the primary is a replica now"):
+        await client.eval(write, 0, "meanwhile")
     await client.aclose()
 
 
