@@ -199,6 +199,12 @@ class HandoffSection(Section):
 
     lease_s: int = Field(30, ge=6, le=3600, description="How long a prefill worker keeps blocks that wait for a pull.")
     deadline_s: float = Field(15.0, gt=0, description="A pull that has not ended by then is recomputed.")
+    verify_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of hand-offs whose pulled blocks are compared with the sender's, by checksums.",
+    )
 
     @model_validator(mode="after")
     def _deadline_before_lease(self) -> "HandoffSection":

@@ -74,6 +74,12 @@ class Engine(Protocol):
         """
         ...
 
+    async def hand_over(self, request_id: str) -> bool:
+        """Ends a job as it stands, for another engine to go on with: its next output is its last, has no tokens, and
+        carries the lease on the KV of all its tokens but the last. False where no job of that name generates here, or
+        its KV cannot be leased: then nothing has changed."""
+        ...
+
     async def release(self, lease_id: str) -> bool:
         """Frees the blocks of a lease that nobody will pull; False when there is no such lease any more."""
         ...

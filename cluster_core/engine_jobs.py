@@ -3,6 +3,7 @@
 Who holds the KV blocks of a request:
     prefill job, running             the engine
     prefill job, finished, leased    the engine, until pulled, released, or the lease ends
+    decode job, handed over          likewise
     decode job with a lease          the leasing engine until the pull has landed, then this engine
     decode job, running              this engine
 
@@ -187,3 +188,8 @@ class EngineOutput:
     handoff: HandoffReport | None = None
     lease: KvLease | None = None
     session: SessionRecord | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Of a job that was handed over, the lease alone comes with it."""
+        return self.finish_reason is not None or self.lease is not None

@@ -51,6 +51,7 @@ class EngineCounters:
     handoffs_recomputed: int = 0
     handoffs_expired: int = 0
     handoffs_mismatched: int = 0
+    handoffs_verified: int = 0
     handoffs_released: int = 0
     kv_bytes_pulled: int = 0
     # The meaning of these two is that of `rachis.v1.WorkerRegistration`.

@@ -1,4 +1,7 @@
-"""The decode worker's side of WorkerService: pulls a prompt's KV, generates on from what has been emitted, streams."""
+"""The decode worker's side of WorkerService: pulls a prompt's KV, generates on from what has been emitted, streams.
+
+An answer that leaves the worker takes its KV along: `HandOver` leases it, and the stream ends with the lease.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -25,6 +28,9 @@ class DecodeService(WorkerServiceBase):
                         if not started:
                             started = True
                             yield wire.DecodeResponse(started=_started(output))
+                        if output.lease is not None:
+                            yield wire.DecodeResponse(handed_over=self._handoff(output.lease))
+                            return
                         generated += len(output.token_ids)
                         piece = to_wire(output, generation.CompletionDelta)
                         if output.finish_reason is not None:
@@ -32,6 +38,11 @@ class DecodeService(WorkerServiceBase):
                             yield wire.DecodeResponse(end=end)
                         elif output.token_ids or output.text:
                             yield wire.DecodeResponse(delta=piece)
+
+    async def HandOver(self, request: wire.HandOverRequest, context: Context) -> wire.HandOverResponse:
+        async with answering(context):
+            self._fence(request.generation)
+            return wire.HandOverResponse(handed_over=await self._engine.hand_over(request.request_id))
 
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:

@@ -95,7 +95,8 @@ def _tell(tally: Tally, finding: Finding | None, console: Console) -> None:
         told = ", ".join(f"{key or 'none'} {count}" for key, count in counts.most_common())
         console.print(f"{name}: {told}", markup=False)
     console.print(
-        f"answers went on at another worker {tally.migrations} times, at another router {tally.resumes} times"
+        f"answers went on at another worker {tally.migrations} times ({tally.handed_over} were handed over), "
+        f"at another router {tally.resumes} times"
     )
     if finding is None:
         console.print("every invariant held")

@@ -33,6 +33,7 @@ class Tally:
     handoffs: Counter[str] = field(default_factory=Counter)
     migrations: int = 0
     resumes: int = 0
+    handed_over: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: Result) -> None:
@@ -42,6 +43,7 @@ class Tally:
         self.handoffs += result.handoffs
         self.migrations += result.migrations
         self.resumes += result.resumes
+        self.handed_over += result.handed_over
         self.faults += Counter(fault.kind for fault in result.plan.faults)
 
     def as_json(self) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class Tally:
             "handoffs": dict(sorted(self.handoffs.items())),
             "migrations": self.migrations,
             "resumes": self.resumes,
+            "handed_over": self.handed_over,
             "faults": dict(sorted(self.faults.items())),
         }
 

@@ -110,6 +110,25 @@ def _with_losses_alone(rng: Random, plan: Plan) -> Plan:
     return replace(plan, requests=longer, faults=brief)
 
 
+def _with_hand_overs(rng: Random, plan: Plan) -> Plan:
+    """Long answers, whose decode workers drain in mid-stream. Half of the time they are slow, which is when most are
+    handed over, and pulls among them are slow too or stand still."""
+    decoders = [name for name in plan.workers if name.startswith("decode")]
+    if len(decoders) < 2:
+        return plan
+    drains = [replace(_fault(rng, ("drain",), decoders[1:]), for_s=round(rng.uniform(0.3, 2), 3)) for _ in range(12)]
+    longer = tuple(_with_room(request, rng.randint(20, 120)) for request in plan.requests)
+    plan = replace(plan, requests=longer, faults=tuple(drains))
+    if rng.random() < 0.5:
+        return plan
+    slow = [Fault("slow_engine", 0.0, HEALED_S, name, 10.0) for name in decoders]
+    links = [
+        replace(_fault(rng, ("freeze_pulls", "slow_pulls"), plan.workers), target="|".join(rng.sample(decoders, 2)))
+        for _ in range(3)
+    ]
+    return replace(plan, faults=(*drains, *slow, *links))
+
+
 def _with_room(request: Request, max_tokens: int) -> Request:
     """As long an answer as the model has room for."""
     return replace(request, max_tokens=max(1, min(max_tokens, MODEL_TOKENS - request.most_prompt_tokens)))
@@ -278,5 +297,6 @@ EXTRAS: dict[str, Callable[[Random, Plan], Plan]] = {
     "slow readers": _with_slow_readers,
     "stalls alone": _with_stalls_alone,
     "losses alone": _with_losses_alone,
+    "hand-overs": _with_hand_overs,
     ROUTERS_LOST: _with_routers_lost,
 }

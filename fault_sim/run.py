@@ -36,6 +36,8 @@ class Result:
     # Of answers that went on elsewhere, how often they did; of those that went on at another router.
     migrations: int
     resumes: int
+    # How often a decode worker handed an answer over.
+    handed_over: int
     virtual_s: float
 
     @property
@@ -60,7 +62,11 @@ def play(plan: Plan) -> Result:
     codes, handoffs = Counter(answer.code for answer in answers), Counter(answer.handoff for answer in answers)
     migrations = sum(answer.migrations for answer in answers)
     resumes = sum(answer.resumes for answer in answers)
-    return Result(plan, tuple(violations), tuple(world.trace), codes, handoffs, migrations, resumes, last_s)
+    engines = [each.engine for each in world.started if each.engine is not None and each.name.startswith("decode")]
+    handed_over = sum(engine.status().counters.handoffs_leased for engine in engines)
+    return Result(
+        plan, tuple(violations), tuple(world.trace), codes, handoffs, migrations, resumes, handed_over, last_s
+    )
 
 
 async def _play(world: World, answers: list[Answer], violations: list[Violation]) -> None:

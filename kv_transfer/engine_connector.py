@@ -21,6 +21,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import HandoffReport
 from kv_transfer import vllm_private
+from kv_transfer.handoff.block_checksums import (
+    CHECKSUMS_PARAM,
+    BlockChecksums,
+    ContentChecks,
+    ContentOrders,
+    ContentReport,
+    ContentSampling,
+)
 from kv_transfer.handoff.nixl_progress import progress_interval
 from kv_transfer.handoff.overdue_pulls import OverduePulls, PullReport, Quarantine
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
@@ -39,31 +47,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_US = "rachis_progress_interval_us"
+VERIFY_SHARE = "rachis_verify_share"
 _DEADLINES = "rachis_deadlines"
+_CONTENT = "rachis_content_orders"
 
 
 @dataclass(slots=True)
 class WorkerReport(KVConnectorWorkerMetadata):
-    """What a worker says beside the results of its transfers, where any pull of it was overdue or is over now."""
+    """What a worker says beside the results of its transfers: of pulls that are overdue or over now, and of checks."""
 
     copies: KVConnectorWorkerMetadata | None
     pulls: PullReport
+    content: ContentReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
-        copies, pulls = self.copies, self.pulls
+        copies, pulls, content = self.copies, self.pulls, self.content
         others = other.copies if isinstance(other, WorkerReport) else other
         if copies is not None and others is not None:
             copies = copies.aggregate(others)
         if isinstance(other, WorkerReport):
             pulls += other.pulls
-        return WorkerReport(copies or others, pulls)
-
-
-def _stamped(request: "Request", is_kept: bool, params: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
-    """What a hand-off's lease says, with what its blocks are of: all tokens but the last, which was just sampled."""
-    if params is not None:
-        params[TOKENS_DIGEST_PARAM] = stamp(request.all_token_ids[: request.num_tokens - 1], request.cache_salt)
-    return is_kept, params
+            content += other.content
+        return WorkerReport(copies or others, pulls, content)
 
 
 def _is_of_its_tokens(request: "Request", params: dict[str, Any]) -> bool:
@@ -91,6 +96,13 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_mismatched = 0
         # Scheduler side: blocks that overdue pulls may still write into.
         self.quarantine: Quarantine | None = None
+        share = vllm_config.kv_transfer_config.get_from_extra_config(VERIFY_SHARE, 0.0)
+        has_one_group = vllm_private.has_one_full_attention_group(kv_cache_config)
+        self.content = ContentSampling(
+            share if has_one_group else 0.0, vllm_config.cache_config.block_size, vllm_private.workers_of(self)
+        )
+        # Worker side, once its memory is there.
+        self._checks: ContentChecks | None = None
         self._pulled_blocks: dict[str, list[Any]] = {}
         self._overdue = OverduePulls(lambda transfers: vllm_private.take_ended_transfers(self, transfers))
         self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
@@ -118,10 +130,20 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.pulls.drop(request.request_id)
 
     def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        return _stamped(request, *super().request_finished(request, block_ids))
+        return self._stamped(request, *super().request_finished(request, block_ids))
 
     def request_finished_all_groups(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        return _stamped(request, *super().request_finished_all_groups(request, block_ids))
+        return self._stamped(request, *super().request_finished_all_groups(request, block_ids))
+
+    def _stamped(
+        self, request: "Request", is_kept: bool, params: dict[str, Any] | None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """What a lease says, with what its blocks are of: all tokens but the last, which was just sampled."""
+        if params is not None:
+            tokens = request.num_tokens - 1
+            params[TOKENS_DIGEST_PARAM] = stamp(request.all_token_ids[:tokens], request.cache_salt)
+            params[CHECKSUMS_PARAM] = self.content.lease(request.request_id, params["remote_block_ids"][0], tokens)
+        return is_kept, params
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         params = request.kv_transfer_params or {}
@@ -133,12 +155,15 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             self._pulled_blocks[request.request_id] = [
                 block for group in blocks.blocks for block in group if block.block_id in written
             ]
+            block_ids = [block.block_id for block in blocks.blocks[0]]
+            self.content.pull(request.request_id, params.get(CHECKSUMS_PARAM), block_ids, written)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         metadata = super().build_connector_meta(scheduler_output)
         setattr(metadata, _DEADLINES, self._deadlines)
         self._deadlines = {}
+        setattr(metadata, _CONTENT, self.content.take_orders())
         return metadata
 
     def use_pool(self, pool: Any) -> None:
@@ -156,6 +181,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             for request_id in report.pulls.given_up:
                 vllm_private.stop_lease_renewal(self, request_id)
             self.quarantine.take_in(report.pulls, lambda request_id: self._pulled_blocks[request_id])
+            self.content.take_in(report.content)
             connector_output.kv_connector_worker_meta = report.copies
         super().update_connector_output(connector_output)
         finished = connector_output.finished_recving or set()
@@ -176,11 +202,21 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
     def end_lease(self, request_id: str) -> None:
         """Frees the leased blocks of a finished prefill; the next steps of the engine carry it out."""
         vllm_private.expire_lease(self, request_id)
+        self.content.forget(request_id)
 
     # Worker side.
 
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        if vllm_private.has_one_full_attention_group(self._swap_config):
+            views = vllm_private.block_views(self._swap_config, kv_caches)
+            self._checks = ContentChecks(BlockChecksums(views), vllm_private.rank_of(self))
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._deadlines.update(getattr(vllm_private.bound_metadata(self), _DEADLINES, {}))
+        metadata = vllm_private.bound_metadata(self)
+        self._deadlines.update(getattr(metadata, _DEADLINES, {}))
+        if self._checks is not None:
+            self._checks.carry_out(getattr(metadata, _CONTENT, ContentOrders()))
         vllm_private.drop_pulls_given_up(self)
         super().start_load_kv(forward_context, **kwargs)
 
@@ -190,14 +226,26 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         for request_id in results.finished_recving:
             if is_late(self._deadlines.pop(request_id, now_s + 1), now_s):
                 results.failed_recving.add(request_id)
+            self._check_content(results, request_id)
         self._give_up_overdue(results, now_s)
         self._overdue.poll()
         return results
+
+    def _check_content(self, results: "KVConnectorTransferResults", request_id: str) -> None:
+        if self._checks is None:
+            return
+        if request_id in results.failed_recving:
+            self._checks.forget(request_id)
+        elif not self._checks.landed(request_id):
+            logger.error("what was pulled for %s is not what was sent, it computes its prompt", request_id)
+            results.failed_recving.add(request_id)
 
     def _give_up_overdue(self, results: "KVConnectorTransferResults", now_s: float) -> None:
         for request_id in [name for name, deadline_s in self._deadlines.items() if is_late(deadline_s, now_s)]:
             del self._deadlines[request_id]
             handles = vllm_private.give_up_pull(self, request_id)
+            if self._checks is not None:
+                self._checks.forget(request_id)
             if handles is not None:
                 logger.warning("the pull of %s is overdue, its request computes its prompt", request_id)
                 self._overdue.give_up(request_id, handles)
@@ -206,4 +254,5 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
 
     def build_connector_worker_meta(self) -> "KVConnectorWorkerMetadata | None":
         copies, pulls = super().build_connector_worker_meta(), self._overdue.report()
-        return WorkerReport(copies, pulls) if pulls else copies
+        content = self._checks.report() if self._checks is not None else ContentReport()
+        return WorkerReport(copies, pulls, content) if pulls or content else copies

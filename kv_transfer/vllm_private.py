@@ -12,14 +12,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from kv_transfer import batch_order
-
 SUPPORTED_VLLM = "0.32.0"
 
 # Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
 OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
     "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
+    "kv_transfer/model_runners.py": (
+        "CPUModelRunner._bookkeeping_sync",
+        "CPUModelRunner._sample",
+        "GPUModelRunner._may_reorder_batch",
+    ),
     "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
@@ -85,6 +88,12 @@ def workers_of(connector: Any) -> int:
     return workers
 
 
+def rank_of(connector: Any) -> int:
+    """Of the worker that has this side of a connector, among those of its engine."""
+    rank: int = connector.connector_worker.tp_rank
+    return rank
+
+
 def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:
     """From now on a prompt finds this block under its hash. Without an event."""
     pool._insert_block_hash(keyed_hash, block, None)
@@ -144,6 +153,36 @@ def expire_lease(connector: Any, request_id: str) -> None:
     connector.connector_scheduler._reqs_need_send[request_id] = time.perf_counter()
 
 
+def hand_over(engine: Any, request_id: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Ends a request that decodes as vLLM ends a prefill whose blocks will be pulled, and returns what it says then.
+
+    None where it does not decode now, or its KV cannot be leased: nothing has changed. params: of such a prefill.
+    """
+    from vllm.v1.request import RequestStatus
+
+    scheduler, connector = scheduler_of(engine), connector_of(engine)
+    request = scheduler.requests.get(request_id)
+    if request is None or request.status is not RequestStatus.RUNNING:
+        return None
+    ready = request.num_tokens - 1
+    leases = not connector.connector_scheduler.use_host_buffer and has_one_full_attention_group(
+        scheduler.kv_cache_config
+    )
+    if not request.num_output_tokens or request.num_computed_tokens < ready or not leases:
+        return None
+    # A step that is under way computes the last token as well: nobody will ask for that.
+    request.num_computed_tokens = ready
+    request.kv_transfer_params = dict(params)
+    # Its workers lease what they know to have been computed for another engine.
+    connector.connector_scheduler._reqs_in_batch.add(request_id)
+    scheduler.running.remove(request)
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    lease, _ = scheduler._free_request(request)
+    engine.abort_request([request_id], internal=True)
+    said: dict[str, Any] | None = lease
+    return said
+
+
 def stop_lease_renewal(connector: Any, request_id: str) -> None:
     """The decode side stops renewing the lease of a request that it will not pull."""
     connector.connector_scheduler._stop_heartbeat(request_id)
@@ -187,72 +226,6 @@ def block_bytes(engine: Any) -> int:
     """Device bytes of one block of an in-process `LLMEngine`: each rank has its share of every block."""
     config = engine.vllm_config.parallel_config
     return bytes_per_block(scheduler_of(engine).kv_cache_config) * config.tensor_parallel_size
-
-
-class SeededChunkedPrefill:
-    """Mixin for vLLM's CPU model runner: a seeded prompt may be prefilled in several chunks.
-
-    A chunk that is not the last is sampled all the same, and the draw is undone by setting the generator's offset
-    back, which a CPU generator cannot do: stock vLLM 0.32 dies there. Here the generator's state is restored instead.
-    """
-
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        drawn_for_nothing = self._discarded_generators()
-        states = {row: generator.get_state() for row, generator in drawn_for_nothing.items()}
-        output = super()._sample(*args, **kwargs)  # type: ignore[misc]
-        for row, generator in drawn_for_nothing.items():
-            generator.set_state(states[row])
-        return output
-
-    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = self._discarded_generators()
-        generators = self.input_batch.generators  # type: ignore[attr-defined]
-        for row in hidden:
-            del generators[row]
-        try:
-            return super()._bookkeeping_sync(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            generators.update(hidden)
-
-    def _discarded_generators(self) -> dict[int, Any]:
-        batch: Any = self.input_batch  # type: ignore[attr-defined]
-        discarded = self.discard_request_mask.np[: batch.num_reqs]  # type: ignore[attr-defined]
-        return {row: generator for row, generator in batch.generators.items() if discarded[row]}
-
-
-def allow_seeded_chunked_prefill(model_runner: Any) -> None:
-    """Mixes `SeededChunkedPrefill` into a CPU model runner that vLLM has made."""
-    kind = type(model_runner)
-    model_runner.__class__ = type(f"SeededChunkedPrefill{kind.__name__}", (SeededChunkedPrefill, kind), {})
-
-
-class SharedPrefixOrder:
-    """Mixin for vLLM's V1 model runners: requests that share a prefix lie side by side in the batch.
-
-    Only when the batch has changed, and where no attention backend asks for an order of its own.
-    """
-
-    orders_rows = True
-    _rows_in_order: list[str] | None = None
-
-    def _may_reorder_batch(self, scheduler_output: Any) -> None:
-        super()._may_reorder_batch(scheduler_output)  # type: ignore[misc]
-        batch: Any = self.input_batch  # type: ignore[attr-defined]
-        backend_orders: bool = self.reorder_batch_threshold is not None  # type: ignore[attr-defined]
-        if backend_orders or not self.orders_rows or batch.req_ids == self._rows_in_order:
-            return
-        table = batch.block_table[0]
-        rows = batch.num_reqs
-        keys = batch_order.shared_keys(table.block_table.np[:rows], table.num_blocks_per_row[:rows].tolist())
-        for one, other in batch_order.swaps_to_group(keys):
-            batch.swap_states(one, other)
-        self._rows_in_order = list(batch.req_ids)
-
-
-def keep_shared_prefixes_together(model_runner: Any) -> None:
-    """Mixes `SharedPrefixOrder` into a model runner that vLLM has made."""
-    kind = type(model_runner)
-    model_runner.__class__ = type(f"SharedPrefixOrder{kind.__name__}", (SharedPrefixOrder, kind), {})
 
 
 def block_views(kv_cache_config: Any, kv_caches: dict[str, Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.wire import Context
 
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import EngineJob, EngineOutput, KvLease, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
 from cluster_core.errors import InvalidInputError
 from prefill_worker.session_stream import SessionStream
 from worker_runtime.claim_feed import ClaimAudit
@@ -93,14 +93,6 @@ class PrefillService(WorkerServiceBase):
             handoff=self._handoff(output.lease),
             # The decode worker ends it.
             finish_reason=generation.FINISH_REASON_UNSPECIFIED,
-        )
-
-    def _handoff(self, lease: KvLease) -> wire.KvHandoff:
-        return to_wire(
-            lease,
-            wire.KvHandoff,
-            prefill_worker_id=self._registration.worker_id,
-            prefill_generation=self._registration.generation,
         )
 
 

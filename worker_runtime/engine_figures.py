@@ -77,7 +77,8 @@ class EngineFigures:
         connector = vllm_private.connector_of(self._engine)
         self.counters.kv_bytes_pulled = connector.kv_bytes_pulled
         self.counters.handoffs_expired = connector.handoffs_expired
-        self.counters.handoffs_mismatched = connector.handoffs_mismatched
+        self.counters.handoffs_mismatched = connector.handoffs_mismatched + connector.content.unlike
+        self.counters.handoffs_verified = connector.content.verified
         self.counters.handoffs_pulled = connector.handoffs_pulled
         self.counters.handoffs_recomputed = connector.handoffs_recomputed
 

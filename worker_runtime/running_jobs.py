@@ -3,7 +3,8 @@ they end, and which of them are leased. Everything here runs on the engine's thr
 
 Who holds a job:
     running             here by its own name, in vLLM's scheduler by `internal_id`
-    finished, leased    here as a lease, in vLLM's scheduler until it was pulled, released or has expired
+    finished, leased    here as a lease, in vLLM's scheduler until it was pulled, released or has expired; one that was
+                        handed over likewise
     abandoned           nobody: vLLM aborts it; one that had just finished has its lease ended
 """
 
@@ -24,11 +25,12 @@ from cluster_core.engine_jobs import (
 )
 from cluster_core.errors import InvalidInputError, JobFailedError, NotSupportedError, UnavailableError
 from kv_transfer import vllm_private
-from kv_transfer.handoff.lease_params import encode_params
+from kv_transfer.handoff.lease_params import REMOTE_DECODE, encode_params
 from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.held_leases import HeldLeases
 from worker_runtime.job_stream import JobStream
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class RunningJobs:
         self._streams: dict[str, JobStream] = {}
         # By the lease's name, vLLM's own for the request.
         self._leases: dict[str, str] = {}
+        self._held = HeldLeases(lambda name: vllm_private.connector_of(engine).content.taken(name))
         self.dead: str | None = None
 
     # How they begin.
@@ -144,9 +147,12 @@ class RunningJobs:
         made: Made = []
         for output in self._engine.step():
             stream = self._streams.get(output.request_id)
-            if stream is not None:
-                made.append((stream, self._convert(stream, output, counts_prefixes=counts_prefixes)))
-        return made
+            if stream is None:
+                continue
+            item = self._convert(stream, output, counts_prefixes=counts_prefixes)
+            if isinstance(item, Exception) or not self._held.holds(stream, item, output.kv_transfer_params):
+                made.append((stream, item))
+        return [*made, *self._held.ready()]
 
     def _convert(self, stream: JobStream, output: Any, *, counts_prefixes: bool) -> EngineOutput | Exception:
         """One vLLM output as ours: without text that has been sent, with what belongs to first and last outputs."""
@@ -247,6 +253,23 @@ class RunningJobs:
             # The prompt was answered with its first token: nobody will pull.
             connector.end_lease(stream.internal_id)
             return None
+        return self._leased(stream, params)
+
+    def hand_over(self, request_id: str) -> bool:
+        """See `Engine.hand_over`."""
+        stream = self._streams.get(request_id)
+        if self.dead is not None or stream is None or not stream.started or stream.prompt is not None:
+            return False
+        params = vllm_private.hand_over(self._engine, stream.internal_id, REMOTE_DECODE)
+        if params is None:
+            return False
+        self._end(stream)
+        output = EngineOutput((), "", lease=self._leased(stream, params))
+        if not self._held.holds(stream, output, params):
+            self._on_loop(stream.items.put_nowait, output)
+        return True
+
+    def _leased(self, stream: JobStream, params: dict[str, Any]) -> KvLease:
         self._leases[stream.job.request_id] = stream.internal_id
         self._counters.handoffs_leased += 1
         deadline = stamp_deadline(self._clock.unix_ms(), self._settings.handoff.deadline_s)
@@ -286,7 +309,7 @@ class RunningJobs:
 
     def die(self, why: str) -> None:
         self.dead = why
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._held.take_all()):
             self._fail(stream, UnavailableError(f"the engine died: {why}"))
         self._streams.clear()
 

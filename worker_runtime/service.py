@@ -18,6 +18,7 @@ from rachis.v1 import worker_pb2_grpc
 from rachis.wire import Context
 
 from cluster_core.engine import Engine
+from cluster_core.engine_jobs import KvLease
 from cluster_core.engine_reports import HotPrefix
 from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
 from worker_runtime.claim_feed import ClaimAudit
@@ -65,6 +66,9 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
         yield wire.DecodeResponse()  # type: ignore[unreachable]  # a stream has to be a generator
+
+    async def HandOver(self, request: wire.HandOverRequest, context: Context) -> wire.HandOverResponse:
+        await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
 
     async def ReleaseHandoff(
         self, request: wire.ReleaseHandoffRequest, context: Context
@@ -158,6 +162,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             yield
         finally:
             self._calls -= 1
+
+    def _handoff(self, lease: KvLease) -> wire.KvHandoff:
+        registration = self._registration
+        return to_wire(lease, wire.KvHandoff, worker_id=registration.worker_id, generation=registration.generation)
 
     def _fence(self, generation: int) -> None:
         if generation != self._registration.generation:

@@ -9,21 +9,12 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
 from cluster_core.errors import InvalidInputError
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
-from kv_transfer.handoff.lease_params import decode_params
+from kv_transfer.handoff.lease_params import REMOTE_DECODE, decode_params
 from kv_transfer.handoff.rules import DEADLINE_PARAM
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
-# What vLLM expects of a prefill request whose blocks another engine will pull.
-REMOTE_DECODE = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 # Key in `SamplingParams.extra_args`: until when anybody waits for the request, monotonic.
 REQUEST_DEADLINE_ARG = "rachis_deadline_s"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

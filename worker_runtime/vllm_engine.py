@@ -62,7 +62,7 @@ class VllmEngine:
                 if isinstance(item, Exception):
                     stream.taken = True
                     raise item
-                stream.taken = item.finish_reason is not None
+                stream.taken = item.is_last
                 yield item
         finally:
             if not stream.taken:
@@ -82,6 +82,9 @@ class VllmEngine:
         )
         put(lambda work: work.jobs.open(stream, mode))
         return stream.session
+
+    async def hand_over(self, request_id: str) -> bool:
+        return await self._thread.answer(lambda work: work.jobs.hand_over(request_id))
 
     async def release(self, lease_id: str) -> bool:
         return await self._thread.answer(lambda work: work.jobs.release(lease_id))

@@ -64,7 +64,7 @@ class Row:
 ROWS = (
     # What an engine is given.
     Row(SamplingSpec, generation.SamplingParams),
-    Row(KvLease, wire.KvHandoff, given=frozenset({"prefill_worker_id", "prefill_generation"})),
+    Row(KvLease, wire.KvHandoff, given=frozenset({"worker_id", "generation"})),
     Row(EmittedTokens, wire.EmittedTokens),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),
     Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode"})),

@@ -5,14 +5,14 @@
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
                   too, while nothing comes of it; one that drains or was not reached counts as no attempt
     the answer    what has been emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a
-                  pause: prompt and answer are prefilled in one pass, as a prompt is, and generation goes on after
-                  the last token that the client has
+                  pause: prompt and answer are prefilled in one pass, as a prompt is, or pulled from a worker that
+                  drains, and generation goes on after the last token that the client has
     poison        a request during which two engines have died is tried no more (`poison` remembers it for others)
     exclusions    what failed the request gets it no more, in this pool
-    the lease     on the KV that a prefill worker computed: from the prefill call until the decode worker says that it
-                  has the KV. One that is still held at the end is released, on every path, but not while a decode
-                  worker that was told of it may still pull: it would cache what others have written there since.
-                  What broke off may have used it up, so a second decode attempt computes the prompt
+    the lease     on the KV that a prefill worker computed or a decode worker handed over: from that call until a
+                  decode worker says that it has the KV. One that is still held at the end is released, on every path,
+                  but not while a decode worker that was told of it may still pull: it would cache what others have
+                  written there since. What broke off may have used it up, so a second attempt computes the prompt
     deadlines     of the request, of the hand-off, and of the wait for a decode worker
 Source: the shape of dask's `WorkerState.handle_stimulus` and of h11's tables.
 """
@@ -38,6 +38,7 @@ from control_plane.dispatch.journey_steps import (
     Event,
     Fail,
     Generated,
+    HandedOver,
     Instruction,
     MarkDraining,
     Placed,
@@ -118,7 +119,7 @@ class Journey:
 
     @property
     def lease(self) -> Lease | None:
-        """What a prefill worker may be keeping for the request."""
+        """What a worker may be keeping for the request."""
         return self._lease
 
     def handle(self, event: Event, now_s: float) -> Instructions:
@@ -178,9 +179,7 @@ class Journey:
             job.cached_tokens = event.cached_tokens
             job.engine_queue_ms = event.engine_queue_ms
         job.first_token_s = job.first_token_s or now_s
-        self._was_prefilled = True
-        self._prefilled_s = now_s
-        self._is_used_up = False
+        self._may_be_pulled(now_s)
         emitted = self._emit(event.first, event.token_ids, event.chars)
         if event.finish_reason is not None:
             # Nothing is kept of a prompt whose answer has ended.
@@ -188,6 +187,10 @@ class Journey:
             return (*counted, emitted, *self._complete(event.finish_reason, event.completion_tokens))
         job.lifecycle.at(lifecycle.Event.FIRST_TOKEN)
         return (*counted, emitted, *self._seek_decode_worker(now_s))
+
+    def _may_be_pulled(self, now_s: float) -> None:
+        self._was_prefilled, self._is_used_up = True, False
+        self._prefilled_s = now_s
 
     def _decode_alone(self) -> Instructions:
         return self._await(Stage.PROMPT, AwaitPrompt())
@@ -304,12 +307,26 @@ class Journey:
 
     def _migrate(self) -> Instructions:
         """From the beginning, with the answer so far behind the prompt."""
-        self.job.migrations += 1
-        self.job.route.migrations = self.job.migrations
-        self._decode_started = self._was_prefilled = False
+        self._count_migration()
+        self._was_prefilled = False
         self._excluded.clear()
         self._lost = 0
         return self._seek_prefill_worker()
+
+    def _handed_over(self, event: HandedOver, now_s: float) -> Instructions:
+        """Straight to another decode worker, which pulls from this one."""
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        self.job.lifecycle.at(lifecycle.Event.HANDED_OVER)
+        self._count_migration()
+        self._lease = Lease(worker, event.lease_id)
+        self._may_be_pulled(now_s)
+        return (MarkDraining(worker), *self._seek_decode_worker(now_s))
+
+    def _count_migration(self) -> None:
+        self.job.migrations += 1
+        self.job.route.migrations = self.job.migrations
+        self._decode_started = False
 
     # Both.
 
@@ -377,6 +394,7 @@ _HANDLERS: dict[tuple[Stage, type[Event]], Callable[..., Instructions]] = {
     (Stage.DECODE, DecodeStarted): Journey._started,
     (Stage.DECODE, Generated): Journey._generated,
     (Stage.DECODE, Ended): Journey._ended,
+    (Stage.DECODE, HandedOver): Journey._handed_over,
     (Stage.DECODE, WorkerLost): Journey._decode_lost,
     (Stage.DECODE_CALL_ENDS, WorkerLost): Journey._lost_after_the_answer,
 }

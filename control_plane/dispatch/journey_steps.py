@@ -92,6 +92,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A decode worker that drains has ended the answer, and leases the KV of all its tokens but the last."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """The call has ended without an answer, in a way that lets another worker try."""
 
@@ -122,8 +129,8 @@ class Closed:
 
 
 Event = (
-    Begun | Placed | PromptComplete | Prefilled | DecodeStarted | Generated | Ended | WorkerLost | Closed
-)  # fmt: skip
+    Begun | Placed | PromptComplete | Prefilled | DecodeStarted | Generated | Ended | HandedOver | WorkerLost | Closed
+)
 
 
 # Instructions that an event answers. At most one of them is under way.

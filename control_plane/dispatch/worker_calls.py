@@ -5,15 +5,18 @@ One call at a time. A worker counts the request as in flight from the call to it
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.background import BackgroundTasks
+from cluster_core.errors import RachisError
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.prefilling import Prefilling, WholePrompt, say_emitted
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import (
+    DecodeCall,
     WorkerClient,
     WorkerDiedError,
     WorkerDrainingError,
@@ -24,6 +27,9 @@ from control_plane.fleet.worker_client import (
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
 from control_plane.placement.placer import Placement, Placer
+
+# How long a draining worker may take to end an answer, and its last message to arrive after that.
+HAND_OVER_S = 2.0
 
 
 class WorkerCalls:
@@ -51,7 +57,7 @@ class WorkerCalls:
         self._now_s = now_s
         # Of the call that comes next.
         self._placement: Placement | None = None
-        self._prefilled: wire.PrefillResponse | None = None
+        self._handoff: wire.KvHandoff | None = None
 
     @property
     def _way(self) -> Prefilling:
@@ -107,7 +113,7 @@ class WorkerCalls:
         except WorkerLostError as error:
             event: steps.Event = _lost(error)
         else:
-            self._prefilled = response
+            self._handoff = response.handoff
             event = _prefilled(response, len(self._job.emitted))
         finally:
             flight.end()
@@ -149,6 +155,10 @@ class WorkerCalls:
                             yield _started(message.started)
                         case "delta":
                             yield steps.Generated(message.delta, message.delta.token_ids, len(message.delta.text))
+                        case "handed_over":
+                            self._handoff = message.handed_over
+                            yield steps.HandedOver(message.handed_over.lease_id)
+                            return
                         case _:
                             has_ended = True
                             yield _ended(message.end)
@@ -174,18 +184,36 @@ class WorkerCalls:
             return (call.may_move or not has_started) and self._may_leave_decode()
 
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
+        moving = BackgroundTasks()
+
+        def move(why: WorkerLostError) -> None:
+            if has_started:
+                moving.start(self._hand_over(call, decode, why))
+            else:
+                decode.leave(why)
+
         with (
             probes.owing(worker, is_owed=False),
-            probes.watching(worker, may_leave, decode.leave, moves=call.may_move),
+            probes.watching(worker, may_leave, decode.leave, move=move if call.may_move else None),
         ):
-            async with aclosing(decode.messages()) as stream:  # type: ignore[type-var]
-                with probes.owing(worker):
-                    message: wire.DecodeResponse | None = await anext(stream, None)
-                while message is not None:
-                    has_started = True
-                    probes.heard(worker)
-                    yield message
-                    message = await anext(stream, None)
+            try:
+                async with aclosing(decode.messages()) as stream:  # type: ignore[type-var]
+                    with probes.owing(worker):
+                        message: wire.DecodeResponse | None = await anext(stream, None)
+                    while message is not None:
+                        has_started = True
+                        probes.heard(worker)
+                        yield message
+                        message = await anext(stream, None)
+            finally:
+                await moving.cancel()
+
+    async def _hand_over(self, call: steps.CallDecode, decode: DecodeCall, why: WorkerLostError) -> None:
+        """The answer takes its KV along, and its stream ends with the lease; where it does not in time, it is left."""
+        with suppress(RachisError):
+            if await self._client.hand_over(call.worker, call.request_id, HAND_OVER_S):
+                await asyncio.sleep(HAND_OVER_S)
+        decode.leave(why)
 
     def _may_leave_prefill(self) -> bool:
         return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode()
@@ -204,8 +232,8 @@ class WorkerCalls:
             cache_salt=job.cache_salt,
             priority=job.priority,
         )
-        if call.pulls and self._prefilled is not None:
-            request.handoff.CopyFrom(self._prefilled.handoff)
+        if call.pulls and self._handoff is not None:
+            request.handoff.CopyFrom(self._handoff)
         say_emitted(request, job)
         return request
 

@@ -111,6 +111,12 @@ class WorkerClient:
     def decode(self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float) -> "DecodeCall":
         return DecodeCall(worker, self._stub(worker.address).Decode(request, timeout=timeout_s))
 
+    async def hand_over(self, worker: WorkerSnapshot, request_id: str, timeout_s: float) -> bool:
+        request = wire.HandOverRequest(request_id=request_id, generation=worker.generation)
+        with _translated(worker):
+            response = await self._stub(worker.address).HandOver(request, timeout=timeout_s)
+            return bool(response.handed_over)
+
     async def release(self, worker: WorkerSnapshot, lease_id: str, timeout_s: float) -> bool:
         request = wire.ReleaseHandoffRequest(lease_id=lease_id, generation=worker.generation)
         with _translated(worker):

@@ -35,8 +35,8 @@ _LATE = 1.25
 class _Wait:
     may_leave: Callable[[], bool]
     leave: Callable[[WorkerLostError], None]
-    # Also where the worker drains.
-    moves: bool
+    # Where the worker drains; None: it is not left for that.
+    move: Callable[[WorkerLostError], None] | None
 
 
 class WorkerProbes:
@@ -105,11 +105,11 @@ class WorkerProbes:
         may_leave: Callable[[], bool],
         leave: Callable[[WorkerLostError], None],
         *,
-        moves: bool = False,
+        move: Callable[[WorkerLostError], None] | None = None,
     ) -> Iterator[None]:
-        """Around a call: `leave` gets the reason once the worker is found not to be alive, or, with `moves`, to drain,
-        and `may_leave` says that there is somewhere to go."""
-        key, wait = (worker.worker_id, worker.generation), _Wait(may_leave, leave, moves)
+        """Around a call: `leave` gets the reason once the worker is found not to be alive, `move` once it is found to
+        drain, where `may_leave` says that there is somewhere to go. Either is called once, and none after it."""
+        key, wait = (worker.worker_id, worker.generation), _Wait(may_leave, leave, move)
         waits = self._waits.setdefault(key, {})
         waits[wait] = None
         try:
@@ -156,7 +156,10 @@ class WorkerProbes:
             self.found_lost += 1
         self._membership.suspect(worker)
         why = WorkerStalledError(f"worker {worker.worker_id}: it hangs")
-        self.left_calls += self._let_go((worker.worker_id, worker.generation), why, lambda wait: True)
+        leaving = self._taken((worker.worker_id, worker.generation), lambda wait: True)
+        self.left_calls += len(leaving)
+        for wait in leaving:
+            wait.leave(why)
 
     async def _complaint(self, worker: WorkerSnapshot) -> str:
         """Why the worker is not alive; empty where it is."""
@@ -178,17 +181,17 @@ class WorkerProbes:
             if registration is None or (registration.generation, registration.state) != (key[1], _DRAINING):
                 continue
             why = WorkerLeftError(f"worker {key[0]} drains")
-            moved = self._let_go(key, why, lambda wait: wait.moves, at_most=_MOVED_AT_ONCE)
-            if moved:
-                logger.info("%s drains: %d answers go on elsewhere", key[0], moved)
+            moving = self._taken(key, lambda wait: wait.move is not None, at_most=_MOVED_AT_ONCE)
+            for wait in moving:
+                assert wait.move is not None
+                wait.move(why)
+            if moving:
+                logger.info("%s drains: %d answers go on elsewhere", key[0], len(moving))
 
-    def _let_go(
-        self, key: Key, why: WorkerLostError, whom: Callable[[_Wait], bool], *, at_most: int | None = None
-    ) -> int:
-        """Calls at this worker go elsewhere, those that can; returns how many."""
+    def _taken(self, key: Key, whom: Callable[[_Wait], bool], *, at_most: int | None = None) -> list[_Wait]:
+        """Calls at this worker that can go elsewhere, which are watched no more."""
         waits = self._waits.get(key, {})
         leaving = [each for each in waits if whom(each) and each.may_leave()][:at_most]
         for wait in leaving:
             waits.pop(wait, None)
-            wait.leave(why)
-        return len(leaving)
+        return leaving

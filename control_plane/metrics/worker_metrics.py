@@ -58,9 +58,16 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
     Figure(
         CounterMetricFamily,
         "rachis_handoffs_mismatched_total",
-        "Hand-offs whose blocks were computed from other tokens than they were to be pulled for: a defect of ours",
+        "Hand-offs whose blocks were computed from other tokens than they were to be pulled for, or arrived as others",
         None,
         lambda view: view.counters.handoffs_mismatched,
+    ),
+    Figure(
+        CounterMetricFamily,
+        "rachis_handoffs_verified_total",
+        "Hand-offs whose pulled blocks were compared with the sender's (handoff.verify_share)",
+        None,
+        lambda view: view.counters.handoffs_verified,
     ),
 )
 

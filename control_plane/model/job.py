@@ -90,7 +90,7 @@ class Job:
 
 @dataclass(slots=True)
 class Lease:
-    """KV blocks that a prefill worker may be keeping for this request."""
+    """KV blocks that a worker may be keeping for this request."""
 
     worker: WorkerSnapshot
     lease_id: str

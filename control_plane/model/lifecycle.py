@@ -30,6 +30,7 @@ class Event(Enum):
     PLACED_DECODE_ONLY = "placed_decode_only"
     FIRST_TOKEN = "first_token"
     DECODE_STARTED = "decode_started"
+    HANDED_OVER = "handed_over"
     WORKER_LOST = "worker_lost"
     ENDED = "ended"
     REFUSED = "refused"
@@ -62,7 +63,12 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     },
     State.HANDING_OFF: {Event.DECODE_STARTED: State.DECODING, Event.WORKER_LOST: State.HANDING_OFF, **_GIVEN_UP},
     # The answer goes on elsewhere.
-    State.DECODING: {Event.ENDED: State.FINISHED, Event.WORKER_LOST: State.QUEUED, **_GIVEN_UP},
+    State.DECODING: {
+        Event.ENDED: State.FINISHED,
+        Event.HANDED_OVER: State.HANDING_OFF,
+        Event.WORKER_LOST: State.QUEUED,
+        **_GIVEN_UP,
+    },
 }
 
 OUTCOMES = frozenset({State.FINISHED, State.REFUSED, State.CANCELLED, State.EXPIRED, State.FAILED})

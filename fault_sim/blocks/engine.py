@@ -9,6 +9,7 @@ Who holds the blocks of a request:
                                      the deadline on the quarantine, until the transfer is over
     runs                             its run
     finished, leased                 the lease, until it is pulled, released, or `lease_s` old
+    handed over                      likewise
 """
 
 import asyncio
@@ -116,6 +117,9 @@ class BlockEngine:
         session = run.session = BlockSession(self, run, mode)
         return session
 
+    async def hand_over(self, request_id: str) -> bool:
+        return bool(await self._between_steps(lambda: self._hand_over(request_id)))
+
     async def release(self, lease_id: str) -> bool:
         return bool(await self._between_steps(lambda: self._release(lease_id)))
 
@@ -209,8 +213,9 @@ class BlockEngine:
             item = await run.outputs.get()
             if isinstance(item, Exception):
                 raise item
+            run.taken = item.is_last
             yield item
-            if item.finish_reason is not None:
+            if run.taken:
                 return
 
     # Its steps.
@@ -315,9 +320,21 @@ class BlockEngine:
             return None
         return self._leases.grant(run)
 
+    def _hand_over(self, name: str) -> bool:
+        run = self._names.get(name)
+        if run is None or not self._schedule.decodes(run):
+            return False
+        self._schedule.remove(run)
+        del self._names[name]
+        run.outputs.put_nowait(EngineOutput((), "", lease=self._leases.grant(run)))
+        return True
+
     def _abort(self, run: Run) -> None:
         if self._names.get(run.job.request_id) is run:
             del self._names[run.job.request_id]
+        elif not run.taken:
+            # It had just ended: nobody knows of its lease.
+            self._counters.handoffs_released += self._leases.free(run.job.request_id)
         self._pulls.give_up(run)
         if not run.pulling:
             self._schedule.remove(run)

@@ -48,7 +48,7 @@ class Leases:
         timer = asyncio.get_running_loop().call_later(self._settings.lease_s, self._expire, lease_id)
         self._held[lease_id] = _Held(blocks, timer)
         self._counters.handoffs_leased += 1
-        params = encode_params({"engine": self._engine_id, "blocks": blocks, "tokens": run.prompt_tokens})
+        params = encode_params({"engine": self._engine_id, "blocks": blocks})
         return KvLease(lease_id, params, stamp_deadline(self._clock.unix_ms(), self._settings.deadline_s))
 
     def free(self, lease_id: str) -> bool:

@@ -58,6 +58,8 @@ class Run:
     pull_until_s: float | None = None
     # Its caller has gone.
     abandoned: bool = False
+    # Its caller has the last output.
+    taken: bool = False
     # It has published blocks that were not cached before.
     has_published: bool = False
     report: HandoffReport | None = None

@@ -48,6 +48,11 @@ class BlockSchedule:
             if run in place:
                 place.remove(run)
 
+    def decodes(self, run: Run) -> bool:
+        """It is a job that has an output, and its blocks hold all its tokens but the last."""
+        is_whole = run.session is None and run.is_started and run.computed == len(run.tokens) - 1
+        return is_whole and run in self.running and not run.pulling
+
     def step(self) -> dict[Run, int]:
         """Tokens that each run gets computed; their blocks are there."""
         budget, step = _STEP_TOKENS, dict[Run, int]()

@@ -31,7 +31,7 @@ DEADLINE_S = 1.0
 
 @pytest_asyncio.fixture(scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
-    handoff = HandoffSection(lease_s=LEASE_S, deadline_s=DEADLINE_S)
+    handoff = HandoffSection(lease_s=LEASE_S, deadline_s=DEADLINE_S, verify_share=1.0)
     folder = tmp_path_factory.mktemp("guarded")
     async with worker_pair(folder, handoff, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
         yield pair
@@ -41,7 +41,7 @@ async def test_a_pull_is_in_time_by_redis_clock_whatever_the_clocks_of_the_hosts
     guarded: tuple[WorkerProcess, WorkerProcess],
 ) -> None:
     prefill, decode = guarded
-    for worker, ahead_s in zip(guarded, CLOCK_AHEAD_S.values(), strict=True):
+    for worker, ahead_s in zip(guarded, (CLOCK_AHEAD_S[name] for name in ("prefill", "decode")), strict=True):
         assert (await worker.status()).registration.clock_ahead_ms == pytest.approx(1000 * ahead_s, abs=500)
 
     async def pulled() -> bool:
@@ -51,6 +51,9 @@ async def test_a_pull_is_in_time_by_redis_clock_whatever_the_clocks_of_the_hosts
 
     # On a busy machine one may take longer than its deadline of a second.
     await until(pulled, "a hand-off is pulled")
+    counters = (await decode.status()).counters
+    assert counters.handoffs_verified >= 1
+    assert counters.handoffs_mismatched == 0
 
 
 async def test_a_pull_after_the_lease_is_recomputed_and_right(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
@@ -61,11 +64,23 @@ async def test_a_pull_after_the_lease_is_recomputed_and_right(guarded: tuple[Wor
 
 async def test_without_a_deadline_the_same_pull_gives_wrong_tokens_silently(tmp_path: Path) -> None:
     """The negative control, with the bug planted: a deadline far behind the lease."""
-    planted = HandoffSection.model_construct(lease_s=LEASE_S, deadline_s=3600.0)
-    async with worker_pair(tmp_path, planted, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as (prefill, decode):
-        answer, expected = await _pull_after_lease(prefill, decode, variant=2)
+    async with worker_pair(tmp_path, _planted(0.0), prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
+        answer, expected = await _pull_after_lease(*pair, variant=2)
     assert answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
     assert answer.token_ids != expected.token_ids
+
+
+async def test_without_a_deadline_the_same_pull_is_noticed_where_its_content_is_verified(tmp_path: Path) -> None:
+    async with worker_pair(tmp_path, _planted(1.0), prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
+        answer, expected = await _pull_after_lease(*pair, variant=2)
+        counters = (await pair[1].status()).counters
+    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+    assert answer.token_ids == expected.token_ids
+    assert (counters.handoffs_verified, counters.handoffs_mismatched) == (1, 1)
+
+
+def _planted(verify_share: float) -> HandoffSection:
+    return HandoffSection.model_construct(lease_s=LEASE_S, deadline_s=3600.0, verify_share=verify_share)
 
 
 async def test_an_answer_that_goes_on_is_pulled_with_its_prompt(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:

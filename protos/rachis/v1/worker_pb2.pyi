@@ -58,19 +58,19 @@ Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
 class KvHandoff(_message.Message):
-    """The leased KV blocks of one prefilled prompt."""
+    """The leased KV blocks of one prefilled prompt, or of a prompt and the answer so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    PREFILL_WORKER_ID_FIELD_NUMBER: _builtins.int
-    PREFILL_GENERATION_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     CONNECTOR_PARAMS_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_MS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """The request's name in the prefill worker's engine."""
-    prefill_worker_id: _builtins.str
-    prefill_generation: _builtins.int
+    """The request's name in the engine of the worker that leases them."""
+    worker_id: _builtins.str
+    generation: _builtins.int
     connector_params: _builtins.bytes
     """The connector's own parameters, JSON."""
     deadline_unix_ms: _builtins.int
@@ -79,14 +79,14 @@ class KvHandoff(_message.Message):
         self,
         *,
         lease_id: _builtins.str = ...,
-        prefill_worker_id: _builtins.str = ...,
-        prefill_generation: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
         connector_params: _builtins.bytes = ...,
         deadline_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector_params", b"connector_params", "deadline_unix_ms", b"deadline_unix_ms", "lease_id", b"lease_id", "prefill_generation", b"prefill_generation", "prefill_worker_id", b"prefill_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector_params", b"connector_params", "deadline_unix_ms", b"deadline_unix_ms", "generation", b"generation", "lease_id", b"lease_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -435,6 +435,7 @@ class DecodeResponse(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delta(self) -> _generation_pb2.CompletionDelta: ...
     @_builtins.property
@@ -443,18 +444,23 @@ class DecodeResponse(_message.Message):
     def started(self) -> Global___DecodeStarted:
         """Sent once, before the first delta."""
 
+    @_builtins.property
+    def handed_over(self) -> Global___KvHandoff:
+        """The last message of an answer that goes on elsewhere: the KV of its prompt and of all its tokens but the last."""
+
     def __init__(
         self,
         *,
         delta: _generation_pb2.CompletionDelta | None = ...,
         end: Global___DecodeEnd | None = ...,
         started: Global___DecodeStarted | None = ...,
+        handed_over: Global___KvHandoff | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "end", b"end", "event", b"event", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "end", b"end", "event", b"event", "handed_over", b"handed_over", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "end", b"end", "event", b"event", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "end", b"end", "event", b"event", "handed_over", b"handed_over", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "end", "started"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "end", "started", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -519,6 +525,49 @@ class DecodeEnd(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeEnd: _TypeAlias = DecodeEnd  # noqa: Y015
+
+@_typing.final
+class HandOverRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in its `DecodeRequest`."""
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverRequest: _TypeAlias = HandOverRequest  # noqa: Y015
+
+@_typing.final
+class HandOverResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
+    handed_over: _builtins.bool
+    """False where the answer goes on here, or has ended: it has not begun, or its KV cannot be leased."""
+    def __init__(
+        self,
+        *,
+        handed_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handed_over", b"handed_over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverResponse: _TypeAlias = HandOverResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseHandoffRequest(_message.Message):
@@ -712,6 +761,7 @@ class WorkerCounters(_message.Message):
     NODE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NODE_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     HANDOFFS_MISMATCHED_FIELD_NUMBER: _builtins.int
+    HANDOFFS_VERIFIED_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -727,7 +777,9 @@ class WorkerCounters(_message.Message):
     """Memory of the worker's host, all of it and what could be had now."""
     node_available_bytes: _builtins.int
     handoffs_mismatched: _builtins.int
-    """Whose blocks were not of the tokens that they were to be pulled for: recomputed."""
+    """Whose blocks were not of the tokens that they were to be pulled for, or did not hold what was sent: recomputed."""
+    handoffs_verified: _builtins.int
+    """Pulled, and the blocks compared with the sender's."""
     def __init__(
         self,
         *,
@@ -744,10 +796,11 @@ class WorkerCounters(_message.Message):
         node_memory_bytes: _builtins.int = ...,
         node_available_bytes: _builtins.int = ...,
         handoffs_mismatched: _builtins.int = ...,
+        handoffs_verified: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.HandOver = channel.unary_unary(
+                '/rachis.v1.WorkerService/HandOver',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.HandOverRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.HandOverResponse.FromString,
+                _registered_method=True)
         self.ReleaseHandoff = channel.unary_unary(
                 '/rachis.v1.WorkerService/ReleaseHandoff',
                 request_serializer=rachis_dot_v1_dot_worker__pb2.ReleaseHandoffRequest.SerializeToString,
@@ -92,6 +97,13 @@ class WorkerServiceServicer:
 
     def Decode(self, request, context):
         """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HandOver(self, request, context):
+        """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,6 +154,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.DecodeRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.DecodeResponse.SerializeToString,
+            ),
+            'HandOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandOver,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.HandOverRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.HandOverResponse.SerializeToString,
             ),
             'ReleaseHandoff': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseHandoff,
@@ -246,6 +263,33 @@ class WorkerService:
             '/rachis.v1.WorkerService/Decode',
             rachis_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.WorkerService/HandOver',
+            rachis_dot_v1_dot_worker__pb2.HandOverRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.HandOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class WorkerServiceStub:
     """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _grpc.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+    HandOver: _grpc.UnaryUnaryMultiCallable[_worker_pb2.HandOverRequest, _worker_pb2.HandOverResponse]
+    """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`."""
     ReleaseHandoff: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]
     """Frees the leased blocks of a hand-off that no decode worker will pull any more."""
     GetWorkerStatus: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerStatusRequest, _worker_pb2.GetWorkerStatusResponse]
@@ -59,6 +61,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _aio.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]  # type: ignore[assignment]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+    HandOver: _aio.UnaryUnaryMultiCallable[_worker_pb2.HandOverRequest, _worker_pb2.HandOverResponse]  # type: ignore[assignment]
+    """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`."""
     ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]  # type: ignore[assignment]
     """Frees the leased blocks of a hand-off that no decode worker will pull any more."""
     GetWorkerStatus: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerStatusRequest, _worker_pb2.GetWorkerStatusResponse]  # type: ignore[assignment]
@@ -94,6 +98,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.DecodeResponse], _abc.AsyncIterator[_worker_pb2.DecodeResponse]]:
         """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+
+    @_abc_1.abstractmethod
+    def HandOver(
+        self,
+        request: _worker_pb2.HandOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.HandOverResponse, _abc.Awaitable[_worker_pb2.HandOverResponse]]:
+        """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`."""
 
     @_abc_1.abstractmethod
     def ReleaseHandoff(

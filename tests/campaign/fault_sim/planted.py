@@ -40,13 +40,22 @@ def _release_does_not_wait_for_pulls() -> AbstractContextManager[Any]:
 
 
 def _leased_blocks_are_freed_early() -> AbstractContextManager[Any]:
+    return _freed_early(lambda run: True)
+
+
+def _blocks_handed_over_are_freed_early() -> AbstractContextManager[Any]:
+    return _freed_early(lambda run: not run.job.hand_off)
+
+
+def _freed_early(which: Callable[[Any], bool]) -> AbstractContextManager[Any]:
     grant = Leases.grant
 
     def grant_and_free(self: Any, run: Any) -> Any:
         lease = grant(self, run)
-        blocks = self._held[lease.lease_id].blocks
-        self._pool.drop(blocks)
-        blocks.clear()
+        if which(run):
+            blocks = self._held[lease.lease_id].blocks
+            self._pool.drop(blocks)
+            blocks.clear()
         return lease
 
     return mock.patch.object(Leases, "grant", grant_and_free)
@@ -134,7 +143,7 @@ def _clients_are_waited_for_without_a_bound() -> AbstractContextManager[Any]:
 
 
 def _calls_stay_with_a_worker_that_hangs() -> AbstractContextManager[Any]:
-    return mock.patch.object(WorkerProbes, "_let_go", lambda self, worker: None)
+    return mock.patch.object(WorkerProbes, "_taken", lambda self, key, whom, at_most=None: [])
 
 
 def _a_generator_is_not_advanced() -> AbstractContextManager[Any]:
@@ -188,6 +197,7 @@ def _a_resumed_session_has_an_old_revision() -> AbstractContextManager[Any]:
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "release does not wait for pulls": _release_does_not_wait_for_pulls,
     "leased blocks are freed early": _leased_blocks_are_freed_early,
+    "blocks handed over are freed early": _blocks_handed_over_are_freed_early,
     "late pulls are used": _late_pulls_are_used,
     "a lease is lost": _a_lease_is_lost,
     "the first token comes twice": _the_first_token_comes_twice,

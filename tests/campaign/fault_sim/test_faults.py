@@ -31,6 +31,7 @@ _MANY_LEAVE = 30000
 FIRST_SEED = {
     "release does not wait for pulls": 26,
     "leased blocks are freed early": 1,
+    "blocks handed over are freed early": 298,
     "late pulls are used": 137,
     "a lease is lost": 1,
     "the first token comes twice": 0,

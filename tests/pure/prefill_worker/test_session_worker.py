@@ -117,7 +117,7 @@ async def test_a_session_answers_with_the_first_token_its_lease_and_its_record()
 
     response = context.prefilled
     assert response.first.text == first_letter("hello world!")
-    assert (response.handoff.lease_id, response.handoff.prefill_generation) == ("r#1", 3)
+    assert (response.handoff.lease_id, response.handoff.generation) == ("r#1", 3)
     assert response.finish_reason == generation.FINISH_REASON_UNSPECIFIED
     assert response.session.tokens.prompt_tokens == 12
     assert response.session.tokens.inputs == 1

@@ -101,7 +101,7 @@ async def test_a_decode_job_knows_its_priority_and_how_long_the_call_still_waits
 def test_a_decode_job_takes_over_lease_and_emitted_tokens() -> None:
     lease = KvLease("r#1", b'{"a":1}', UnixMs(1_700_000_000_123))
     request = decode_request(wire.EmittedTokens(token_ids=[0, 7], sent_chars=1))
-    request.handoff.CopyFrom(to_wire(lease, wire.KvHandoff, prefill_worker_id="prefill-0", prefill_generation=9))
+    request.handoff.CopyFrom(to_wire(lease, wire.KvHandoff, worker_id="prefill-0", generation=9))
 
     job = decode_job(request)
 

@@ -65,7 +65,7 @@ async def test_prefill_answers_with_the_first_token_and_its_lease() -> None:
     text = expected_text(PROMPT, SamplingSpec(max_tokens=6))
     assert (response.first.text, list(response.first.token_ids)) == (text[0], [ord(text[0])])
     assert response.finish_reason == generation.FINISH_REASON_UNSPECIFIED
-    assert (response.handoff.prefill_worker_id, response.handoff.prefill_generation) == ("w-0", 3)
+    assert (response.handoff.worker_id, response.handoff.generation) == ("w-0", 3)
     assert lease_of(response) == "r#1"
     assert engine.status().load.leased_handoffs == 1
 

@@ -60,7 +60,7 @@ OTHER_MESSAGES = {
     *("PrefillSessionAppend", "PrefillSessionUpdate", "PrefillSessionFinish"),
     # Calls about a worker.
     *("ReleaseHandoffRequest", "ReleaseHandoffResponse", "GetWorkerStatusRequest"),
-    *("SetDrainingRequest", "SetDrainingResponse"),
+    *("SetDrainingRequest", "SetDrainingResponse", "HandOverRequest", "HandOverResponse"),
     # Between routers.
     *("RouterLoads", "WorkerShare"),
     # Packed keys.

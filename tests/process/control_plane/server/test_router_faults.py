@@ -12,6 +12,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from control_plane.dispatch import worker_calls
 from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
@@ -219,12 +220,68 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
     assert completion.usage.completion_tokens == 8
     assert cluster_2x2.router.metrics.registry.get_sample_value("rachis_migrations_total") == 1
     (job,) = named(cluster_2x2, "decode-1").engine.jobs
-    # Four at most had reached the router; one more comes from the prefill worker, which has the prompt.
+    # Four at most had reached the router; one more comes from the prefill worker, where that one computes the rest.
     assert job.emitted is not None and 1 < len(job.emitted.token_ids) <= 5
     assert job.pull is not None
+    prefills = [each.request_id for each in named(cluster_2x2, "prefill-0").engine.jobs]
+    prefills += [each.request_id for each in named(cluster_2x2, "prefill-1").engine.jobs]
+    assert len(prefills) == (1 if how == "it drains" else 2)
+    assert (job.pull.lease_id in prefills) is (how != "it drains"), "a worker that drains hands the answer over"
     decoder.engine.resume()
     await until(cluster_2x2.idle)
     await cluster_2x2.ends_with({State.FINISHED: 1})
+
+
+@pytest.mark.parametrize("why", ["it cannot be leased", "it hears nothing", "its last message is lost"])
+async def test_an_answer_that_is_not_handed_over_in_time_is_computed_elsewhere(
+    cluster_2x2: Cluster, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_calls, "HAND_OVER_S", 0.2)
+    decoder = named(cluster_2x2, "decode-0")
+    decoder.engine.hold_before(4)
+    running = asyncio.create_task(cluster_2x2.generate())
+    await decoder.engine.held.wait()
+
+    async def hand_over(request_id: str) -> bool:
+        if why == "it hears nothing":
+            await asyncio.Event().wait()
+        return why != "it cannot be leased"
+
+    monkeypatch.setattr(decoder.engine, "hand_over", hand_over)
+    await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
+
+    responses = await running
+    assert text_of(responses) == whole_text()
+    route = completion_of(responses).route
+    assert (route.decode_worker_id, route.migrations) == ("decode-1", 1)
+    jobs = [job for name in ("prefill-0", "prefill-1") for job in named(cluster_2x2, name).engine.jobs]
+    assert len(jobs) == 2
+    decoder.engine.resume()
+    await until(cluster_2x2.idle)
+
+
+async def test_an_answer_whose_worker_dies_when_it_has_handed_it_over_is_computed(
+    cluster_2x2: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = named(cluster_2x2, "decode-0")
+    first.engine.hold_before(4)
+    running = asyncio.create_task(cluster_2x2.generate())
+    await first.engine.held.wait()
+    handing_over = first.engine.hand_over
+
+    async def hand_over_and_die(request_id: str) -> bool:
+        handed_over = await handing_over(request_id)
+        asyncio.get_running_loop().call_soon(first.engine.die, "of a test")
+        return handed_over
+
+    monkeypatch.setattr(first.engine, "hand_over", hand_over_and_die)
+    await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
+
+    responses = await running
+    assert text_of(responses) == whole_text()
+    route = completion_of(responses).route
+    assert (route.decode_worker_id, route.migrations) == ("decode-1", 1)
+    await until(cluster_2x2.idle)
 
 
 async def test_an_answer_that_may_not_move_waits_for_its_worker_to_go_on() -> None:

@@ -70,6 +70,8 @@ def _event(what: str) -> steps.Event:
             return steps.Ended(1, 8)
         case "lost":
             return steps.WorkerLost("no answer", is_draining="draining" in rest, has_died="dead" in rest)
+        case "handed-over":
+            return steps.HandedOver(rest[0])
         case "closed":
             return steps.Closed()
     raise ValueError(f"no event is called `{word}`")

@@ -127,6 +127,12 @@ class PlayedJourney:
                 for lease in self._held():
                     lease.ended = handoff == PULLED
                     lease.given_up |= handoff == RECOMPUTED
+            case steps.HandedOver(lease_id=lease_id):
+                assert isinstance(call, steps.CallDecode)
+                assert not self._held(), "a second lease while the first is held"
+                self.leases[lease_id] = ModelLease(lease_id)
+                self.decode_started = False
+                self.failed_decode.clear()
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
@@ -167,6 +173,7 @@ class PlayedJourney:
                 self.leases[lease_id] = ModelLease(lease_id)
                 self._calls(instruction)
             case steps.CallDecode(pulls=pulls):
+                assert instruction.request_id not in self.leases, "two calls under one name"
                 if pulls:
                     (lease,) = self._held()
                     assert not lease.may_be_used_up, "a lease is used a second time"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
-from control_plane.model.job import NO_HANDOFF, RECOMPUTED
+from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Lease
 from tests.pure.control_plane.dispatch.played_journey import (
     D0,
     D1,
@@ -147,6 +147,35 @@ def test_answers_leave_draining_workers_without_an_end() -> None:
         played.tell(steps.Placed(D1))
         played.tell(steps.DecodeStarted(NO_HANDOFF))
     assert played.endings == []
+    played.close()
+
+
+def test_an_answer_that_is_handed_over_is_pulled_from_the_worker_that_drains() -> None:
+    played = answering()
+    assert played.tell(steps.HandedOver("r.2"))[0] == steps.MarkDraining(D0)
+    place = played.waits_for(steps.PlaceDecode)
+    assert (place.prefills, place.excluded) == (False, frozenset())
+    played.tell(steps.Placed(D1))
+    assert played.waits_for(steps.CallDecode).pulls
+    told = played.tell(steps.DecodeStarted(RECOMPUTED))
+    assert told == (steps.Release(Lease(D0, "r.2")),), "the worker that was told does not pull any more"
+    played.tell(steps.Ended(FINISHED, 8, "last"))
+    played.close()
+
+    job = played.journey.job
+    assert played.emitted == [FIRST, MORE, "last"]
+    assert (job.migrations, job.route.migrations) == (1, 1)
+    assert (job.route.handoff, job.route.kv_bytes) == (PULLED, 64), "figures are those of the first go"
+
+
+def test_the_lease_of_an_answer_that_is_handed_over_is_used_once() -> None:
+    played = answering()
+    played.tell(steps.HandedOver("r.2"))
+    played.tell(steps.Placed(D1))
+    played.tell(steps.WorkerLost())
+    assert played.waits_for(steps.PlaceDecode).prefills
+    played.tell(steps.Placed(D0))
+    assert not played.waits_for(steps.CallDecode).pulls
     played.close()
 
 

@@ -38,6 +38,8 @@ class Fortune(Enum):
     # It drained while it had the request.
     LEFT = "left"
     UNREACHABLE = "unreachable"
+    # It drains, and the next one pulls from it.
+    HANDED_OVER = "handed_over"
     # No worker is there, or the KV cannot be had.
     WITHOUT = "without"
 
@@ -71,6 +73,8 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(steps.Placed(chosen))
         case steps.CallPrefill() if fortune is Fortune.LEFT:
             played.tell(_LOSSES[Fortune.DRAINING])
+        case steps.CallDecode(request_id=name) if fortune is Fortune.HANDED_OVER and played.decode_started:
+            played.tell(steps.HandedOver(name))
         case steps.CallPrefill() | steps.CallDecode() if fortune in _LOSSES:
             played.tell(_LOSSES[fortune])
         case steps.CallPrefill():
@@ -175,7 +179,14 @@ def _migrates_for_ever(journey: Journey) -> journeys.Instructions:
     return _MIGRATE(journey)
 
 
+def _lease_forgotten(journey: Journey, event: steps.HandedOver, now_s: float) -> journeys.Instructions:
+    instructions = _HANDED_OVER(journey, event, now_s)
+    journey._lease = None
+    return instructions
+
+
 _RELEASED, _PREFILLED, _MIGRATE = Journey._released, Journey._prefilled, Journey._migrate
+_HANDED_OVER = Journey._handed_over
 
 # Bugs by name: what is put in the place of what, and the sentence by which the model notices.
 _PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -199,6 +210,10 @@ _PLANTED: dict[str, tuple[Callable[[], Any], str]] = {
     "answer forgotten": (
         lambda: mock.patch.object(Journey, "_emit", _forgotten),
         "does not get the answer so far",
+    ),
+    "lease of an answer that was handed over forgotten": (
+        lambda: mock.patch.dict(journeys._HANDLERS, {(Stage.DECODE, steps.HandedOver): _lease_forgotten}),
+        "is lost",
     ),
     "migrates for ever": (
         lambda: mock.patch.object(Journey, "_migrate", _migrates_for_ever),

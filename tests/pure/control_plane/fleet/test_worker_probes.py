@@ -126,14 +126,15 @@ def test_so_many_answers_leave_a_draining_worker_at_each_look_and_only_where_the
     async def play() -> list[int]:
         world = World(status())
         left: list[WorkerLostError] = []
+        unwatched: list[WorkerLostError] = []
         counts = []
         try:
             with ExitStack() as watches:
                 for _ in range(2 * _MOVED_AT_ONCE + 1):
                     watches.enter_context(
-                        world.probes.watching(world.worker, lambda: may_leave, left.append, moves=True)
+                        world.probes.watching(world.worker, lambda: may_leave, unwatched.append, move=left.append)
                     )
-                watches.enter_context(world.probes.watching(world.worker, lambda: may_leave, left.append))
+                watches.enter_context(world.probes.watching(world.worker, lambda: may_leave, unwatched.append))
                 world.membership.drains(world.worker)
                 for _ in range(5):
                     await asyncio.sleep(VITALITY_TIMING.look_s)
@@ -141,6 +142,7 @@ def test_so_many_answers_leave_a_draining_worker_at_each_look_and_only_where_the
         finally:
             await world.end()
         assert all(isinstance(each, WorkerLeftError) for each in left)
+        assert unwatched == []
         return counts
 
     counts = simulated_time.run(play())

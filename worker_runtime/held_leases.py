@@ -1,0 +1,57 @@
+"""Last outputs that wait for the checksums of their leased blocks, which come with a later step of the engine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cluster_core.engine_jobs import EngineOutput
+from kv_transfer.handoff.block_checksums import CHECKSUMS_PARAM, Checksums
+from kv_transfer.handoff.lease_params import encode_params
+from worker_runtime.job_stream import JobStream
+
+# A lease goes out unchecked where they have not come by then.
+_MOST_STEPS = 8
+
+
+@dataclass(slots=True)
+class _Held:
+    stream: JobStream
+    output: EngineOutput
+    params: Mapping[str, Any]
+    steps: int = 0
+
+
+class HeldLeases:
+    """On the engine's thread. taken: the checksums of a leased request by vLLM's name, or None; see
+    `ContentSampling`."""
+
+    def __init__(self, taken: Callable[[str], Checksums | None]) -> None:
+        self._taken = taken
+        self._held: list[_Held] = []
+
+    def holds(self, stream: JobStream, output: EngineOutput, params: Mapping[str, Any] | None) -> bool:
+        """Whether the output is kept here for now. params: of its lease, where it has one."""
+        if output.lease is None or not params or not params.get(CHECKSUMS_PARAM):
+            return False
+        self._held.append(_Held(stream, output, params))
+        return True
+
+    def ready(self) -> list[tuple[JobStream, EngineOutput]]:
+        """After a step: those that wait no more."""
+        waiting, ready = [], []
+        for each in self._held:
+            checksums = self._taken(each.stream.internal_id)
+            each.steps += 1
+            if checksums is None and each.steps < _MOST_STEPS:
+                waiting.append(each)
+                continue
+            assert each.output.lease is not None
+            params = encode_params({**each.params, CHECKSUMS_PARAM: checksums})
+            ready.append((each.stream, replace(each.output, lease=replace(each.output.lease, connector_params=params))))
+        self._held = waiting
+        return ready
+
+    def take_all(self) -> list[JobStream]:
+        """Those that wait for what will not come any more."""
+        held, self._held = self._held, []
+        return [each.stream for each in held]
