@@ -21,9 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import HandoffReport
 from kv_transfer import vllm_private
-from kv_transfer.handoff.block_checksums import (
+from kv_transfer.handoff.block_checksums import BlockChecksums
+from kv_transfer.handoff.content_check import (
     CHECKSUMS_PARAM,
-    BlockChecksums,
     ContentChecks,
     ContentOrders,
     ContentReport,
@@ -210,7 +210,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         super().register_kv_caches(kv_caches)
         if vllm_private.has_one_full_attention_group(self._swap_config):
             views = vllm_private.block_views(self._swap_config, kv_caches)
-            self._checks = ContentChecks(BlockChecksums(views), vllm_private.rank_of(self))
+            self._checks = ContentChecks(BlockChecksums(views).of, vllm_private.rank_of(self))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = vllm_private.bound_metadata(self)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster_core.engine_jobs import EngineOutput
-from kv_transfer.handoff.block_checksums import CHECKSUMS_PARAM, Checksums
+from kv_transfer.handoff.content_check import CHECKSUMS_PARAM, Checksums
 from kv_transfer.handoff.lease_params import encode_params
 from worker_runtime.job_stream import JobStream
 

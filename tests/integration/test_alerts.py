@@ -24,6 +24,7 @@ from rachis import registry
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.heartbeat import LEAST_S
 from cluster_core.ports import hold_port
 from control_plane.client import Generated, RachisClient, token_prompt
 from control_plane.service import child_process
@@ -158,6 +159,8 @@ async def _nothing_fires(client: RachisClient, alarms: Alarms) -> None:
             right |= {"RachisHandoffFailures", "RachisLeaseExpiries"}
         if completion.timings.ttft_ms > 1000 * TIGHT["objectives__ttft_s"]:
             right.add("RachisTtftObjectiveMissed")
+        if completion.timings.ttft_ms + completion.timings.decode_ms > 1000 * LEAST_S:
+            right.add("RachisWorkerHangs")
         assert await alarms.firing() <= right
     await alarms.over(*right)
     alarms.seen.clear()

@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import pytest_asyncio
@@ -122,4 +124,6 @@ async def _has_in_flight(client: RachisClient, worker_id: str) -> bool:
 
 
 async def _registry_found(client: RachisClient) -> bool:
-    return (await client.router_status()).registry_connected
+    with suppress(grpc.aio.AioRpcError):
+        return (await client.router_status()).registry_connected
+    return False

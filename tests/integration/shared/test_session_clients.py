@@ -17,6 +17,8 @@ from tests.integration.session_play import answers_as, idle, session_call
 
 pytestmark = pytest.mark.integration
 
+LONG = 500
+
 
 @pytest.fixture(autouse=True)
 async def nothing_is_left(client: RachisClient) -> AsyncIterator[None]:
@@ -63,7 +65,8 @@ async def test_an_update_during_hand_off_and_decode_is_refused_and_the_answer_go
     other: RachisClient, call: SessionCall, after_events: int
 ) -> None:
     text = " ".join(f"word {number}" for number in range(150))
-    await call.open(text, "UPDATE", max_tokens=200, ignore_eos=True)
+    # On a busy machine a short answer would have ended before its client gets to it.
+    await call.open(text, "UPDATE", max_tokens=LONG, ignore_eos=True)
     await call.finish("!")
     events = [await call.next_event() for _ in range(after_events)]
     await call.update(1, "something else")
@@ -75,7 +78,7 @@ async def test_an_update_during_hand_off_and_decode_is_refused_and_the_answer_go
         ("FAILED_PRECONDITION", "append"),
     ]
     answer = [event for event in events if event is not None and not event.HasField("refused")]
-    expected = await other.generate(text_prompt(f"{text}!"), temperature=0, max_tokens=200, ignore_eos=True)
+    expected = await other.generate(text_prompt(f"{text}!"), temperature=0, max_tokens=LONG, ignore_eos=True)
     assert tokens_of(answer) == expected.token_ids
     assert answer[-1].completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
 

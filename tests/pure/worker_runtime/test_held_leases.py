@@ -6,7 +6,7 @@ import pytest
 
 from cluster_core.clock import UnixMs
 from cluster_core.engine_jobs import EngineJob, EngineOutput, FinishReason, KvLease, SamplingSpec
-from kv_transfer.handoff.block_checksums import CHECKSUMS_PARAM
+from kv_transfer.handoff.content_check import CHECKSUMS_PARAM
 from kv_transfer.handoff.lease_params import decode_params
 from worker_runtime.held_leases import _MOST_STEPS, HeldLeases
 from worker_runtime.job_stream import JobStream
