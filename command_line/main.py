@@ -11,6 +11,7 @@ from command_line import (
     cluster,
     config,
     demo,
+    gateway,
     generate,
     index,
     placement,
@@ -25,7 +26,7 @@ from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 
-COMMANDS = (serve, route, generate, overview, pools, demo, verify, chaos, profile, simulate, plan)
+COMMANDS = (serve, route, gateway, generate, overview, pools, demo, verify, chaos, profile, simulate, plan)
 GROUPS = (config, bench, index, placement, cluster)
 
 app = typer.Typer(

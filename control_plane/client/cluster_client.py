@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
@@ -59,6 +60,7 @@ class RachisClient:
         self._kept = KeptBytes(routers.KEPT_BYTES)
         self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options())
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -208,6 +210,14 @@ class RachisClient:
         request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
         response: admin.ListWorkersResponse = await self.admin.ListWorkers(request, timeout=10)
         return response.workers
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """Whether a router takes requests: what its health service says, and False where it does not answer in time."""
+        try:
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def router_status(self) -> admin.GetRouterStatusResponse:
         response: admin.GetRouterStatusResponse = await self.admin.GetRouterStatus(

@@ -1,0 +1,49 @@
+"""`rachis gateway`: the HTTP APIs of OpenAI and Anthropic for a running service, by vLLM's own front."""
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+
+from command_line import options
+from command_line.lossy_output import lossy_output
+from command_line.output import out
+
+_DEFAULT_PORT = 8000
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "gateway",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(gateway_command)
+
+
+def gateway_command(
+    context: typer.Context,
+    address: options.Addresses = None,
+    host: Annotated[str, typer.Option(help="Address that HTTP is served on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Several gateways may share a port.")] = _DEFAULT_PORT,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="How long a router with a worker is waited for.")] = 300.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """HTTP for a running service: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models,
+    /tokenize, /health, /metrics, as `vllm serve` answers them.
+
+    Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
+    --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key.
+    """
+    # Imported here: no other command needs it.
+    from control_plane.gateway.gateway import run
+
+    def listening(model: str, url: str) -> None:
+        if as_json:
+            print(json.dumps({"event": "listening", "model": model, "url": url}), flush=True)
+            return
+        out.print(f"HTTP for {model} on {url}")
+        out.print("Ctrl-C stops it")
+
+    where = options.running_address(address)
+    with lossy_output():
+        asyncio.run(run(where, host, port, context.args, wait_s=wait_s, on_listening=listening))

@@ -1,0 +1,1 @@
+"""The HTTP APIs: vLLM's own front over the router's gRPC, in a process without an engine."""

@@ -1,0 +1,105 @@
+"""vLLM's HTTP front, put together over a router: every name of vLLM's entry points that Rachis touches is here.
+
+`tests/integration/gateway/test_front.py` fails loudly on another version. Configuration is made as `vllm launch render`
+makes it: no kernels, no KV cache. The app is that of vLLM's `build_app` without its last step, SageMaker's bootstrap,
+which starts the middleware stack: what is added after it would be refused.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.anthropic.api_router import translate_error_response
+from vllm.entrypoints.generate.api_router import register_generate_api_routers
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+from vllm.entrypoints.launchers.utils.server_utils import lifespan
+from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
+from vllm.entrypoints.serve import register_vllm_serve_api_routers
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from control_plane.gateway.late_status import LateStatus
+from control_plane.gateway.refusals import RouterRefused, headers_of
+from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
+
+SUPPORTED_VLLM = "0.32.0"
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options of `vllm serve`, checked by vLLM. Ends the process where they are wrong, with a sentence."""
+    args = make_arg_parser(FlexibleArgumentParser(prog="rachis gateway")).parse_args(list(arguments))
+    validate_parsed_serve_args(args)
+    return args
+
+
+def make_engine(args: argparse.Namespace, core: RouterCore) -> RouterEngine:
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    model_config = engine_args.create_model_config()
+    # Of weights that are not here.
+    model_config.quantization = None
+    envs.VLLM_CPU_KVCACHE_SPACE = 0
+    config = VllmConfig(
+        model_config=model_config,
+        logging_config=engine_args.create_logging_config(),
+        structured_outputs_config=engine_args.create_structured_outputs_config(),
+    )
+    return RouterEngine(config, core, log_stats=not args.disable_log_stats, log_requests=args.enable_log_requests)
+
+
+async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
+    app = FastAPI(lifespan=lifespan)
+    app.state.args = args
+    app.root_path = args.root_path
+    register_vllm_serve_api_routers(app)
+    attach_models(app)
+    register_generate_api_routers(app)
+    init_exception_handler(app)
+    app.exception_handler(RouterRefused)(_refused)
+    app.add_middleware(LateStatus, answer=refusal)
+    init_entrypoints_middleware(args, app, TASKS)
+    await init_app_state(engine, app.state, args, TASKS)
+    return app
+
+
+async def serve(app: FastAPI, args: argparse.Namespace, sock: Any) -> None:
+    """Until a signal."""
+    stopped = await serve_http(
+        app,
+        sock=sock,
+        host=args.host,
+        port=args.port,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+    )
+    await stopped
+
+
+def listen(args: argparse.Namespace) -> tuple[str, Any]:
+    """(address as a URL, socket). Several gateways may share a port."""
+    address, sock = setup_server(args, reuse_port=True)
+    return address, sock
+
+
+def refusal(error: Exception, path: str) -> JSONResponse:
+    """An error as the API of that path says it."""
+    body = create_error_response(error)
+    if path.startswith("/v1/messages"):
+        response: JSONResponse = translate_error_response(body)
+    else:
+        response = JSONResponse(body.model_dump(), status_code=body.error.code)
+    response.headers.update(headers_of(error))
+    return response
+
+
+async def _refused(request: Any, error: RouterRefused) -> JSONResponse:
+    return refusal(error, request.url.path)

@@ -1,0 +1,57 @@
+"""vLLM's sampling parameters as the wire says them. What it cannot say is refused by name, never dropped."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+# What may be asked for and has no field of `rachis.v1.SamplingParams`: the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "structured_outputs": (None,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+    "prompt_logprobs": (None,),
+    "prompt_logprob_token_ids": (None,),
+    "logprob_token_ids": (None, []),
+    "thinking_token_budget": (None,),
+    "repetition_detection": (None,),
+    "trace_decode_token_ids": (None, []),
+    # Hand-offs and emitted tokens travel there inside the cluster: nobody sets them from outside.
+    "extra_args": (None, {}),
+    "watermarking": (None, False),
+    "skip_reading_prefix_cache": (None, False),
+}
+# By vLLM's names; the others are called the same on the wire.
+_SAME = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+)
+
+
+def wire_sampling(params: SamplingParams) -> dict[str, Any]:
+    """Fields of `rachis.v1.SamplingParams`. Raises VLLMValidationError."""
+    for name, nothing in UNSUPPORTED.items():
+        value = getattr(params, name, None)
+        if not any(value is each or (isinstance(value, type(each)) and value == each) for each in nothing):
+            raise VLLMValidationError(f"{name} is not supported by this service", parameter=name)
+    if params.seed is not None and params.seed < 0:
+        raise VLLMValidationError(f"seed must not be negative, it is {params.seed}", parameter="seed")
+    top = params.num_logprobs
+    if top is not None and top < 0:
+        raise VLLMValidationError("logprobs of the whole vocabulary are not supported", parameter="logprobs")
+    fields = {name: getattr(params, name) for name in _SAME}
+    # vLLM's -1 is the wire's 0: all of them.
+    fields |= {"top_k": max(0, params.top_k), "logprobs": top}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,145 @@
+"""Seeded requests to the four APIs, streamed and not: samplings of every kind, and errors. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+MODEL = "rachis-builtin"
+_COLOURS = ("blue", "red", "lime", "melon", "pear", "beige")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+def drawn(seed: int) -> Request:
+    """One in six is wrong in some way."""
+    rng = Random(seed)
+    path, make = rng.choice(_APIS)
+    body = make(rng)
+    if rng.random() < 0.4:
+        body["stream"] = True
+        if path.endswith("completions") and rng.random() < 0.5:
+            body["stream_options"] = {"include_usage": True}
+    if rng.random() < 1 / 6:
+        body |= rng.choice(_WRONG[path])
+    return Request(path, {"model": MODEL, **body})
+
+
+def _prompt(rng: Random) -> str:
+    facts = [f"k{rng.randrange(1, 40)}={rng.choice(_COLOURS)}; " for _ in range(rng.choice((1, 3, 8, 40)))]
+    return "".join(facts) + facts[0].partition("=")[0] + "="
+
+
+def _turns(rng: Random) -> list[dict[str, str]]:
+    turns = [{"role": "user", "content": _prompt(rng)}]
+    if rng.random() < 0.3:
+        turns = [{"role": "system", "content": "Answer. "}, *turns]
+    if rng.random() < 0.3:
+        turns += [{"role": "assistant", "content": "blue"}, {"role": "user", "content": _prompt(rng)}]
+    return turns
+
+
+def _sampling(rng: Random) -> dict[str, Any]:
+    """Greedy, or with a seed: both sides have to say the same."""
+    sampling: dict[str, Any] = {"max_tokens": rng.choice((1, 2, 6, 24, 60))}
+    sampling |= rng.choice(({"temperature": 0}, {"temperature": 1.0, "seed": rng.randrange(1000)}))
+    for name, values in _OPTIONS.items():
+        if rng.random() < 0.2:
+            sampling[name] = rng.choice(values)
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
+    return sampling
+
+
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "top_p": (0.5, 0.9),
+    "top_k": (5, 40),
+    "min_p": (0.05,),
+    "presence_penalty": (1.0, -0.5),
+    "frequency_penalty": (0.7,),
+    "repetition_penalty": (1.2, 1.9),
+    "stop": (["e;"], ["lu", "r"], "; "),
+    "stop_token_ids": ([59], [32, 61]),
+    "include_stop_str_in_output": (True,),
+    "min_tokens": (4,),
+    "ignore_eos": (True,),
+    "n": (2, 3),
+    "cache_salt": ("one", "two"),
+    "priority": (-3, 7),
+    "return_token_ids": (True,),
+    "skip_special_tokens": (False,),
+}
+
+
+def _completion(rng: Random) -> dict[str, Any]:
+    body: dict[str, Any] = {"prompt": _prompt(rng), **_sampling(rng)}
+    if rng.random() < 0.2:
+        body["prompt"] = rng.choice(([_prompt(rng), _prompt(rng)], [rng.randrange(1, 300) for _ in range(20)]))
+    if rng.random() < 0.3:
+        body["logprobs"] = rng.choice((1, 3))
+    elif rng.random() < 0.1:
+        body["echo"] = True
+    return body
+
+
+def _chat(rng: Random) -> dict[str, Any]:
+    body = {"messages": _turns(rng), **_sampling(rng)}
+    if rng.random() < 0.3:
+        body |= {"logprobs": True, "top_logprobs": rng.choice((0, 2))}
+    return body
+
+
+def _responses(rng: Random) -> dict[str, Any]:
+    body: dict[str, Any] = {"input": _prompt(rng), "temperature": 0, "max_output_tokens": rng.choice((2, 6, 24))}
+    return body | ({"instructions": "Answer. "} if rng.random() < 0.3 else {})
+
+
+def _messages(rng: Random) -> dict[str, Any]:
+    turns = [turn for turn in _turns(rng) if turn["role"] != "system"]
+    body: dict[str, Any] = {"messages": turns, "max_tokens": rng.choice((2, 6, 24)), "temperature": 0}
+    return body | ({"stop_sequences": ["lu"]} if rng.random() < 0.3 else {})
+
+
+_APIS: tuple[tuple[str, Callable[[Random], dict[str, Any]]], ...] = (
+    ("/v1/completions", _completion),
+    ("/v1/completions", _completion),
+    ("/v1/chat/completions", _chat),
+    ("/v1/chat/completions", _chat),
+    ("/v1/responses", _responses),
+    ("/v1/messages", _messages),
+)
+
+_LONG = "k1=blue; " * 2000
+_WRONG_SAMPLING: tuple[dict[str, Any], ...] = (
+    {"model": "another"},
+    {"temperature": -1},
+    {"temperature": "warm"},
+    {"max_tokens": 0},
+    {"max_tokens": 100_000},
+    {"top_p": 1.5},
+    {"presence_penalty": 3},
+    {"n": 0},
+    {"stop_token_ids": "x"},
+    {"logit_bias": {"59": -100}},
+    {"min_tokens": 99, "max_tokens": 3},
+)
+_WRONG: dict[str, tuple[dict[str, Any], ...]] = {
+    "/v1/completions": (*_WRONG_SAMPLING, {"prompt": _LONG}, {"prompt": [399_999]}, {"logprobs": 50}),
+    "/v1/chat/completions": (
+        *_WRONG_SAMPLING,
+        {"messages": []},
+        {"messages": [{"role": "pope", "content": "x"}]},
+        {"messages": [{"role": "user", "content": _LONG}]},
+        {"top_logprobs": 3},
+    ),
+    "/v1/responses": ({"model": "another"}, {"temperature": -1}, {"input": _LONG}, {"input": 5}),
+    "/v1/messages": ({"model": "another"}, {"max_tokens": 0}, {"messages": []}, {"temperature": -1}),
+}

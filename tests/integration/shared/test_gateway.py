@@ -1,0 +1,206 @@
+"""The tools that people have, unchanged, against the HTTP APIs of a running service; and what goes wrong on the way."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from cluster_core.ports import hold_port
+from command_line.own_service import Target
+from control_plane.client import RachisClient, chat_prompt, text_prompt
+from control_plane.service import child_process
+from tests.integration.conftest import until
+from tests.integration.session_play import idle
+
+pytestmark = pytest.mark.integration
+
+MODEL = "rachis-builtin"
+PROMPT = "k1=blue; k2=red; k17=melon; the sky; k9=pear; k1="
+TURNS: Any = [{"role": "user", "content": PROMPT}]
+START_S = 280.0
+
+
+@pytest_asyncio.fixture(scope="package")
+async def gateway(
+    shared_service: tuple[Target, RachisClient], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    """The URL of one."""
+    folder, port = tmp_path_factory.mktemp("gateway"), hold_port("127.0.0.1")
+    command = [sys.executable, "-m", "command_line.main", "gateway", "--address", shared_service[0].address]
+    command += ["--port", str(port), "--enable-prompt-tokens-details"]
+    process = child_process.start_bound(command, folder / "gateway.log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
+        yield url
+    finally:
+        child_process.stop(process, 20)
+
+
+@pytest_asyncio.fixture
+async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway, timeout=120) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def openai_client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def _is_healthy(url: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"{url}/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+# Each beside the same request over gRPC.
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 6},
+    {"temperature": 1, "seed": 7, "top_p": 0.9, "max_tokens": 24},
+    {"temperature": 1, "seed": 3, "presence_penalty": 1.0, "frequency_penalty": 0.5, "max_tokens": 24},
+    {"temperature": 0, "max_tokens": 40, "stop": ["e;", "lu"]},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_openais_client_gets_the_text_that_grpc_gives(
+    openai_client: openai.AsyncOpenAI, client: RachisClient, sampling: dict[str, Any], is_streamed: bool
+) -> None:
+    expected = await client.generate(text_prompt(PROMPT), **sampling)
+    chat = await client.generate(chat_prompt(TURNS), **sampling)
+    if not is_streamed:
+        completion = await openai_client.completions.create(model=MODEL, prompt=PROMPT, **sampling)
+        answered = await openai_client.chat.completions.create(model=MODEL, messages=TURNS, **sampling)
+        assert completion.choices[0].text == expected.text
+        assert answered.choices[0].message.content == chat.text
+        assert completion.usage is not None
+        assert completion.usage.prompt_tokens == expected.completion.usage.prompt_tokens
+        assert completion.usage.completion_tokens == len(expected.token_ids)
+        return
+    pieces = await openai_client.completions.create(model=MODEL, prompt=PROMPT, stream=True, **sampling)
+    assert "".join([each.choices[0].text async for each in pieces]) == expected.text
+    deltas = await openai_client.chat.completions.create(model=MODEL, messages=TURNS, stream=True, **sampling)
+    assert "".join([each.choices[0].delta.content or "" async for each in deltas]) == chat.text
+
+
+async def test_reasons_usage_and_log_probabilities_are_those_of_vllm(http: httpx.AsyncClient) -> None:
+    async def completion(**wishes: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 30, **wishes}
+        response = await http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    whole = await completion(max_tokens=6, logprobs=3, ignore_eos=True, return_token_ids=True)
+    (choice,) = whole["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    assert [len(each) for each in choice["logprobs"]["top_logprobs"]] == [3] * 6
+    tokens = choice["token_ids"]
+    by_string = (await completion(stop=["e;"], ignore_eos=True))["choices"][0]
+    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", "e;")
+    by_token = (await completion(stop_token_ids=[tokens[2]], ignore_eos=True))["choices"][0]
+    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", tokens[2])
+    long = "k1=blue; k2=red; k3=lime; " * 60 + "k2="
+    await completion(prompt=long)
+    assert (await completion(prompt=long))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_choices_have_a_seed_each(http: httpx.AsyncClient, client: RachisClient) -> None:
+    sampling: dict[str, Any] = {"temperature": 1, "seed": 5, "max_tokens": 12}
+    body = {"model": MODEL, "prompt": PROMPT, "n": 3, **sampling}
+    answered = (await http.post("/v1/completions", json=body)).json()
+    expected = await client.generate_choices(text_prompt(PROMPT), 3, **sampling)
+    texts = {each["index"]: each["text"] for each in answered["choices"]}
+    assert texts == {number: each.text for number, each in enumerate(expected)}
+
+
+async def test_anthropics_client_and_openais_responses(
+    gateway: str, openai_client: openai.AsyncOpenAI, client: RachisClient
+) -> None:
+    expected = (await client.generate(chat_prompt(TURNS), temperature=0, max_tokens=6)).text
+    responded = await openai_client.responses.create(model=MODEL, input=PROMPT, temperature=0, max_output_tokens=6)
+    assert responded.output_text == expected
+    async with anthropic.AsyncAnthropic(base_url=gateway, api_key="none", max_retries=0) as claude:
+        greedy: Any = {"model": MODEL, "messages": TURNS, "max_tokens": 6, "extra_body": {"temperature": 0}}
+        message = await claude.messages.create(**greedy)
+        assert [each.text for each in message.content if each.type == "text"] == [expected]
+        async with claude.messages.stream(**greedy) as stream:
+            assert "".join([text async for text in stream.text_stream]) == expected
+        assert (await claude.messages.count_tokens(model=MODEL, messages=TURNS)).input_tokens > 10
+
+
+async def test_what_is_beside_generating(http: httpx.AsyncClient) -> None:
+    (model,) = (await http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == (MODEL, 4096)
+    tokens = (await http.post("/tokenize", json={"model": MODEL, "prompt": PROMPT})).json()["tokens"]
+    detokenized = await http.post("/detokenize", json={"model": MODEL, "tokens": tokens})
+    assert detokenized.json()["prompt"] == PROMPT
+    assert "vllm:prompt_tokens_total" in (await http.get("/metrics")).text
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("wishes", "status", "said"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"prompt": "k1=blue; " * 2000}, 400, "4096"),
+        ({"model": "another"}, 404, "another"),
+        ({"logit_bias": {"59": -100}}, 400, "logit_bias"),
+        ({"structured_outputs": {"regex": "[a-z]{3}"}}, 400, "structured_outputs"),
+        ({"vllm_xargs": {"rachis_emitted": [59]}}, 400, "extra_args"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, 400, "extra_args"),
+        ({"repetition_penalty": 3.0}, 400, "repetition_penalty"),
+        ({"prompt": [399_999]}, 400, "399999"),
+        ({"seed": -2, "temperature": 1}, 400, "seed"),
+    ],
+)
+async def test_bad_input_has_its_status_before_a_stream_begins(
+    http: httpx.AsyncClient, wishes: dict[str, Any], status: int, said: str, is_streamed: bool
+) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 6, "stream": is_streamed, **wishes}
+    response = await http.post("/v1/completions", json=body)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"].startswith("application/json")
+    assert said in response.json()["error"]["message"]
+
+
+async def test_a_body_that_is_no_json_or_of_wrong_types_is_refused(http: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/json"}
+    assert (await http.post("/v1/completions", content="{not json", headers=headers)).status_code == 400
+    assert (await http.post("/v1/completions", json={"model": MODEL, "max_tokens": "x"})).status_code == 400
+    assert (await http.post("/v1/chat/completions", json={"model": MODEL, "messages": []})).status_code == 400
+
+
+async def test_who_leaves_a_stream_leaves_nothing_at_the_workers(http: httpx.AsyncClient, client: RachisClient) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 2}
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.aiter_lines()
+        for _ in range(4):
+            await anext(lines)
+        assert any(view.in_flight_requests for view in await client.workers())
+    await until(functools.partial(idle, client), "nothing is left")
+
+
+async def test_many_at_once_are_those_of_one_after_the_other(openai_client: openai.AsyncOpenAI) -> None:
+    async def ask(number: int) -> str:
+        prompt = f"k1=blue; k{number}=red; k{number}="
+        answered = await openai_client.completions.create(model=MODEL, prompt=prompt, max_tokens=8, temperature=0)
+        return answered.choices[0].text
+
+    together = await asyncio.gather(*map(ask, range(24)))
+    assert together == [await ask(number) for number in range(24)]

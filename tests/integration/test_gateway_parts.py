@@ -1,0 +1,163 @@
+"""Parts of the gateway without a service: refusals, what the wire cannot say, streams that fail before they begin."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+from fastapi.responses import JSONResponse
+from rachis import wire as conventions
+from rachis.v1 import worker_pb2 as wire
+from vllm import __version__
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StartError
+from control_plane.client import RachisClient
+from control_plane.gateway import front, gateway
+from control_plane.gateway.late_status import LateStatus
+from control_plane.gateway.refusals import RouterRefused, as_vllm_error, headers_of
+from control_plane.gateway.router_core import FAILURES, RouterCore
+from control_plane.gateway.sampling import UNSUPPORTED, wire_sampling
+
+pytestmark = pytest.mark.integration
+
+
+def test_the_installed_vllm_is_the_one_whose_entry_points_were_read() -> None:
+    assert __version__.split("+")[0] == front.SUPPORTED_VLLM
+    asked = inspect.getsource(AsyncLLM)
+    own = {name for name in vars(RouterCore) if name.endswith("_async")}
+    assert {name for name in own if f"engine_core.{name}" in asked} == own
+    assert "EngineCoreClient.make_async_mp_client" in asked
+
+
+# Refusals.
+
+
+def refused(code: grpc.StatusCode, trailing: Sequence[tuple[str, str | bytes]] = ()) -> Exception:
+    metadata = grpc.aio.Metadata(*trailing)
+    return as_vllm_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "a sentence", None))
+
+
+def as_trailing(error: RachisError) -> list[tuple[str, str | bytes]]:
+    return list(conventions.trailing_metadata(error))
+
+
+def test_bad_input_names_its_field() -> None:
+    error = refused(grpc.StatusCode.INVALID_ARGUMENT, as_trailing(InvalidInputError("is bad", field="sampling.top_p")))
+    assert isinstance(error, VLLMValidationError)
+    assert (error.parameter, headers_of(error)) == ("top_p", {})
+    assert isinstance(refused(grpc.StatusCode.OUT_OF_RANGE), VLLMValidationError)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+        (grpc.StatusCode.UNAVAILABLE, 503),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_what_is_not_the_clients_fault_says_when_to_try_again(code: grpc.StatusCode, status: int, path: str) -> None:
+    error = refused(code, as_trailing(OverloadedError("full", retry_after_ms=2500)))
+    assert isinstance(error, RouterRefused)
+    answer = front.refusal(error, path)
+    assert answer.status_code == status
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("3", "2500")
+    assert headers_of(refused(code))["Retry-After"] == "1", "where the router does not say"
+
+
+def test_a_defect_is_an_internal_error() -> None:
+    assert isinstance(refused(grpc.StatusCode.INTERNAL), EngineGenerateError)
+    assert front.refusal(refused(grpc.StatusCode.INTERNAL), "/v1/completions").status_code == 500
+
+
+# Sampling.
+
+
+def test_every_parameter_of_vllm_is_said_refused_or_the_fronts_own() -> None:
+    fronts_own = {
+        *("n", "detokenize", "output_kind", "skip_clone", "include_stop_str_in_output", "skip_special_tokens"),
+        *("spaces_between_special_tokens", "flat_logprobs", "output_text_buffer_length", "stream_interval"),
+        # Of what is refused itself.
+        *("prompt_logprob_start", "routed_experts_prompt_start"),
+    }
+    said = set(wire_sampling(SamplingParams(logprobs=1, seed=1, stop=["x"]))) | {"max_tokens"}
+    known = said | set(UNSUPPORTED) | fronts_own
+    public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    assert public - known == set()
+
+
+def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
+    assert wire_sampling(SamplingParams(max_tokens=3, top_k=-1)) | {"max_tokens": 3, "top_k": 0} == wire_sampling(
+        SamplingParams(max_tokens=3)
+    )
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"logit_bias": {5: 1.0}},
+        {"allowed_token_ids": [1]},
+        {"bad_words": ["a"]},
+        {"prompt_logprobs": 1},
+        {"prompt_logprobs": 0},
+        {"extra_args": {"rachis_emitted": [1]}},
+        {"seed": -2},
+        {"logprobs": -1},
+    ],
+)
+def test_what_the_wire_cannot_say_is_refused_by_name(wishes: dict[str, Any]) -> None:
+    with pytest.raises(VLLMValidationError, match=next(iter(wishes))):
+        wire_sampling(SamplingParams(**wishes))
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream; charset=utf-8", "application/json"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_fails_before_its_first_chunk_has_the_failures_status(kind: str, fails: bool) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+        failures = FAILURES.get()
+        assert failures is not None
+        if fails:
+            failures.append(ValueError("bad"))
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guarded = LateStatus(app, lambda error, path: JSONResponse({"said": str(error), "path": path}, status_code=418))
+    await guarded({"type": "http", "path": "/v1/completions"}, None, send)
+
+    bodies = b"".join(message.get("body", b"") for message in sent)
+    if fails and kind.startswith("text/event-stream"):
+        assert (sent[0]["status"], bodies) == (418, b'{"said":"bad","path":"/v1/completions"}')
+    else:
+        assert (sent[0]["status"], bodies) == (200, b"onetwo")
+
+
+# The process.
+
+
+def test_the_users_options_come_last_and_the_built_in_model_has_its_weights_here() -> None:
+    model = wire.ModelInfo(name="m", tokenizer="builtin", max_model_len=77)
+    arguments = gateway.front_arguments(model, "127.0.0.1", 8000, ["--served-model-name", "mine"])
+    assert arguments[1].endswith("weights")
+    args = front.parsed(arguments)
+    assert (args.served_model_name, args.max_model_len, args.port) == (["mine"], 77, 8000)
+
+
+async def test_without_a_router_it_ends_with_a_sentence() -> None:
+    async with RachisClient("127.0.0.1:1") as client:
+        with pytest.raises(StartError, match=r"no router with a worker was found within 0.2 s"):
+            await gateway.served_model(client, 0.2)
