@@ -2,11 +2,14 @@
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.progress import Progress
@@ -16,6 +19,7 @@ from cluster_configs.schema import ModelSection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
+from command_line.output import out, print_json
 from command_line.own_service import target_service
 from control_plane.service import child_process
 from control_plane.service.state import StateFile
@@ -32,78 +36,102 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    unexplained, reasons = asyncio.run(_compared(range(given.seed, given.seed + given.requests)))
+    tally = asyncio.run(_compared(range(given.seed, given.seed + given.requests)))
     if given.json:
-        figures = {"requests": given.requests, "unexplained": len(unexplained), "explained": dict(reasons)}
-        print(json.dumps({**figures, "differences": unexplained}, indent=1))
+        print_json(tally.as_json())
     else:
-        for seed, found in unexplained.items():
-            print(f"seed {seed}: {drawn(seed)}", *found[:8], sep="\n    ")
-        for reason, count in reasons.most_common():
-            print(f"{count} times explained: {reason}")
-        print(f"{given.requests} requests, {len(unexplained)} unexplained differences")
-    return 1 if unexplained else 0
+        for seed, found in sorted(tally.unexplained.items()):
+            out.print("\n    ".join([f"seed {seed}: {drawn(seed)}", *found[:8]]), markup=False)
+        for reason, count in tally.explained.most_common():
+            out.print(f"{count} times explained: {reason}")
+        out.print(f"{tally.statuses.total()} requests, by status: {dict(tally.statuses)}")
+        out.print(f"{len(tally.unexplained)} unexplained differences")
+    return 1 if tally.unexplained else 0
 
 
-async def _compared(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
-    """Differences by seed, and how often which one was explained."""
-    unexplained: dict[int, list[str]] = {}
-    reasons: Counter[str] = Counter()
+@dataclass(slots=True)
+class Tally:
+    """unexplained: differences by seed. statuses: of the service's answers."""
+
+    unexplained: dict[int, list[str]] = field(default_factory=dict)
+    explained: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+
+    def add(self, seed: int, request: Request, ours: Answer, theirs: Answer) -> None:
+        self.statuses[ours.status] += 1
+        found = differences(request, ours, theirs)
+        reason = explained(request, ours, theirs) if found else ""
+        if reason:
+            self.explained[reason] += 1
+        elif found:
+            self.unexplained[seed] = found
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "requests": self.statuses.total(),
+            "unexplained": len(self.unexplained),
+            "explained": dict(self.explained),
+            "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            "differences": {str(seed): found for seed, found in sorted(self.unexplained.items())},
+        }
+
+
+async def _compared(seeds: range) -> Tally:
+    tally, places = Tally(), asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="rachis-differential-") as folder:
-        state = StateFile(Path(folder) / "state.json")
-        async with target_service(None, state, load(), always_own=True) as target:
-            ours, theirs = hold_port("127.0.0.1"), hold_port("127.0.0.1")
-            gateway = ["command_line.main", "gateway", "--address", target.address, "--port", str(ours)]
-            plain = ["vllm.entrypoints.launchers.api_server.entry", "--model", ModelSection().resolved_path]
-            plain += ["--served-model-name", MODEL, "--port", str(theirs), "--enforce-eager", "--dtype", "float32"]
-            plain += [
-                "--max-model-len",
-                str(load().config.engine.max_model_len),
-                "--kv-cache-memory-bytes",
-                "500000000",
-            ]
-            processes = [
-                child_process.start_bound([sys.executable, "-m", *command], Path(folder) / f"{name}.log")
-                for name, command in (("gateway", gateway), ("plain", plain))
-            ]
-            try:
-                async with httpx.AsyncClient(timeout=300) as client:
-                    urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
-                    for url, name in zip(urls, ("gateway", "plain"), strict=True):
-                        await _until_healthy(client, url, Path(folder) / f"{name}.log")
-                    places = asyncio.Semaphore(_AT_ONCE)
-                    with Progress(disable=not sys.stderr.isatty(), transient=True) as progress:
-                        bar = progress.add_task("requests", total=len(seeds))
+        async with _both(Path(folder)) as (ours, theirs), httpx.AsyncClient(timeout=300) as client:
+            with Progress(disable=not sys.stderr.isatty(), transient=True) as progress:
+                bar = progress.add_task("requests", total=len(seeds))
 
-                        async def compare(seed: int) -> None:
-                            request = drawn(seed)
-                            async with places:
-                                mine, yours = [await _ask(client, url, request) for url in urls]
-                            found = differences(request, mine, yours)
-                            reason = explained(request, mine, yours) if found else ""
-                            if reason:
-                                reasons[reason] += 1
-                            elif found:
-                                unexplained[seed] = found
-                            progress.advance(bar)
+                async def compare(seed: int) -> None:
+                    request = drawn(seed)
+                    async with places:
+                        tally.add(seed, request, await _ask(client, ours, request), await _ask(client, theirs, request))
+                        progress.advance(bar)
 
-                        await asyncio.gather(*map(compare, seeds))
-            finally:
-                for process in processes:
-                    child_process.stop(process, 20)
-    return dict(sorted(unexplained.items())), reasons
+                await asyncio.gather(*map(compare, seeds))
+    return tally
 
 
-async def _until_healthy(client: httpx.AsyncClient, url: str, log: Path) -> None:
-    until_s = monotonic_s() + _START_S
-    while monotonic_s() < until_s:
+@asynccontextmanager
+async def _both(folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """URLs of a gateway and of `vllm serve`, which end with this."""
+    model, longest = ModelSection().resolved_path, str(load().config.engine.max_model_len)
+    async with target_service(None, StateFile(folder / "state.json"), load(), always_own=True) as target:
+        ports = {"gateway": hold_port("127.0.0.1"), "plain": hold_port("127.0.0.1")}
+        commands = {
+            "gateway": f"command_line.main gateway --address {target.address}",
+            "plain": f"vllm.entrypoints.launchers.api_server.entry --model {model} --served-model-name {MODEL} "
+            f"--max-model-len {longest} --dtype float32 --enforce-eager --kv-cache-memory-bytes 500000000",
+        }
+        processes = [
+            child_process.start_bound(
+                [sys.executable, "-m", *command.split(), "--port", str(ports[name])], folder / f"{name}.log"
+            )
+            for name, command in commands.items()
+        ]
         try:
-            if (await client.get(f"{url}/health")).status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        await asyncio.sleep(0.5)
-    raise StartError(f"{url} did not come up: {log.read_text()[-2000:]}")
+            urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+            for name, url in urls.items():
+                await _until_healthy(url, folder / f"{name}.log")
+            yield urls["gateway"], urls["plain"]
+        finally:
+            for process in processes:
+                child_process.stop(process, 20)
+
+
+async def _until_healthy(url: str, log: Path) -> None:
+    until_s = monotonic_s() + _START_S
+    async with httpx.AsyncClient() as client:
+        while monotonic_s() < until_s:
+            try:
+                if (await client.get(f"{url}/health")).status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                # It does not listen yet.
+                await asyncio.sleep(0.5)
+    told = await asyncio.to_thread(log.read_text)
+    raise StartError(f"{url} did not come up: {told[-2000:]}")
 
 
 async def _ask(client: httpx.AsyncClient, url: str, request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""Two answers to one request, field by field, without what is made up anew each time; and the differences on purpose."""
+"""Two answers to one request, field by field, without what is made up each time; and the differences on purpose."""
 
 import json
 import re
