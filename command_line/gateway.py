@@ -28,8 +28,7 @@ def gateway_command(
     wait_s: Annotated[float, typer.Option(min=0.0, help="How long a router with a worker is waited for.")] = 300.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """HTTP for a running service: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models,
-    /tokenize, /health, /metrics, as `vllm serve` answers them.
+    """HTTP for a running service: the APIs of OpenAI and Anthropic, as `vllm serve` answers them.
 
     Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
     --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key.
