@@ -10,7 +10,8 @@ Who holds the KV blocks of a request:
 `worker_runtime.wire_table` says which of these types travels as which message.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster_core.clock import UnixMs
@@ -36,6 +37,8 @@ class SamplingSpec:
     logprobs: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

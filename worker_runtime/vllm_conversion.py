@@ -65,6 +65,8 @@ def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> Sampli
         logprobs=spec.logprobs,
         min_tokens=spec.min_tokens,
         ignore_eos=spec.ignore_eos,
+        logit_bias=dict(spec.logit_bias) or None,
+        allowed_token_ids=list(spec.allowed_token_ids) or None,
         output_kind=RequestOutputKind.DELTA,
         extra_args=extra or None,
     )

@@ -9,8 +9,6 @@ from vllm.sampling_params import SamplingParams
 # What may be asked for and has no field of `rachis.v1.SamplingParams`: the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None, []),
     "bad_words": (None, []),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
@@ -37,6 +35,8 @@ _SAME = (
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
 )
 
 

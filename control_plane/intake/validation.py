@@ -15,6 +15,9 @@ MAX_CACHE_SALT_CHARACTERS = 128
 MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+# Whose logits are changed, or that alone are allowed.
+MAX_STEERED_TOKENS = 1024
+MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_CHAT_MESSAGES = MOST_ENTRIES
@@ -115,6 +118,7 @@ def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo, w
             field=_of("min_tokens", within),
         )
     _check_stops(sampling, model, within)
+    _check_steered(sampling, model, within)
 
 
 def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
@@ -257,6 +261,23 @@ def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo, wit
             raise OutOfRangeError(
                 f"token {token} is outside the vocabulary of {model.vocabulary_size} tokens",
                 field=_of("stop_token_ids", within),
+            )
+
+
+def _check_steered(sampling: generation.SamplingParams, model: wire.ModelInfo, within: str) -> None:
+    for name in ("logit_bias", "allowed_token_ids"):
+        tokens = list(getattr(sampling, name))
+        if len(tokens) > MAX_STEERED_TOKENS:
+            raise InvalidInputError(
+                f"at most {MAX_STEERED_TOKENS} tokens are taken, got {len(tokens)}", field=_of(name, within)
+            )
+        check_vocabulary(tokens, model, _of(name, within))
+    for token, bias in sampling.logit_bias.items():
+        # Written so that NaN fails it.
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise InvalidInputError(
+                f"must be in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}], got {bias} for token {token}",
+                field=_of("logit_bias", within),
             )
 
 

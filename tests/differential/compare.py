@@ -14,7 +14,7 @@ _MADE_UP = re.compile(
 )
 _CLOSE = 1e-3
 # What the wire between gateway and router cannot say yet.
-_UNSAID = ("logit_bias",)
+_UNSAID = ("bad_words",)
 
 
 @dataclass(frozen=True, slots=True)

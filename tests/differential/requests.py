@@ -76,6 +76,8 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "priority": (-3, 7),
     "return_token_ids": (True,),
     "skip_special_tokens": (False,),
+    "logit_bias": ({"59": -100}, {"32": 3.5, "61": -2}),
+    "allowed_token_ids": ([59, 60, 61], list(range(32, 110))),
 }
 
 
@@ -128,7 +130,7 @@ _WRONG_SAMPLING: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 3},
     {"n": 0},
     {"stop_token_ids": "x"},
-    {"logit_bias": {"59": -100}},
+    {"bad_words": ["blue"]},
     {"min_tokens": 99, "max_tokens": 3},
 )
 _WRONG: dict[str, tuple[dict[str, Any], ...]] = {

@@ -61,6 +61,8 @@ def drawn(rng: Random) -> Trial:
         logprobs=rng.choice((None, None, 3)),
         min_tokens=rng.choice((0, 0, 12)),
         ignore_eos=rng.random() < 0.7,
+        logit_bias=rng.choice(({}, {}, {101: -4.0, 32: 1.5})),
+        allowed_token_ids=rng.choice(((), (), (), tuple(range(32, 110)))),
     )
     sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
     prompt = tuple(rng.choice(b"the capital of France ") for _ in range(rng.randint(1, 120)))

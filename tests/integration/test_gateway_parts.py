@@ -86,7 +86,8 @@ def test_every_parameter_of_vllm_is_said_refused_or_the_fronts_own() -> None:
         # Of what is refused itself.
         *("prompt_logprob_start", "routed_experts_prompt_start"),
     }
-    said = set(wire_sampling(SamplingParams(logprobs=1, seed=1, stop=["x"]))) | {"max_tokens"}
+    lists: dict[str, Any] = {"stop": ["x"], "logit_bias": {1: 1.0}, "allowed_token_ids": [1]}
+    said = set(wire_sampling(SamplingParams(logprobs=1, seed=1, **lists))) | {"max_tokens"}
     known = said | set(UNSUPPORTED) | fronts_own
     public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
     assert public - known == set()
@@ -101,8 +102,6 @@ def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
 @pytest.mark.parametrize(
     "wishes",
     [
-        {"logit_bias": {5: 1.0}},
-        {"allowed_token_ids": [1]},
         {"bad_words": ["a"]},
         {"prompt_logprobs": 1},
         {"prompt_logprobs": 0},

@@ -5,6 +5,7 @@ the deadline taken away.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import EngineSection, HandoffSection
+from kv_transfer.handoff.content_check import CHECKSUMS_PARAM
 from tests.integration.conftest import until
 from tests.integration.worker_processes import CLOCK_AHEAD_S, Answer, WorkerProcess, worker_pair
 
@@ -62,25 +64,21 @@ async def test_a_pull_after_the_lease_is_recomputed_and_right(guarded: tuple[Wor
     assert answer.token_ids == expected.token_ids
 
 
-async def test_without_a_deadline_the_same_pull_gives_wrong_tokens_silently(tmp_path: Path) -> None:
+async def test_without_a_deadline_the_same_pull_is_wrong_in_silence_unless_its_content_is_verified(
+    tmp_path: Path,
+) -> None:
     """The negative control, with the bug planted: a deadline far behind the lease."""
-    async with worker_pair(tmp_path, _planted(0.0), prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
-        answer, expected = await _pull_after_lease(*pair, variant=2)
-    assert answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
-    assert answer.token_ids != expected.token_ids
+    planted = HandoffSection.model_construct(lease_s=LEASE_S, deadline_s=3600.0, verify_share=1.0)
+    async with worker_pair(tmp_path, planted, prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as (prefill, decode):
+        unverified, expected = await _pull_after_lease(prefill, decode, variant=2, is_verified=False)
+        assert unverified.started.handoff == generation.HANDOFF_OUTCOME_PULLED
+        assert unverified.token_ids != expected.token_ids
 
-
-async def test_without_a_deadline_the_same_pull_is_noticed_where_its_content_is_verified(tmp_path: Path) -> None:
-    async with worker_pair(tmp_path, _planted(1.0), prefill_engine=SMALL, decode_engine=ONE_AT_A_TIME) as pair:
-        answer, expected = await _pull_after_lease(*pair, variant=2)
-        counters = (await pair[1].status()).counters
-    assert answer.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
-    assert answer.token_ids == expected.token_ids
-    assert (counters.handoffs_verified, counters.handoffs_mismatched) == (1, 1)
-
-
-def _planted(verify_share: float) -> HandoffSection:
-    return HandoffSection.model_construct(lease_s=LEASE_S, deadline_s=3600.0, verify_share=verify_share)
+        verified, expected = await _pull_after_lease(prefill, decode, variant=3)
+        assert verified.started.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+        assert verified.token_ids == expected.token_ids
+        counters = (await decode.status()).counters
+        assert (counters.handoffs_verified, counters.handoffs_mismatched) == (1, 1)
 
 
 async def test_an_answer_that_goes_on_is_pulled_with_its_prompt(guarded: tuple[WorkerProcess, WorkerProcess]) -> None:
@@ -194,11 +192,16 @@ async def _forget(worker: WorkerProcess) -> None:
     await worker.decode([3] * 3000, max_tokens=1)
 
 
-async def _pull_after_lease(prefill: WorkerProcess, decode: WorkerProcess, variant: int) -> tuple[Answer, Answer]:
+async def _pull_after_lease(
+    prefill: WorkerProcess, decode: WorkerProcess, variant: int, *, is_verified: bool = True
+) -> tuple[Answer, Answer]:
     """(late answer, right answer): the lease ends and its blocks are overwritten before the decode worker asks."""
     tokens = _prompt(variant)
     expected = await _expected(decode, tokens)
     prefilled = await prefill.prefill(tokens)
+    if not is_verified:
+        params = json.loads(prefilled.handoff.connector_params)
+        prefilled.handoff.connector_params = json.dumps({**params, CHECKSUMS_PARAM: None}).encode()
     await until(prefill.nothing_held, "the lease ended")
     for other in range(3):
         await prefill.prefill(_prompt(100 + 10 * variant + other), hand_off=False, max_tokens=1)

@@ -28,6 +28,8 @@ SPEC = SamplingSpec(
     logprobs=2,
     min_tokens=2,
     ignore_eos=True,
+    logit_bias={5: -1.5},
+    allowed_token_ids=(5, 6),
 )
 
 

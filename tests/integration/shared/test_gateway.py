@@ -71,6 +71,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1, "seed": 7, "top_p": 0.9, "max_tokens": 24},
     {"temperature": 1, "seed": 3, "presence_penalty": 1.0, "frequency_penalty": 0.5, "max_tokens": 24},
     {"temperature": 0, "max_tokens": 40, "stop": ["e;", "lu"]},
+    {"temperature": 0, "max_tokens": 12, "logit_bias": {59: -100, 32: 5}},
 ]
 
 
@@ -160,7 +161,8 @@ async def test_what_is_beside_generating(http: httpx.AsyncClient) -> None:
         ({"temperature": -1}, 400, "temperature"),
         ({"prompt": "k1=blue; " * 2000}, 400, "4096"),
         ({"model": "another"}, 404, "another"),
-        ({"logit_bias": {"59": -100}}, 400, "logit_bias"),
+        ({"logit_bias": {"399999": -100}}, 400, "399999"),
+        ({"allowed_token_ids": [399_999]}, 400, "allowed_token_ids"),
         ({"structured_outputs": {"regex": "[a-z]{3}"}}, 400, "structured_outputs"),
         ({"vllm_xargs": {"rachis_emitted": [59]}}, 400, "extra_args"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, 400, "extra_args"),

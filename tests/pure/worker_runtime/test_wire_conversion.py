@@ -37,6 +37,8 @@ SET_SAMPLING: dict[str, Any] = {
     "ignore_eos": True,
     "stop": ["a", "bc"],
     "stop_token_ids": [3, 4],
+    "logit_bias": {5: -1.5, 6: 100.0},
+    "allowed_token_ids": [5, 6],
 }
 
 
@@ -58,7 +60,9 @@ def test_every_field_of_the_sampling_message_reaches_the_engine() -> None:
     assert {field.name for field in generation.SamplingParams.DESCRIPTOR.fields} == set(SET_SAMPLING)
 
 
-@pytest.mark.parametrize("name", sorted(set(SET_SAMPLING) - {"stop", "stop_token_ids"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(SET_SAMPLING) - {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids"})
+)
 def test_a_field_set_to_zero_is_not_taken_for_absent(name: str) -> None:
     zero: dict[str, Any] = {name: 0}
 

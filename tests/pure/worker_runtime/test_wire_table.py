@@ -178,7 +178,8 @@ def example(hint: Any, numbers: "count[int]") -> Any:
     if typing.get_origin(hint) is tuple:
         return tuple(example(typing.get_args(hint)[0], numbers) for _ in range(2))
     if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
-        return {str(next(numbers)): example(typing.get_args(hint)[1], numbers)}
+        key, value = typing.get_args(hint)
+        return {key(next(numbers)): example(value, numbers)}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return list(hint)[-1]
     if hint is bool:
