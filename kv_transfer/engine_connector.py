@@ -191,6 +191,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         for request_id in finished:
             self.pulls.end(request_id, monotonic_s(), failed=request_id in failed)
             self._pulled_blocks.pop(request_id, None)
+            self.content.ended(request_id)
         stats = connector_output.kv_connector_stats
         if stats is not None:
             self.kv_bytes_pulled += sum(stats.data.get("bytes_transferred", ()))

@@ -162,13 +162,15 @@ def hand_over(engine: Any, request_id: str, params: Mapping[str, Any]) -> dict[s
 
     scheduler, connector = scheduler_of(engine), connector_of(engine)
     request = scheduler.requests.get(request_id)
-    if request is None or request.status is not RequestStatus.RUNNING:
+    if request is None or request.status is not RequestStatus.RUNNING or request not in scheduler.running:
         return None
     ready = request.num_tokens - 1
+    # vLLM counts what is scheduled: of a request that computes again after it was preempted, all may be under way.
+    computed = request.num_computed_tokens - request.num_in_flight_tokens
     leases = not connector.connector_scheduler.use_host_buffer and has_one_full_attention_group(
         scheduler.kv_cache_config
     )
-    if not request.num_output_tokens or request.num_computed_tokens < ready or not leases:
+    if not request.num_output_tokens or computed < ready or not leases:
         return None
     # A step that is under way computes the last token as well: nobody will ask for that.
     request.num_computed_tokens = ready

@@ -22,11 +22,11 @@ class _Held:
 
 
 class HeldLeases:
-    """On the engine's thread. taken: the checksums of a leased request by vLLM's name, or None; see
-    `ContentSampling`."""
+    """On the engine's thread. taken, forget: of a leased request by vLLM's name; see `ContentSampling`."""
 
-    def __init__(self, taken: Callable[[str], Checksums | None]) -> None:
+    def __init__(self, taken: Callable[[str], Checksums | None], forget: Callable[[str], None]) -> None:
         self._taken = taken
+        self._forget = forget
         self._held: list[_Held] = []
 
     def holds(self, stream: JobStream, output: EngineOutput, params: Mapping[str, Any] | None) -> bool:
@@ -45,6 +45,7 @@ class HeldLeases:
             if checksums is None and each.steps < _MOST_STEPS:
                 waiting.append(each)
                 continue
+            self._forget(each.stream.internal_id)
             assert each.output.lease is not None
             params = encode_params({**each.params, CHECKSUMS_PARAM: checksums})
             ready.append((each.stream, replace(each.output, lease=replace(each.output.lease, connector_params=params))))

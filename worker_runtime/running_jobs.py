@@ -60,7 +60,10 @@ class RunningJobs:
         self._streams: dict[str, JobStream] = {}
         # By the lease's name, vLLM's own for the request.
         self._leases: dict[str, str] = {}
-        self._held = HeldLeases(lambda name: vllm_private.connector_of(engine).content.taken(name))
+        self._held = HeldLeases(
+            lambda name: vllm_private.connector_of(engine).content.taken(name),
+            lambda name: vllm_private.connector_of(engine).content.forget(name),
+        )
         self.dead: str | None = None
 
     # How they begin.

@@ -229,18 +229,18 @@ class Journey:
         call = CallDecode(
             event.worker,
             job.attempt_id(),
-            pulls=self._tell_of_lease(now_s),
+            pulls=self._tell_of_lease(event.worker, now_s),
             may_move=self._may_migrate,
             until_s=job.deadline_s,
         )
         return self._await(Stage.DECODE, call)
 
-    def _tell_of_lease(self, now_s: float) -> bool:
-        """Whether the next decode worker pulls. From now on the lease is not safe to release for a while."""
+    def _tell_of_lease(self, worker: WorkerSnapshot, now_s: float) -> bool:
+        """Whether the worker pulls, never the lease's own. From now on the lease is not safe to release for a while."""
         deadline_s = self._limits.handoff_deadline_s
-        # By the router's own clock too: a worker's may be wrong.
+        # By the router's own clock too.
         is_late = now_s - self._prefilled_s >= deadline_s
-        if self._lease is None or self._is_used_up or is_late:
+        if self._lease is None or self._is_used_up or is_late or self._lease.worker.worker_id == worker.worker_id:
             return False
         self._lease.safe_at_s = now_s + deadline_s
         return True
@@ -309,8 +309,7 @@ class Journey:
         """From the beginning, with the answer so far behind the prompt."""
         self._count_migration()
         self._was_prefilled = False
-        self._excluded.clear()
-        self._lost = 0
+        self._excluded, self._lost = set(), 0
         return self._seek_prefill_worker()
 
     def _handed_over(self, event: HandedOver, now_s: float) -> Instructions:
@@ -321,11 +320,11 @@ class Journey:
         self._count_migration()
         self._lease = Lease(worker, event.lease_id)
         self._may_be_pulled(now_s)
-        return (MarkDraining(worker), *self._seek_decode_worker(now_s))
+        self._excluded, self._lost = {(worker.worker_id, worker.generation)}, 0
+        return self._seek_decode_worker(now_s, again=True)
 
     def _count_migration(self) -> None:
-        self.job.migrations += 1
-        self.job.route.migrations = self.job.migrations
+        self.job.migrations = self.job.route.migrations = self.job.migrations + 1
         self._decode_started = False
 
     # Both.
@@ -351,7 +350,8 @@ class Journey:
         self._excluded.add((worker.worker_id, worker.generation))
         self._worker = None
         if event.is_draining:
-            return (MarkDraining(worker),)
+            # That one drains which is left is known from the registry, and may be over by now.
+            return () if event.was_left else (MarkDraining(worker),)
         self._lost += event.is_attempt
         return (Suspect(worker, event.sentence), *self._blamed(worker, event))
 

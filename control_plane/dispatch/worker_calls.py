@@ -5,18 +5,16 @@ One call at a time. A worker counts the request as in flight from the call to it
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.background import BackgroundTasks
-from cluster_core.errors import RachisError
 from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.handing_over import HandOver
 from control_plane.dispatch.prefilling import Prefilling, WholePrompt, say_emitted
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import (
-    DecodeCall,
     WorkerClient,
     WorkerDiedError,
     WorkerDrainingError,
@@ -27,9 +25,6 @@ from control_plane.fleet.worker_client import (
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
 from control_plane.placement.placer import Placement, Placer
-
-# How long a draining worker may take to end an answer, and its last message to arrive after that.
-HAND_OVER_S = 2.0
 
 
 class WorkerCalls:
@@ -184,11 +179,11 @@ class WorkerCalls:
             return (call.may_move or not has_started) and self._may_leave_decode()
 
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
-        moving = BackgroundTasks()
+        hand_over = HandOver(self._client, call, decode)
 
         def move(why: WorkerLostError) -> None:
             if has_started:
-                moving.start(self._hand_over(call, decode, why))
+                hand_over.begin(why)
             else:
                 decode.leave(why)
 
@@ -203,17 +198,12 @@ class WorkerCalls:
                     while message is not None:
                         has_started = True
                         probes.heard(worker)
+                        hand_over.read(message)
                         yield message
+                        hand_over.reads()
                         message = await anext(stream, None)
             finally:
-                await moving.cancel()
-
-    async def _hand_over(self, call: steps.CallDecode, decode: DecodeCall, why: WorkerLostError) -> None:
-        """The answer takes its KV along, and its stream ends with the lease; where it does not in time, it is left."""
-        with suppress(RachisError):
-            if await self._client.hand_over(call.worker, call.request_id, HAND_OVER_S):
-                await asyncio.sleep(HAND_OVER_S)
-        decode.leave(why)
+                await hand_over.end()
 
     def _may_leave_prefill(self) -> bool:
         return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode()

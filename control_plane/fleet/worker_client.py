@@ -90,7 +90,7 @@ class WorkerClient:
         self._channel = channel
         self._options = conventions.channel_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._closing = BackgroundTasks()
+        self._background = BackgroundTasks()
 
     async def prefill(
         self, worker: WorkerSnapshot, request: wire.PrefillRequest, timeout_s: float
@@ -123,6 +123,15 @@ class WorkerClient:
             response = await self._stub(worker.address).ReleaseHandoff(request, timeout=timeout_s)
             return bool(response.released)
 
+    def release_soon(self, worker: WorkerSnapshot, lease_id: str, timeout_s: float) -> None:
+        """In the background, where there may be such a lease; it ends by itself where the worker is not reached."""
+
+        async def release() -> None:
+            with contextlib.suppress(RachisError):
+                await self.release(worker, lease_id, timeout_s)
+
+        self._background.start(release())
+
     async def status(
         self, address: str, request: wire.GetWorkerStatusRequest, timeout_s: float
     ) -> wire.GetWorkerStatusResponse:
@@ -154,10 +163,10 @@ class WorkerClient:
     def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to workers that are no longer registered, once the calls on them have ended."""
         for address in self._channels.keys() - addresses:
-            self._closing.start(self._channels.pop(address).close(CLOSE_GRACE_S))
+            self._background.start(self._channels.pop(address).close(CLOSE_GRACE_S))
 
     async def close(self) -> None:
-        await self._closing.cancel()
+        await self._background.cancel()
         for channel in self._channels.values():
             await channel.close(None)
 

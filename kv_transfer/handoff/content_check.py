@@ -57,7 +57,10 @@ class ContentSampling:
         self._ranks = ranks
         self._rng = rng or Random()
         self._orders = ContentOrders()
+        # Of leases whose checksums somebody waits for.
         self._taken: dict[str, Checksums] = {}
+        # Of pulls that have not ended in every worker: whether what they brought is alike, as far as was told.
+        self._alike: dict[str, bool] = {}
 
     def lease(self, request_id: str, block_ids: Sequence[int], tokens: int) -> bool:
         """Whether the blocks of a request that is leased are checked. tokens: whose KV they hold."""
@@ -65,6 +68,7 @@ class ContentSampling:
         if not full or self._rng.random() >= self._share:
             return False
         self._orders.take[request_id] = list(full)
+        self._taken[request_id] = {}
         return True
 
     def taken(self, request_id: str) -> Checksums | None:
@@ -74,7 +78,9 @@ class ContentSampling:
         return self._taken.pop(request_id)
 
     def forget(self, request_id: str) -> None:
+        """Nobody waits for the checksums of a lease."""
         self._taken.pop(request_id, None)
+        self._orders.take.pop(request_id, None)
 
     def pull(self, request_id: str, sent: Any, block_ids: Sequence[int], pulled: set[int]) -> None:
         """sent: the checksums that came with a hand-off, by rank. block_ids: of the request. pulled: those of them that
@@ -96,9 +102,16 @@ class ContentSampling:
 
     def take_in(self, report: ContentReport) -> None:
         for name, checksums in report.taken.items():
-            self._taken[name] = self._taken.get(name, {}) | checksums
-        self.verified += len(report.verified)
-        self.unlike += len(report.unlike)
+            if name in self._taken:
+                self._taken[name] |= checksums
+        for name in report.verified:
+            self._alike[name] = self._alike.get(name, True) and name not in report.unlike
+
+    def ended(self, request_id: str) -> None:
+        """A pull has ended in every worker: it counts once."""
+        is_alike = self._alike.pop(request_id, None)
+        self.verified += is_alike is not None
+        self.unlike += is_alike is False
 
 
 class ContentChecks:

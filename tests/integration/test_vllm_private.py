@@ -92,6 +92,35 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     assert connector._deadlines == {}
 
 
+@pytest.mark.parametrize(
+    ("is_running", "computed", "in_flight"), [(True, 81, 81), (True, 79, 0), (False, 80, 0)], ids=str
+)
+def test_kv_that_is_not_computed_yet_is_not_handed_over(
+    monkeypatch: pytest.MonkeyPatch, is_running: bool, computed: int, in_flight: int
+) -> None:
+    """A request that was preempted computes again in a step that is under way: vLLM counts it as computed."""
+    from vllm.v1.request import RequestStatus
+
+    monkeypatch.setattr(vllm_private, "has_one_full_attention_group", lambda config: True)
+    request = SimpleNamespace(
+        status=RequestStatus.RUNNING,
+        num_tokens=81,
+        num_output_tokens=5,
+        num_computed_tokens=computed,
+        num_in_flight_tokens=in_flight,
+    )
+    connector = SimpleNamespace(connector_scheduler=SimpleNamespace(use_host_buffer=False))
+    scheduler = SimpleNamespace(
+        requests={"r": request},
+        running=[request] if is_running else [],
+        get_kv_connector=lambda: connector,
+        kv_cache_config=None,
+    )
+    engine = SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler)))
+    assert vllm_private.hand_over(engine, "r", {}) is None
+    assert request.num_computed_tokens == computed
+
+
 def test_private_methods_exist_where_subclasses_override_them() -> None:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner

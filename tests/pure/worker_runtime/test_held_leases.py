@@ -29,14 +29,16 @@ def stream(name: str = "r") -> JobStream:
     ],
 )
 def test_what_is_not_checked_does_not_wait(output: EngineOutput, params: dict[str, Any] | None) -> None:
-    held = HeldLeases(lambda name: None)
+    forgotten: list[str] = []
+    held = HeldLeases(lambda name: None, forgotten.append)
     assert not held.holds(stream(), output, params)
     assert held.ready() == []
 
 
 def test_a_lease_goes_out_with_its_checksums_once_they_are_there() -> None:
     known: dict[str, Any] = {}
-    held = HeldLeases(lambda name: known.pop(name, None))
+    forgotten: list[str] = []
+    held = HeldLeases(lambda name: known.pop(name, None), forgotten.append)
     one, other = stream("r"), stream("s")
     assert held.holds(one, LAST, ASKED) and held.holds(other, LAST, ASKED)
     assert held.ready() == []
@@ -53,10 +55,12 @@ def test_a_lease_goes_out_with_its_checksums_once_they_are_there() -> None:
 
 
 def test_a_lease_whose_checksums_do_not_come_goes_out_unchecked() -> None:
-    held = HeldLeases(lambda name: None)
+    forgotten: list[str] = []
+    held = HeldLeases(lambda name: None, forgotten.append)
     held.holds(stream(), LAST, ASKED)
     steps = [held.ready() for _ in range(_MOST_STEPS)]
     assert [len(each) for each in steps] == [0] * (_MOST_STEPS - 1) + [1]
     ((_, output),) = steps[-1]
     assert output.lease is not None
     assert decode_params(output.lease.connector_params)[CHECKSUMS_PARAM] is None
+    assert forgotten == ["r-internal"]

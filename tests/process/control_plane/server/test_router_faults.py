@@ -12,7 +12,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.dispatch import worker_calls
+from control_plane.dispatch import handing_over
 from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
@@ -236,7 +236,7 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
 async def test_an_answer_that_is_not_handed_over_in_time_is_computed_elsewhere(
     cluster_2x2: Cluster, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_calls, "HAND_OVER_S", 0.2)
+    monkeypatch.setattr(handing_over, "HAND_OVER_S", 0.2)
     decoder = named(cluster_2x2, "decode-0")
     decoder.engine.hold_before(4)
     running = asyncio.create_task(cluster_2x2.generate())
@@ -258,6 +258,29 @@ async def test_an_answer_that_is_not_handed_over_in_time_is_computed_elsewhere(
     assert len(jobs) == 2
     decoder.engine.resume()
     await until(cluster_2x2.idle)
+
+
+async def test_a_client_that_leaves_before_the_lease_is_read_leaves_none(cluster_2x2: Cluster) -> None:
+    """Its last message lies unread behind others, as where a client takes nothing."""
+    first = named(cluster_2x2, "decode-0")
+    first.engine.hold_before(4)
+    call = cluster_2x2.call()
+    await first.engine.held.wait()
+    await until(lambda: len(first.engine.live_jobs()) == 1)
+    (name,) = first.engine.live_jobs()
+
+    async def handed_over_and_gone(request_id: str) -> bool:
+        handed_over = await handing_over_there(request_id)
+        call.cancel()
+        return handed_over
+
+    handing_over_there, first.engine.hand_over = first.engine.hand_over, handed_over_and_gone  # type: ignore[method-assign]
+    await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
+
+    await until(lambda: first.engine.live_jobs() == [])
+    await until(cluster_2x2.idle)
+    assert await first.engine.release(name) is False
+    await cluster_2x2.ends_with({State.CANCELLED: 1})
 
 
 async def test_an_answer_whose_worker_dies_when_it_has_handed_it_over_is_computed(

@@ -132,7 +132,7 @@ class PlayedJourney:
                 assert not self._held(), "a second lease while the first is held"
                 self.leases[lease_id] = ModelLease(lease_id)
                 self.decode_started = False
-                self.failed_decode.clear()
+                self.failed_decode = {(call.worker.worker_id, call.worker.generation)}
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode

@@ -152,9 +152,9 @@ def test_answers_leave_draining_workers_without_an_end() -> None:
 
 def test_an_answer_that_is_handed_over_is_pulled_from_the_worker_that_drains() -> None:
     played = answering()
-    assert played.tell(steps.HandedOver("r.2"))[0] == steps.MarkDraining(D0)
+    assert played.tell(steps.HandedOver("r.2")) == (played.call,), "that it drains is known from the registry"
     place = played.waits_for(steps.PlaceDecode)
-    assert (place.prefills, place.excluded) == (False, frozenset())
+    assert (place.prefills, place.excluded) == (False, frozenset({("decode-0", 1)}))
     played.tell(steps.Placed(D1))
     assert played.waits_for(steps.CallDecode).pulls
     told = played.tell(steps.DecodeStarted(RECOMPUTED))
@@ -166,6 +166,17 @@ def test_an_answer_that_is_handed_over_is_pulled_from_the_worker_that_drains() -
     assert played.emitted == [FIRST, MORE, "last"]
     assert (job.migrations, job.route.migrations) == (1, 1)
     assert (job.route.handoff, job.route.kv_bytes) == (PULLED, 64), "figures are those of the first go"
+
+
+def test_a_worker_that_is_resumed_does_not_pull_its_own_lease() -> None:
+    played = answering()
+    played.tell(steps.HandedOver("r.2"))
+    played.tell(steps.Placed(D1))
+    played.tell(steps.WorkerLost(is_unreachable=True))
+    played.tell(steps.Placed(D0))
+    assert not played.waits_for(steps.CallDecode).pulls
+    assert played.tell(steps.DecodeStarted(NO_HANDOFF))[0] == steps.Release(Lease(D0, "r.2", 15.0 + played.now_s))
+    played.close()
 
 
 def test_the_lease_of_an_answer_that_is_handed_over_is_used_once() -> None:

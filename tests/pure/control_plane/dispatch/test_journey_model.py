@@ -155,7 +155,7 @@ def _never_released(journey: Journey) -> journeys.Instructions:
     return ()
 
 
-def _always_told(journey: Journey, now_s: float) -> bool:
+def _always_told(journey: Journey, _worker: object, now_s: float) -> bool:
     if journey._lease is not None:
         journey._lease.safe_at_s = now_s + journey._limits.handoff_deadline_s
     return journey._lease is not None

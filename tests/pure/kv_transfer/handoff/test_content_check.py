@@ -34,14 +34,28 @@ def test_only_full_blocks_are_checked(tokens: int, full: list[int] | None) -> No
 
 def test_the_checksums_of_a_lease_are_there_when_all_ranks_have_told_them() -> None:
     content = sampling(ranks=2)
+    content.lease("r", [7], 4)
+    content.lease("gone", [8], 4)
     content.take_in(ContentReport({"r": {1: [5]}}))
     assert content.taken("r") is None
     content.take_in(ContentReport({"r": {0: [4]}}))
     assert content.taken("r") == {0: [4], 1: [5]}
     assert content.taken("r") is None
-    content.take_in(ContentReport({"gone": {0: [4], 1: [5]}}))
     content.forget("gone")
+    assert set(content.take_orders().take) == {"r"}
+    content.take_in(ContentReport({"gone": {0: [4], 1: [5]}}))
     assert content.taken("gone") is None
+    assert not content._taken, "nothing is kept of what nobody waits for"
+
+
+def test_a_pull_counts_once_when_all_ranks_have_compared_it() -> None:
+    content = sampling(ranks=2)
+    content.take_in(ContentReport(verified={"a", "b"}, unlike={"a"}))
+    content.take_in(ContentReport(verified={"a", "b"}))
+    assert (content.verified, content.unlike) == (0, 0)
+    for name in ("a", "b", "never compared"):
+        content.ended(name)
+    assert (content.verified, content.unlike) == (2, 1)
 
 
 def test_reports_of_ranks_add_up() -> None:
@@ -70,6 +84,7 @@ def test_what_was_pulled_is_compared_with_what_was_sent(is_damaged: bool) -> Non
     assert checks.landed("pulled") is not is_damaged
     assert checks.landed("pulled"), "it is forgotten"
     receiver.take_in(checks.report())
+    receiver.ended("pulled")
     assert (receiver.verified, receiver.unlike) == (1, is_damaged)
 
 
