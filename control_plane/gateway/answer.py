@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from rachis.v1 import generation_pb2 as generation
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
@@ -46,6 +47,7 @@ class Answer:
         self._started = False
         # The last token is there: its call ends by itself, and counts as cancelled at the router otherwise.
         self._is_whole = False
+        self._is_complete = False
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -68,6 +70,8 @@ class Answer:
                         self._is_whole, last = True, piece
                     elif piece.token_ids:
                         self._emit(piece)
+            if not self._is_complete:
+                raise EngineGenerateError("the router ended the answer early")
         except grpc.aio.AioRpcError as error:
             self._on_failure(as_vllm_error(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the one who waits has to hear of it
@@ -85,6 +89,7 @@ class Answer:
         )
 
     def _end(self, last: generation.CompletionDelta | None, completion: generation.Completion) -> None:
+        self._is_complete = True
         self._on_cached(completion.usage.cached_tokens)
         reason, stop_reason = self._reason(last, completion.finish_reason)
         self._emit(last, reason, stop_reason, completion.usage.cached_tokens)

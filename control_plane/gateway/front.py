@@ -32,6 +32,17 @@ from control_plane.gateway.refusals import RouterRefused, headers_of
 from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
 
 SUPPORTED_VLLM = "0.32.0"
+# Of the HTTP server, called by `serve_http` as on the command line.
+_SERVER_OPTIONS = (
+    "enable_ssl_refresh",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_ciphers",
+    "h11_max_incomplete_event_size",
+    "h11_max_header_count",
+)
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -80,6 +91,7 @@ async def serve(app: FastAPI, args: argparse.Namespace, sock: Any) -> None:
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        **{name: getattr(args, name) for name in _SERVER_OPTIONS},
     )
     await stopped
 

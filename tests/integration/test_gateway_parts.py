@@ -1,23 +1,30 @@
 """Parts of the gateway without a service: refusals, what the wire cannot say, streams that fail before they begin."""
 
+import asyncio
 import inspect
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 from fastapi.responses import JSONResponse
 from rachis import wire as conventions
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from vllm import __version__
+from vllm.entrypoints.launchers.api_server import entry
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StartError
 from control_plane.client import RachisClient
 from control_plane.gateway import front, gateway
+from control_plane.gateway.answer import Answer
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import FAILURES, RouterCore
@@ -113,6 +120,86 @@ def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
 def test_what_the_wire_cannot_say_is_refused_by_name(wishes: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match=next(iter(wishes))):
         wire_sampling(SamplingParams(**wishes))
+
+
+# Answers.
+
+
+class Router:
+    """A client whose stream is these pieces, and then an error or nothing."""
+
+    def __init__(self, *pieces: Any, error: Exception | None = None) -> None:
+        self._pieces = pieces
+        self._error = error
+
+    async def stream(self, prompt: object, **wishes: object) -> AsyncIterator[Any]:
+        for piece in self._pieces:
+            yield piece
+        if self._error is not None:
+            raise self._error
+
+
+def piece(*tokens: int, ends: bool = False) -> generation.CompletionDelta:
+    reason = generation.FINISH_REASON_STOP if ends else generation.FINISH_REASON_UNSPECIFIED
+    return generation.CompletionDelta(token_ids=tokens, finish_reason=reason)
+
+
+COMPLETION = generation.Completion(
+    finish_reason=generation.FINISH_REASON_STOP, usage=generation.Usage(cached_tokens=32)
+)
+
+
+async def answered(router: Router, **sampling: Any) -> tuple[list[EngineCoreOutput], list[int], list[Exception]]:
+    outputs: list[EngineCoreOutput] = []
+    cached: list[int] = []
+    failures: list[Exception] = []
+    params = SamplingParams(max_tokens=9, **sampling)
+    params._eos_token_id = 3
+    request = SimpleNamespace(
+        request_id="r", prompt_token_ids=[1, 2], sampling_params=params, cache_salt=None, priority=0
+    )
+    ended = asyncio.Event()
+    answer = Answer(cast(Any, router), cast(Any, request), outputs.append, cached.append, failures.append)
+    answer.on_end(ended.set)
+    await asyncio.wait_for(ended.wait(), 10)
+    return outputs, cached, failures
+
+
+@pytest.mark.parametrize(
+    ("last", "sampling", "told"),
+    [
+        (3, {}, (FinishReason.STOP, None)),
+        (7, {"stop_token_ids": [7]}, (FinishReason.STOP, 7)),
+        (7, {"stop": ["x"]}, (None, None)),
+        (7, {}, (FinishReason.STOP, None)),
+    ],
+)
+async def test_an_answer_ends_for_the_reason_that_vllm_would_have_given(
+    last: int, sampling: dict[str, Any], told: tuple[FinishReason | None, int | None]
+) -> None:
+    outputs, cached, failures = await answered(Router(piece(5), piece(last, ends=True), COMPLETION), **sampling)
+    first, second, *more = outputs
+    assert (first.new_token_ids, first.finish_reason) == ([5], None)
+    assert (second.new_token_ids, second.finish_reason, second.stop_reason) == ([last], *told)
+    assert [each.finish_reason for each in more] == ([FinishReason.STOP] if told[0] is None else [])
+    assert (cached, failures) == ([32], [])
+
+
+@pytest.mark.parametrize("pieces", [(), (piece(5),), (piece(5), piece(7, ends=True))])
+async def test_an_answer_that_the_router_ends_early_fails_and_nobody_waits(pieces: tuple[Any, ...]) -> None:
+    _, _, failures = await answered(Router(*pieces))
+    assert [str(each) for each in failures] == ["the router ended the answer early"]
+
+
+async def test_whatever_ends_an_answer_is_told_to_who_waits() -> None:
+    assert [type(each) for each in (await answered(Router(error=ValueError("a defect"))))[2]] == [ValueError]
+
+
+def test_the_options_of_the_http_server_are_passed_on() -> None:
+    taken = inspect.getsource(entry.build_and_serve)
+    assert all(f"{name}=args.{name}" in taken for name in front._SERVER_OPTIONS)
+    passed = {found for found in re.findall(r"(\w+)=args\.\1", taken) if found.startswith(("ssl", "h11", "enable_ssl"))}
+    assert passed == set(front._SERVER_OPTIONS)
 
 
 # Streams.

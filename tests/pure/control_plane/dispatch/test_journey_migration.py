@@ -168,6 +168,11 @@ def test_an_answer_that_is_handed_over_is_pulled_from_the_worker_that_drains() -
     assert (job.route.handoff, job.route.kv_bytes) == (PULLED, 64), "figures are those of the first go"
 
 
+def test_a_worker_that_was_left_is_not_marked_as_draining_which_may_be_over() -> None:
+    told = answering().tell(steps.WorkerLost(is_draining=True, was_left=True))
+    assert told == (steps.Route(),)
+
+
 def test_a_worker_that_is_resumed_does_not_pull_its_own_lease() -> None:
     played = answering()
     played.tell(steps.HandedOver("r.2"))
