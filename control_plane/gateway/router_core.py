@@ -115,6 +115,9 @@ class RouterEngine(AsyncLLM):
         self._core = core
         core.processor = self.output_processor
 
+    def __del__(self) -> None:
+        """vLLM's server shuts it down when it stops; at the interpreter's end there is nothing left to call."""
+
     async def check_health(self) -> None:
         if not await self._core.is_serving():
             raise EngineDeadError
