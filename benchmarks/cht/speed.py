@@ -105,7 +105,7 @@ def by_waiting(workload: ChtWorkload, sizes: Sequence[int], reports: Reports) ->
                     play.admit()
                 tries.append(play.costs())
         best = best_of(tries)
-        rows.append({"waiting": size, **best.figures(), "longest_ms": round(best.longest_ms, 2)})
+        rows.append({"waiting": size, **best.figures(), "longest_ms": round(best.longest_ms, 4)})
         reports.done()
     return rows
 
