@@ -11,9 +11,9 @@ import grpc
 import psutil
 
 from benchmarks.router_page import samples
+from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
-from control_plane.service.child_process import bind_to_parent
 
 _STALL = "rachis_router_loop_stall_seconds"
 _LATE = "rachis_router_loop_late_seconds"

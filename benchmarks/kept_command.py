@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_configs.loading import tree_of
+from cluster_core.bound_child import bind_to_parent
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
@@ -35,7 +36,8 @@ class KeptCommand:
         self.address = f"{_HOST}:{port}"
         self.process: asyncio.subprocess.Process | None = None
         self._command = command
-        self._tree = tree_of({**settings, "router.host": _HOST, "router.port": port})
+        # Whoever is measured shares the machine with no gateway that nobody asks.
+        self._tree = tree_of({"gateway.port": None, **settings, "router.host": _HOST, "router.port": port})
         self._folder = folder
         self._start_timeout_s = start_timeout_s + _SPARE_START_S
 
@@ -49,7 +51,7 @@ class KeptCommand:
             process = self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "command_line.main", self._command, "--json", "--config", str(file),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
-                env={**environment, "RACHIS_STATE_DIR": str(self._folder)}, preexec_fn=child_process.bind_to_parent,
+                env={**environment, "RACHIS_STATE_DIR": str(self._folder)}, preexec_fn=bind_to_parent,
                 start_new_session=True,
             )  # fmt: skip
             if (up := await self._until_up(process, on_event)) is not None:

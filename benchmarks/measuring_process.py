@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import cpu_s
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import ClientFault, InvalidInputError, RachisError, UnavailableError
-from control_plane.service.child_process import bind_to_parent
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import ray
 
+from cluster_core.bound_child import bind_to_parent
 from control_plane.service import child_process
 
 _START_TIMEOUT_S = 120.0
@@ -36,7 +37,7 @@ async def one_host_ray(cpus: int) -> AsyncIterator[OneHostRay]:
     """Up inside the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, str(cpus),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, preexec_fn=child_process.bind_to_parent,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, preexec_fn=bind_to_parent,
         start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -10,16 +10,16 @@ A figure is the difference between the two sides at the same quantile of whole-r
 router's own clock (`router_own_*`) says how much of it was spent inside the router process.
 """
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.direct_call import DirectWorker
+from benchmarks.two_sides import Sides, compare, random_prompts
 from cluster_core.clock import monotonic_s
 from control_plane.client import RachisClient, token_prompt
 
@@ -31,21 +31,6 @@ WARM_UP = 60
 CONCURRENCIES = (1, 8)
 # One-token requests are short and their difference small: more of them for the same time.
 ROUTER_FACTOR = 4
-# Requests of a round, as a multiple of the concurrency.
-ROUND_FACTOR = 5
-
-Send = Callable[[list[int]], Awaitable[object]]
-
-
-@dataclass(slots=True)
-class Sides:
-    """Latencies in milliseconds of the two sides of one comparison."""
-
-    cluster_ms: list[float] = field(default_factory=list)
-    direct_ms: list[float] = field(default_factory=list)
-
-    def added_ms(self, share: float) -> float:
-        return float(np.quantile(self.cluster_ms, share) - np.quantile(self.direct_ms, share))
 
 
 @dataclass(slots=True)
@@ -96,56 +81,25 @@ class OverheadBenchmark:
     ) -> Measured:
         whole: dict[str, Any] = {"max_tokens": HANDOFF_NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
         before, started_s = await self._cluster.router_status(), monotonic_s()
-        router = await self._compare(
+        router = await compare(
             ROUTER_FACTOR * requests,
             concurrency,
-            PROMPT_TOKENS,
-            vocabulary,
+            random_prompts(self._rng, PROMPT_TOKENS, vocabulary),
             lambda tokens: self._cluster.generate(token_prompt(tokens), max_tokens=1, temperature=0.0),
             prefill.first_token,
+            self._on_done,
         )
-        handoff = await self._compare(
+        handoff = await compare(
             requests,
             concurrency,
-            HANDOFF_PROMPT_TOKENS,
-            vocabulary,
+            random_prompts(self._rng, HANDOFF_PROMPT_TOKENS, vocabulary),
             lambda tokens: self._cluster.generate(token_prompt(tokens), **whole),
             lambda tokens: decode.decode(tokens, whole),
+            self._on_done,
         )
         wall_s, after = monotonic_s() - started_s, await self._cluster.router_status()
         sent = len(router.cluster_ms) + len(handoff.cluster_ms)
         return Measured(router, handoff, after.cpu_s - before.cpu_s, sent, wall_s)
-
-    async def _compare(
-        self, requests: int, concurrency: int, length: int, vocabulary: int, cluster: Send, direct: Send
-    ) -> Sides:
-        """Rounds of one side after the other, so that they never run at once; no prompt is sent twice."""
-        sides = Sides()
-        rounds = max(1, requests // (ROUND_FACTOR * concurrency))
-        for turn in range(rounds):
-            first = turn * requests // rounds
-            size = (turn + 1) * requests // rounds - first
-            order = ((cluster, sides.cluster_ms), (direct, sides.direct_ms))
-            for send, latencies_ms in order if turn % 2 else reversed(order):
-                prompts = [[self._rng.randrange(vocabulary) for _ in range(length)] for _ in range(size)]
-                latencies_ms += await self._round(prompts, concurrency, send)
-        return sides
-
-    async def _round(self, prompts: list[list[int]], concurrency: int, send: Send) -> list[float]:
-        slots = asyncio.Semaphore(concurrency)
-        latencies_ms: list[float] = []
-
-        async def one(tokens: list[int]) -> None:
-            async with slots:
-                began_s = monotonic_s()
-                await send(tokens)
-                latencies_ms.append((monotonic_s() - began_s) * 1000)
-            self._on_done()
-
-        async with asyncio.TaskGroup() as group:
-            for tokens in prompts:
-                group.create_task(one(tokens))
-        return latencies_ms
 
 
 def _direct(record: wire.WorkerRegistration) -> DirectWorker:

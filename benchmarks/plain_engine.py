@@ -18,8 +18,8 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_configs.schema import RachisConfig
+from cluster_core.bound_child import bind_to_parent
 from cluster_core.errors import StartError
-from control_plane.service.child_process import bind_to_parent
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.wire_conversion import to_wire
 

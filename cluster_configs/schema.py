@@ -229,6 +229,8 @@ class RouterSection(Section):
     max_prompt_mib: int = Field(
         1024, ge=1, le=1 << 20, description="Memory for the prompts of all requests and sessions; 48 bytes a token."
     )
+    grammar_timeout_s: Seconds = Field(10.0, description="Longest that compiling a grammar may take.")
+    grammar_memory_mib: int = Field(1024, ge=64, le=65_536, description="Most memory that compiling a grammar takes.")
     prefill_attempts: int = Field(2, ge=1, le=10, description="Workers tried before a prefill is given up.")
     max_migrations: int = Field(
         16,
@@ -238,6 +240,17 @@ class RouterSection(Section):
         "and a drain waits for it.",
     )
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
+
+
+class GatewaySection(Section):
+    """The HTTP APIs of OpenAI and Anthropic, which `rachis serve` starts beside its router."""
+
+    host: str = "127.0.0.1"
+    port: Port | None = Field(8000, description="0 takes a free one; null: no gateway is started.")
+    processes: int = Field(1, ge=1, le=64, description="They share the port.")
+    options: tuple[str, ...] = Field(
+        (), description="Of vLLM's front, such as --enable-auto-tool-choice; docs/http.md lists them."
+    )
 
 
 class StreamingSection(Section):
@@ -487,6 +500,7 @@ class RachisConfig(Section):
     pools: PoolsSection = PoolsSection()
     handoff: HandoffSection = HandoffSection()
     router: RouterSection = RouterSection()
+    gateway: GatewaySection = GatewaySection()
     streaming: StreamingSection = StreamingSection()
     tiers: TiersSection = TiersSection()
     decode: DecodeSection = DecodeSection()

@@ -20,6 +20,18 @@ from cluster_core.clock import UnixMs
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What an answer's text has to be, by exactly one of these: as in `rachis.v1.StructuredOutputs`."""
+
+    json: str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingSpec:
     """How tokens are chosen; the meaning and the ranges are those of `rachis.v1.SamplingParams`."""
 
@@ -39,6 +51,8 @@ class SamplingSpec:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    structured_outputs: StructuredOutputs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,10 @@ async def _serve_for_people(model_name: str, start: StartService, stopped: async
             out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}")
         for missing in running.missing():
             out.print(f"  {missing.worker_id:<12} [bold]not ready[/bold]: {escape(missing.detail) or 'starting'}")
+        if running.gateways is not None:
+            out.print("  HTTP follows in half a minute")
         out.print("Ctrl-C stops it")
-        await _until_ended(running, stopped)
+        await _until_ended(running, stopped, lambda url: out.print(f"HTTP on {url}"))
     finally:
         out.print("stopping")
         await service.__aexit__(None, None, None)
@@ -101,26 +103,32 @@ async def _serve_for_machines(start: StartService, stopped: asyncio.Event, start
             "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing
         }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
-        await _until_ended(running, stopped)
+        await _until_ended(running, stopped, lambda url: print(json.dumps({"event": "http", "url": url}), flush=True))
     finally:
         await service.__aexit__(None, None, None)
     print_json({"event": "stopped", "served": True, "ran_s": round(_since(started_s), 3)})
 
 
-async def _until_ended(running: "Service", stopped: asyncio.Event) -> None:
-    """Raises StartError where another one has taken the service's name."""
+async def _until_ended(running: "Service", stopped: asyncio.Event, on_http: Callable[[str], None]) -> None:
+    """on_http: hears once where HTTP is served. Raises StartError where another one has taken the service's name."""
     ends = [asyncio.create_task(event.wait()) for event in (stopped, running.replaced)]
+    telling = asyncio.create_task(_tell_http(running, on_http))
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for end in ends:
-            end.cancel()
+        for task in (*ends, telling):
+            task.cancel()
     if running.replaced.is_set():
         raise StartError(
             "another `rachis serve` has taken this service's name, as this one did not renew it in time: it ends, and "
             "its workers are left to that one",
             field="service.name",
         )
+
+
+async def _tell_http(running: "Service", on_http: Callable[[str], None]) -> None:
+    if running.gateways is not None:
+        on_http(await running.gateways.first_url())
 
 
 async def _enter_unless(service: AbstractAsyncContextManager["Service"], stopped: asyncio.Event) -> "Service | None":

@@ -18,6 +18,7 @@ SUPPORTED_VLLM = "0.32.0"
 OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
     "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
+    "kv_transfer/handoff/emitted_output.py": ("Scheduler._handle_blocked_waiting_request",),
     "kv_transfer/model_runners.py": (
         "CPUModelRunner._bookkeeping_sync",
         "CPUModelRunner._sample",
@@ -330,6 +331,15 @@ def core_request(engine: Any, request_id: str, prompt: Any, params: Any) -> Any:
     )
     engine.input_processor.assign_request_id(request)
     return request
+
+
+def start_grammar(engine: Any, request: Any) -> None:
+    """Of a request that vLLM does not take in by itself; nothing waits for its grammar to be compiled."""
+    from vllm.v1.request import RequestStatus
+
+    if request.use_structured_output:
+        engine.engine_core.engine_core.structured_output_manager.grammar_init(request)
+        request.status = RequestStatus.WAITING
 
 
 def block_hasher(engine: Any) -> Any:

@@ -28,6 +28,8 @@ class TwoPhase(SessionInput):
 
     running: list[Any]
     num_waiting_for_streaming_input: int
+    # Those that vLLM ends with the step.
+    grammar_compile_error_reqs: set[str]
     scheduler_reserve_full_isl: bool
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
@@ -142,7 +144,17 @@ class TwoPhase(SessionInput):
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
         if request.status is PARKED or (request.num_stale_output_tokens and not request.drop_stale_output):
             return True
+        if not request.input_open and not self._has_grammar(request):
+            return True
         return request.lost_idle and not holds_blocks and not self._takes_idle_room(request)
+
+    def _has_grammar(self, request: Any) -> bool:
+        """Whether it can be sampled from: a session computes its prompt while its grammar is compiled."""
+        wanted = request.structured_output_request
+        if wanted is not None and isinstance(wanted.grammar, Exception):
+            self.grammar_compile_error_reqs.add(request.request_id)
+            return False
+        return wanted is None or wanted.grammar is not None
 
     def _takes_idle_room(self, request: Any) -> bool:
         """Whether free blocks hold all that an idle session lost; they are its own then."""

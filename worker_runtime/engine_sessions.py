@@ -115,6 +115,7 @@ class SessionPrompt:
         self.length = len(job.token_ids)
         self.closed_s = 0.0
         request = Request.from_engine_core_request(self._core_request, vllm_private.block_hasher(engine))
+        vllm_private.start_grammar(engine, request)
         self._scheduler.open_session(request, mode)
 
     def take_in(self, token_ids: Sequence[int], *, replaces: bool) -> None:

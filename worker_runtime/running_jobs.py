@@ -167,7 +167,7 @@ class RunningJobs:
             reason = finish_reason(completion.finish_reason)
         except KeyError:
             self._end(stream)
-            return UnavailableError(f"the engine ended the request with `{completion.finish_reason}`")
+            return _ended_badly(stream, str(completion.finish_reason))
         first_output = not stream.started
         skipped = min(stream.skip_chars, len(text))
         stream.skip_chars -= skipped
@@ -324,6 +324,16 @@ class RunningJobs:
         if stream.session is not None:
             self._on_loop(stream.session.fail, error)
         self._on_loop(stream.items.put_nowait, error)
+
+
+def _ended_badly(stream: JobStream, how: str) -> Exception:
+    """vLLM ends a request with an error where its grammar takes nothing that could be sampled."""
+    job = stream.job
+    if job.sampling.structured_outputs is None:
+        return UnavailableError(f"the engine ended the request with `{how}`")
+    if job.emitted is not None and not stream.started:
+        return InvalidInputError("is nothing that `structured_outputs` takes", field="emitted")
+    return InvalidInputError("no token satisfies it and the other options", field="sampling.structured_outputs")
 
 
 def _report(changed: Sequence[tuple[SessionHandle, SessionProgress]]) -> None:

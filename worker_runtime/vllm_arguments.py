@@ -3,12 +3,13 @@
 from typing import Any
 
 from vllm import EngineArgs
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfig
 
 from cluster_core.engine_reports import EngineInfo
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
+STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
 _STREAMING_KEYS = ("policy", "preemption", "starvation_s", "cost_profile")
 _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
 
@@ -32,6 +33,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         "seed": engine.seed,
         "enable_prefix_caching": True,
         "prefix_caching_hash_algo": "sha256_cbor",
+        # Both engines of a request have to follow the same grammar: vLLM's `auto` takes another compiler for some.
+        "structured_outputs_config": StructuredOutputsConfig(backend=STRUCTURED_OUTPUTS_BACKEND),
     }
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization

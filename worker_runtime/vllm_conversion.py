@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, TokenLogprob
+from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, StructuredOutputs, TokenLogprob
 from cluster_core.errors import InvalidInputError
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.handoff.lease_params import REMOTE_DECODE, decode_params
@@ -67,8 +67,24 @@ def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> Sampli
         ignore_eos=spec.ignore_eos,
         logit_bias=dict(spec.logit_bias) or None,
         allowed_token_ids=list(spec.allowed_token_ids) or None,
+        bad_words=list(spec.bad_words),
+        structured_outputs=(
+            structured_outputs_params(spec.structured_outputs) if spec.structured_outputs is not None else None
+        ),
         output_kind=RequestOutputKind.DELTA,
         extra_args=extra or None,
+    )
+
+
+def structured_outputs_params(wanted: StructuredOutputs) -> StructuredOutputsParams:
+    """Raises VLLMValidationError where it is not exactly one kind."""
+    return StructuredOutputsParams(
+        json=wanted.json,
+        json_object=wanted.json_object,
+        regex=wanted.regex,
+        choice=list(wanted.choice) or None,
+        grammar=wanted.grammar,
+        structural_tag=wanted.structural_tag,
     )
 
 

@@ -32,6 +32,7 @@ from cluster_core.engine_jobs import (
     SessionMode,
     SessionProgress,
     SessionRecord,
+    StructuredOutputs,
     TokenLogprob,
 )
 from cluster_core.engine_reports import (
@@ -64,6 +65,7 @@ class Row:
 ROWS = (
     # What an engine is given.
     Row(SamplingSpec, generation.SamplingParams),
+    Row(StructuredOutputs, generation.StructuredOutputs),
     Row(KvLease, wire.KvHandoff, given=frozenset({"worker_id", "generation"})),
     Row(EmittedTokens, wire.EmittedTokens),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),

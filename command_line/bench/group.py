@@ -6,6 +6,7 @@ from command_line.bench import (
     cht,
     decode_locality,
     feather,
+    gateway,
     hostile,
     index,
     migration,
@@ -22,6 +23,7 @@ from command_line.bench import (
 
 COMMANDS = (
     overhead,
+    gateway,
     simulator,
     ordering,
     streaming,

@@ -24,6 +24,7 @@ _STATUS = {
 _DETAILS = "grpc-status-details-bin"
 # Where the router does not say: it may be gone, and another one come.
 _RETRY_AFTER_MS = 1000
+_COMPILED = "structured_outputs."
 
 
 class RouterRefused(GracefulHTTPError):
@@ -39,7 +40,11 @@ def as_vllm_error(error: grpc.aio.AioRpcError) -> Exception:
     name, sentence = error.code().name, error.details() or error.code().name
     trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # pairs, to the stubs not
     if name in _BAD_INPUT:
-        return VLLMValidationError(sentence, parameter=_field(trailing.get(_DETAILS)))
+        field = _field(trailing.get(_DETAILS))
+        if field is not None and field.startswith(_COMPILED):
+            # The compiler's sentence, which vLLM gives as it is.
+            return VLLMValidationError(sentence.removeprefix(f"sampling.{field}: "))
+        return VLLMValidationError(sentence, parameter=field)
     if name in _STATUS:
         return RouterRefused(sentence, _STATUS[name], int(trailing.get(conventions.RETRY_AFTER) or _RETRY_AFTER_MS))
     return EngineGenerateError(sentence)

@@ -112,6 +112,8 @@ class RouterEngine(AsyncLLM):
     def __init__(self, config: VllmConfig, core: RouterCore, *, log_stats: bool, log_requests: bool) -> None:
         with mock.patch.object(EngineCoreClient, "make_async_mp_client", lambda *_, **__: core):
             super().__init__(config, None, log_stats=log_stats, log_requests=log_requests)
+        # The router checks grammars, in a process that it may end over one: here a large one would hold all up.
+        self.input_processor.structured_outputs_config = None
         self._core = core
         core.processor = self.output_processor
 
@@ -142,6 +144,12 @@ class RouterEngine(AsyncLLM):
 def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any]) -> None:
     """Before anything is registered. Raises VLLMValidationError."""
     wire_sampling(params)
+    if params.structured_outputs is not None and options.get("reasoning_ended") is False:
+        # An engine's grammar begins with the answer, and would leave no room for the reasoning before it.
+        raise VLLMValidationError(
+            "structured_outputs together with a reasoning parser is not supported by this service",
+            parameter="structured_outputs",
+        )
     if options.get("lora_request") is not None:
         raise VLLMValidationError("LoRA adapters are not supported by this service", parameter="model")
     if isinstance(prompt, dict) and prompt.get("type") not in (None, "token"):

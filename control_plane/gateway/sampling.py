@@ -1,15 +1,15 @@
 """vLLM's sampling parameters as the wire says them. What it cannot say is refused by name, never dropped."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from rachis.v1 import generation_pb2 as generation
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 # What may be asked for and has no field of `rachis.v1.SamplingParams`: the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
-    "bad_words": (None, []),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
     "logprob_token_ids": (None, []),
@@ -37,15 +37,20 @@ _SAME = (
     "stop_token_ids",
     "logit_bias",
     "allowed_token_ids",
+    "bad_words",
 )
+_STRUCTURED = tuple(field.name for field in generation.StructuredOutputs.DESCRIPTOR.fields)
+# Of other compilers than the one that the engines have: what asks for nothing.
+_NOT_STRUCTURED: Mapping[str, tuple[Any, ...]] = {
+    "disable_any_whitespace": (None, False),
+    "disable_additional_properties": (None, False),
+    "whitespace_pattern": (None,),
+}
 
 
 def wire_sampling(params: SamplingParams) -> dict[str, Any]:
     """Fields of `rachis.v1.SamplingParams`. Raises VLLMValidationError."""
-    for name, nothing in UNSUPPORTED.items():
-        value = getattr(params, name, None)
-        if not any(value is each or (isinstance(value, type(each)) and value == each) for each in nothing):
-            raise VLLMValidationError(f"{name} is not supported by this service", parameter=name)
+    _refuse(params, UNSUPPORTED)
     if params.seed is not None and params.seed < 0:
         raise VLLMValidationError(f"seed must not be negative, it is {params.seed}", parameter="seed")
     top = params.num_logprobs
@@ -54,4 +59,22 @@ def wire_sampling(params: SamplingParams) -> dict[str, Any]:
     fields = {name: getattr(params, name) for name in _SAME}
     # vLLM's -1 is the wire's 0: all of them.
     fields |= {"top_k": max(0, params.top_k), "logprobs": top}
+    if params.structured_outputs is not None:
+        fields["structured_outputs"] = _structured(params.structured_outputs)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _structured(wanted: StructuredOutputsParams) -> generation.StructuredOutputs:
+    """What vLLM has turned into another kind meanwhile goes as that."""
+    _refuse(wanted, _NOT_STRUCTURED, "structured_outputs.")
+    found = {name: getattr(wanted, name) for name in _STRUCTURED}
+    if isinstance(found["json"], dict):
+        found["json"] = json.dumps(found["json"])
+    return generation.StructuredOutputs(**{name: value for name, value in found.items() if value is not None})
+
+
+def _refuse(asked: object, unsupported: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
+    for name, nothing in unsupported.items():
+        value = getattr(asked, name, None)
+        if not any(value is each or (isinstance(value, type(each)) and value == each) for each in nothing):
+            raise VLLMValidationError(f"{within}{name} is not supported by this service", parameter=f"{within}{name}")

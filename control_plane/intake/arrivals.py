@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import RequestId
+from control_plane.intake.grammars import Grammars
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 
@@ -29,6 +30,7 @@ class Arrivals:
     request_timeout_s: float
     # How long a client may take nothing of its answer.
     send_timeout_s: float
+    grammars: Grammars
     now_s: Callable[[], float] = monotonic_s
     make_lifecycle: Callable[[RequestId], RequestLifecycle] = RequestLifecycle
     make_job: Callable[..., Job] = Job

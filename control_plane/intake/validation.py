@@ -18,6 +18,10 @@ MAX_STOP_CHARACTERS = 256
 # Whose logits are changed, or that alone are allowed.
 MAX_STEERED_TOKENS = 1024
 MAX_LOGIT_BIAS = 100.0
+MAX_BAD_WORDS = 64
+# What an answer has to be, said in so many characters, or by so many texts.
+MAX_STRUCTURED_CHARACTERS = 65_536
+MAX_STRUCTURED_CHOICES = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_CHAT_MESSAGES = MOST_ENTRIES
@@ -27,6 +31,7 @@ MAX_PIECES = MOST_ENTRIES
 MOST_CHARACTERS_PER_TOKEN = 128
 CHAT_ROLES = ("system", "user", "assistant")
 
+STRUCTURED_KINDS = tuple(field.name for field in generation.StructuredOutputs.DESCRIPTOR.fields)
 _FINISH_REASONS = frozenset(generation.FinishReason.values())
 
 # Field -> (lowest, lowest is allowed, highest).
@@ -119,6 +124,8 @@ def check_sampling(sampling: generation.SamplingParams, model: wire.ModelInfo, w
         )
     _check_stops(sampling, model, within)
     _check_steered(sampling, model, within)
+    if sampling.HasField("structured_outputs"):
+        _check_structured(sampling.structured_outputs, _of("structured_outputs", within))
 
 
 def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, model: wire.ModelInfo) -> None:
@@ -256,6 +263,14 @@ def _check_stops(sampling: generation.SamplingParams, model: wire.ModelInfo, wit
     for stop in sampling.stop:
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidInputError(f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("stop", within))
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        raise InvalidInputError(f"at most {MAX_BAD_WORDS} are taken", field=_of("bad_words", within))
+    for word in sampling.bad_words:
+        # A word of blanks alone has no tokens that could be avoided.
+        if not word.strip() or len(word) > MAX_STOP_CHARACTERS:
+            raise InvalidInputError(
+                f"each must have 1 to {MAX_STOP_CHARACTERS} characters", field=_of("bad_words", within)
+            )
     for token in sampling.stop_token_ids:
         if token >= model.vocabulary_size:
             raise OutOfRangeError(
@@ -279,6 +294,29 @@ def _check_steered(sampling: generation.SamplingParams, model: wire.ModelInfo, w
                 f"must be in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}], got {bias} for token {token}",
                 field=_of("logit_bias", within),
             )
+
+
+def _check_structured(wanted: generation.StructuredOutputs, name: str) -> None:
+    """Of whether it compiles, `control_plane.intake.grammar_check` knows."""
+    kinds = [field.name for field, _ in wanted.ListFields()]
+    if len(kinds) != 1:
+        raise InvalidInputError(
+            f"exactly one of {', '.join(STRUCTURED_KINDS)} must be set, got {' and '.join(kinds) or 'none'}", field=name
+        )
+    (kind,) = kinds
+    if kind == "json_object":
+        if not wanted.json_object:
+            raise InvalidInputError("must be true where it is set", field=f"{name}.{kind}")
+        return
+    if len(wanted.choice) > MAX_STRUCTURED_CHOICES:
+        raise InvalidInputError(
+            f"at most {MAX_STRUCTURED_CHOICES} texts are taken, got {len(wanted.choice)}", field=f"{name}.{kind}"
+        )
+    characters = sum(map(len, wanted.choice)) if kind == "choice" else len(getattr(wanted, kind))
+    if characters > MAX_STRUCTURED_CHARACTERS:
+        raise OutOfRangeError(
+            f"at most {MAX_STRUCTURED_CHARACTERS} characters are taken, got {characters}", field=f"{name}.{kind}"
+        )
 
 
 def _of(name: str, within: str = "") -> str:

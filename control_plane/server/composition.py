@@ -1,6 +1,6 @@
 """The composition root of a router: every part is made here, once, from the configuration and the ports it is given."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -28,6 +28,7 @@ from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
+from control_plane.intake.grammars import GrammarCompiler, GrammarProcess, Grammars
 from control_plane.intake.malformed_input import MOST_NUMBERS, MalformedInputInterceptor
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import LOOK_S
@@ -79,6 +80,8 @@ class RouterPorts:
     now_s: Callable[[], float] = monotonic_s
     # Of the model in a folder.
     tokenizer: Callable[[str], Tokenizer] = Tokenizer
+    # A process that compiles grammars: of the model in a folder, for a vocabulary of so many tokens, in so many MiB.
+    grammar_compiler: Callable[[str, int, int], Awaitable[GrammarCompiler]] = GrammarProcess.start
     # gRPC: makes the router's server, and a channel to a worker.
     server: Callable[..., grpc.aio.Server] = grpc.aio.server
     channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
@@ -125,7 +128,10 @@ def build_router(
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
     limits, admission = config.router, _admission(config, ports)
-    arrivals = Arrivals(limits.request_timeout_s, limits.send_timeout_s, ports.now_s, ports.lifecycle, ports.job)
+    grammars = _grammars(config, ports)
+    arrivals = Arrivals(
+        limits.request_timeout_s, limits.send_timeout_s, grammars, ports.now_s, ports.lifecycle, ports.job
+    )
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
@@ -150,6 +156,7 @@ def build_router(
         sessions=sessions,
         admission=admission,
         tokenizer=tokenizer,
+        grammars=grammars,
         metrics=metrics,
         check=check,
         queries=queries,
@@ -215,6 +222,16 @@ def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
         ports.now_s,
         limits.max_prompt_mib << 20,
     )
+
+
+def _grammars(config: RachisConfig, ports: RouterPorts) -> Grammars:
+    limits, folder = config.router, config.model.resolved_path
+
+    def start(model: wire.ModelInfo) -> Awaitable[GrammarCompiler]:
+        return ports.grammar_compiler(folder, model.vocabulary_size, limits.grammar_memory_mib)
+
+    wait_s = min(limits.queue_timeout_s, limits.request_timeout_s)
+    return Grammars(start, timeout_s=limits.grammar_timeout_s, wait_s=wait_s)
 
 
 def _sharing(

@@ -21,6 +21,7 @@ from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
+from control_plane.intake.grammars import Grammars
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
@@ -57,6 +58,7 @@ class RouterParts:
     admin: AdminService
     admission: Admission
     tokenizer: Tokenizer
+    grammars: Grammars
     dispatcher: Dispatcher
     sessions: StreamingSessions
     placer: Placer
@@ -143,6 +145,7 @@ class RouterServer:
         await parts.server.stop(grace=self._config.router.drain_timeout_s)
         # A scrape that runs still asks the workers.
         await asyncio.to_thread(parts.metrics.close)
+        await parts.grammars.close()
         await parts.dispatcher.close()
         await parts.client.close()
         await parts.sharing.close()

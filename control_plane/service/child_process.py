@@ -2,18 +2,11 @@
 
 import asyncio
 import contextlib
-import ctypes
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-
-
-def bind_to_parent() -> None:
-    """Runs in a forked child: the kernel ends it when the thread that forked it ends (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+from cluster_core.bound_child import bind_to_parent
 
 
 def start_bound(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

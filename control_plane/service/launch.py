@@ -1,8 +1,9 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
 up:    Ray -> embedded Redis -> lease of the name -> workers of a former start, or preflight of the nodes
-       -> router (NOT_SERVING while workers start) -> workers -> SERVING
-down:  router drains -> workers -> Redis -> Ray -> what is left (control_plane.service.reaper, also when this is killed)
+       -> router (NOT_SERVING while workers start) -> workers -> SERVING -> gateways
+down:  gateways -> router drains -> workers -> Redis -> Ray -> what is left
+       (control_plane.service.reaper, also when this is killed)
 
 Workers of a named service on a Ray that it joins are not ended where this is killed, is told to leave them, or has lost
 the service's name to another one: they go on, and are that one's.
@@ -36,6 +37,7 @@ from control_plane.server.router_server import RouterServer
 from control_plane.service import preflight, reaper
 from control_plane.service.embedded_redis import EmbeddedRedis
 from control_plane.service.garbage import collect_rarely
+from control_plane.service.gateways import Gateways
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
 from worker_runtime.node_report import NodeQuestion, NodeReport
@@ -51,8 +53,12 @@ OnPhase = Callable[[str, str], None]
 class Service:
     """A running service: where its router listens, and what serves it."""
 
-    def __init__(self, service_id: str, router: RouterServer, pools: Pools, lease: ServiceLease) -> None:
+    def __init__(
+        self, service_id: str, router: RouterServer, pools: Pools, lease: ServiceLease, gateways: Gateways | None
+    ) -> None:
         self.service_id = service_id
+        # None: none is configured.
+        self.gateways = gateways
         # Set once another `rachis serve` has the service's name: this one is to end.
         self.replaced = lease.lost
         self._router = router
@@ -89,7 +95,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
-        _check_port_free(config)
+        _check_ports_free(config)
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, state_file.folder, stack, on_phase)
         lease = await _take_lease(config, redis_url, service_id, stack)
@@ -117,18 +123,34 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
         collect_rarely()
-        yield Service(service_id, router, pools, lease)
+        gateways = await _started_gateways(config, router.address, state_file.folder, stack)
+        yield Service(service_id, router, pools, lease, gateways)
         on_phase("service", "stopping")
 
 
-def _check_port_free(config: RachisConfig) -> None:
+def _check_ports_free(config: RachisConfig) -> None:
     """Before anything slow is started. Raises StartError."""
-    host, port = config.router.host, config.router.port
-    try:
-        with socket.create_server((host, port)):
-            return
-    except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", field="router.port") from None
+    for name, section, hint in (("router", config.router, ""), ("gateway", config.gateway, "; null starts none")):
+        if section.port is None:
+            continue
+        try:
+            with socket.create_server((section.host, section.port)):
+                pass
+        except OSError as error:
+            place = f"{section.host}:{section.port}"
+            raise StartError(
+                f"cannot listen on {place}: {error.strerror or error}{hint}", field=f"{name}.port"
+            ) from None
+
+
+async def _started_gateways(config: RachisConfig, router: str, folder: Path, stack: AsyncExitStack) -> Gateways | None:
+    """Behind the workers: it is no use without them, and has more to load than the router."""
+    if config.gateway.port is None:
+        return None
+    gateways = Gateways(config.gateway, _reachable(router), folder)
+    stack.push_async_callback(gateways.stop)
+    gateways.start()
+    return gateways
 
 
 def _reachable(address: str) -> str:

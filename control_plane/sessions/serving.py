@@ -124,6 +124,7 @@ class StreamingSessions:
 
     async def _session(self, opened: api.SessionOpen, model: wire.ModelInfo) -> Session:
         validation.check_session_open(opened, model)
+        await self._arrivals.grammars.check(opened.sampling, model, "open.")
         frame = await self._tokenizer.frame(opened.prefix)
         room = model.max_model_len - max_tokens_of(opened.sampling)
         return Session(opened.mode, frame.head, frame.tail, max_prompt_tokens=room)

@@ -3,7 +3,8 @@
 To vLLM it is then as a request that it had preempted itself: prompt and output are computed in one prefill, and the
 next token is sampled as if the engine had sampled all before it. What vLLM remembers of a request that it preempts is
 made here for one that it has never seen:
-    scheduler        `EmittedOutput`: its output tokens, and with them its length and the hashes of its blocks
+    scheduler        `EmittedOutput`: its output tokens, and with them its length and the hashes of its blocks, and how
+                     far its grammar is
     model runner     `EmittedRows`: the output of its row, which penalties and minimum lengths count, and its generator,
                      advanced by one draw for each token
     front end        `feed_front_end`: its text, and the search for stop strings
@@ -13,7 +14,7 @@ The first token of a hand-off arrives so, and the whole answer so far of a reque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.errors import InvalidInputError
 
@@ -45,6 +46,22 @@ class EmittedOutput(_Scheduler):
                 # vLLM counts what it finds in caches for first prefills alone, where it cannot be more than the prompt.
                 request.prefill_stats = None
         super().add_request(request)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        compiles = request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        is_ready: bool = super()._handle_blocked_waiting_request(request)
+        if not (compiles and is_ready) or self._follows(request):
+            return is_ready
+        # As vLLM ends a request whose grammar does not compile.
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self.grammar_compile_error_reqs.add(request.request_id)
+        return False
+
+    def _follows(self, request: Request) -> bool:
+        """Takes its grammar, compiled just now, past what has been emitted. False: the grammar does not take that."""
+        emitted = emitted_of(request.sampling_params)
+        accepted: bool = self.structured_output_manager.accept_tokens(request, emitted)
+        return accepted
 
 
 class EmittedRows(_InputBatch):

@@ -66,6 +66,62 @@ NOT_STEERED: dict[str, list[Any]] = {
 }
 
 
+STRUCTURED: list[dict[str, Any]] = [
+    {"json": "{}" + " " * 65_534},
+    {"json_object": True},
+    {"regex": "a" * 65_536},
+    {"regex": ""},
+    {"choice": ["a"] * 1024},
+    {"choice": ["a" * 32_768, "b" * 32_768]},
+    {"grammar": 'root ::= "a"'},
+    {"structural_tag": "{}"},
+]
+NOT_STRUCTURED: list[dict[str, Any]] = [
+    {},
+    {"regex": "a", "json_object": True},
+    {"choice": ["a"], "grammar": 'root ::= "a"'},
+    {"json_object": False},
+    {"regex": "a" * 65_537},
+    {"choice": ["a"] * 1025},
+    {"choice": ["a" * 32_768, "b" * 32_769]},
+]
+
+
+@pytest.mark.parametrize("wanted", STRUCTURED, ids=lambda each: next(iter(each)))
+def test_what_an_answer_has_to_be_is_taken_by_both(wanted: dict[str, Any]) -> None:
+    from worker_runtime.vllm_conversion import sampling_params
+
+    wished = generation.SamplingParams(structured_outputs=generation.StructuredOutputs(**wanted))
+    check_sampling(wished, MODEL)
+    params = sampling_params(EngineJob("r", (1, 2, 3), from_wire(wished, SamplingSpec)))
+    ((name, value),) = wanted.items()
+    assert params.structured_outputs is not None
+    assert getattr(params.structured_outputs, name) == value
+
+
+@pytest.mark.parametrize("wanted", NOT_STRUCTURED, ids=lambda each: "-".join(each) or "none")
+def test_an_answer_has_to_be_one_thing_of_bounded_length(wanted: dict[str, Any]) -> None:
+    wished = generation.SamplingParams(structured_outputs=generation.StructuredOutputs(**wanted))
+    with pytest.raises((InvalidInputError, OutOfRangeError), match=r"sampling\.structured_outputs"):
+        check_sampling(wished, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_taken"), [(["a" * 256] * 64, True), (["a"] * 65, False), (["a" * 257], False), ([" "], False)]
+)
+def test_words_that_are_not_to_come(words: list[str], is_taken: bool) -> None:
+    from worker_runtime.vllm_conversion import sampling_params
+
+    wished = generation.SamplingParams(bad_words=words)
+    if is_taken:
+        check_sampling(wished, MODEL)
+        taken = sampling_params(EngineJob("r", (1, 2, 3), from_wire(wished, SamplingSpec)))
+        assert taken.bad_words == sorted(set(words))
+        return
+    with pytest.raises(InvalidInputError, match="bad_words"):
+        check_sampling(wished, MODEL)
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in STEERED.items() for value in values])
 def test_tokens_that_are_steered_are_taken_by_both(name: str, value: Any) -> None:
     from worker_runtime.vllm_conversion import sampling_params

@@ -28,6 +28,7 @@ from tests.differential.requests import MODEL, Request, drawn
 
 _START_S = 300.0
 _AT_ONCE = 4
+_TOOL_OPTIONS = "--enable-auto-tool-choice --tool-call-parser hermes"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,9 +101,10 @@ async def _both(folder: Path) -> AsyncIterator[tuple[str, str]]:
     async with target_service(None, StateFile(folder / "state.json"), load(), always_own=True) as target:
         ports = {"gateway": hold_port("127.0.0.1"), "plain": hold_port("127.0.0.1")}
         commands = {
-            "gateway": f"command_line.main gateway --address {target.address}",
+            "gateway": f"command_line.main gateway --address {target.address} {_TOOL_OPTIONS}",
             "plain": f"vllm.entrypoints.launchers.api_server.entry --model {model} --served-model-name {MODEL} "
-            f"--max-model-len {longest} --dtype float32 --enforce-eager --kv-cache-memory-bytes 500000000",
+            f"--max-model-len {longest} --dtype float32 --enforce-eager --kv-cache-memory-bytes 500000000 "
+            f"{_TOOL_OPTIONS}",
         }
         processes = [
             child_process.start_bound(

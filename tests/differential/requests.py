@@ -78,11 +78,52 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (False,),
     "logit_bias": ({"59": -100}, {"32": 3.5, "61": -2}),
     "allowed_token_ids": ([59, 60, 61], list(range(32, 110))),
+    "bad_words": (["blue"], ["e", "re"]),
 }
 
 
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": list(_COLOURS)}, "count": {"type": "integer", "minimum": 0, "maximum": 40}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+_STRUCTURED: tuple[dict[str, Any], ...] = (
+    {"regex": "[a-f]{3}-[0-9]{2}"},
+    {"choice": list(_COLOURS[:3])},
+    {"json": _SCHEMA},
+    {"json_object": True},
+    {"grammar": 'root ::= "x" root | "y"'},
+)
+_FORMATS: tuple[dict[str, Any], ...] = (
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "found", "schema": _SCHEMA}},
+)
+_TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"{name}s.", "parameters": _SCHEMA}}
+    for name in ("paint", "count")
+]
+# Beside these a grammar may find no token that is left.
+_NARROWING = ("min_tokens", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids")
+
+
+def _structured(rng: Random, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """Some of them have to be something."""
+    if rng.random() > 0.3:
+        return body
+    body = {name: value for name, value in body.items() if name not in _NARROWING}
+    body["max_tokens"] = rng.choice((6, 100, 200))
+    kind = rng.choice(("structured", "format", "tools") if chat else ("structured", "format"))
+    if kind == "structured":
+        return body | {"structured_outputs": rng.choice(_STRUCTURED)}
+    if kind == "format":
+        return body | {"response_format": rng.choice(_FORMATS)}
+    named = {"type": "function", "function": {"name": "count"}}
+    return body | {"tools": _TOOLS, "tool_choice": rng.choice(("auto", "none", "required", "required", named))}
+
+
 def _completion(rng: Random) -> dict[str, Any]:
-    body: dict[str, Any] = {"prompt": _prompt(rng), **_sampling(rng)}
+    body: dict[str, Any] = _structured(rng, {"prompt": _prompt(rng), **_sampling(rng)}, chat=False)
     if rng.random() < 0.2:
         body["prompt"] = rng.choice(([_prompt(rng), _prompt(rng)], [rng.randrange(1, 300) for _ in range(20)]))
     if rng.random() < 0.3:
@@ -93,7 +134,7 @@ def _completion(rng: Random) -> dict[str, Any]:
 
 
 def _chat(rng: Random) -> dict[str, Any]:
-    body = {"messages": _turns(rng), **_sampling(rng)}
+    body = _structured(rng, {"messages": _turns(rng), **_sampling(rng)}, chat=True)
     if rng.random() < 0.3:
         body |= {"logprobs": True, "top_logprobs": rng.choice((0, 2))}
     return body
@@ -130,7 +171,11 @@ _WRONG_SAMPLING: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 3},
     {"n": 0},
     {"stop_token_ids": "x"},
-    {"bad_words": ["blue"]},
+    {"structured_outputs": {"regex": "bad ("}},
+    {"structured_outputs": {"json": {"type": "integer", "multipleOf": 3}}},
+    {"structured_outputs": {"choice": []}},
+    {"structured_outputs": {"regex": "a", "json_object": True}},
+    {"structured_outputs": {"grammar": "root ::= nowhere"}},
     {"min_tokens": 99, "max_tokens": 3},
 )
 _WRONG: dict[str, tuple[dict[str, Any], ...]] = {

@@ -29,6 +29,7 @@ from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.engine import FakeEngine, fabric
+from tests.fakes.grammar_compiler import FakeGrammarCompiler
 from tests.fakes.registry import RegistryRedis
 from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
@@ -245,6 +246,10 @@ class Cluster:
         return member.registration.generation if member else None
 
 
+async def _compiler(folder: str, vocabulary_size: int, memory_mib: int) -> FakeGrammarCompiler:
+    return FakeGrammarCompiler()
+
+
 @asynccontextmanager
 async def running_cluster(
     actors: Actors | None = None, timing: RouterTiming = ROUTER_TIMING, **flags: Any
@@ -265,6 +270,7 @@ async def running_cluster(
         redis=lambda timeout_s: cast(RedisClient, registry),
         actors=actors,
         tokenizer=BytesTokenizer,
+        grammar_compiler=_compiler,
         rng=FirstOfEquals,
     )
     router = build_router(load(flags=settings), SERVICE, ports, timing)

@@ -82,7 +82,7 @@ class Cluster:
 
     async def serve(self) -> None:
         """`rachis serve` on the head, until it says that it is ready. Raises LabError with its log."""
-        command = "rachis serve --address auto --config service.yaml --json"
+        command = "rachis serve --address auto --config service.yaml --set gateway.port=null --json"
         self._serving = self.head.start(command, self._serve_log)
         await self._until_ready(self._serving)
         logger.info("`rachis serve` is ready")

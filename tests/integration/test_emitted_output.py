@@ -5,6 +5,8 @@ that are planted.
 """
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +19,8 @@ import pytest
 import pytest_asyncio
 
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec, StructuredOutputs
+from cluster_core.errors import InvalidInputError
 from tests.contract.conftest import outputs_of, text_of, tokens_of, vllm_engine
 from worker_runtime.engine_settings import EngineRole
 
@@ -63,10 +66,31 @@ def drawn(rng: Random) -> Trial:
         ignore_eos=rng.random() < 0.7,
         logit_bias=rng.choice(({}, {}, {101: -4.0, 32: 1.5})),
         allowed_token_ids=rng.choice(((), (), (), tuple(range(32, 110)))),
+        bad_words=rng.choice(((), (), ("e", "th"), (" a",))),
     )
     sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
+    if rng.random() < 1 / 3:
+        # Whatever else forbids tokens may leave none that a grammar takes.
+        free: dict[str, Any] = {"min_tokens": 0, "allowed_token_ids": (), "bad_words": (), "logit_bias": {}}
+        sampling = replace(sampling, structured_outputs=drawn_structure(rng), **free)
     prompt = tuple(rng.choice(b"the capital of France ") for _ in range(rng.randint(1, 120)))
     return Trial(EngineJob("", prompt, sampling), rng.random())
+
+
+def drawn_structure(rng: Random) -> StructuredOutputs:
+    """Of every kind, of some length."""
+    fields = {
+        f"f{number}": {"type": rng.choice(("integer", "boolean", "string"))} for number in range(rng.randint(1, 4))
+    }
+    schema = {"type": "object", "properties": fields, "required": sorted(fields), "additionalProperties": False}
+    low = rng.randint(1, 20)
+    return rng.choice((
+        StructuredOutputs(json=json.dumps(schema)),
+        StructuredOutputs(json_object=True),
+        StructuredOutputs(regex=f"[a-f]{{{low},{low + 10}}}( [0-9]{{2}})*"),
+        StructuredOutputs(choice=tuple("the capital of France"[: rng.randint(1, 21)] + str(each) for each in range(4))),
+        StructuredOutputs(grammar='root ::= pair ("," pair)*\npair ::= [a-z]+ "=" [0-9]+'),
+    ))  # fmt: skip
 
 
 async def differences(engine: Engine, trials: list[Trial]) -> list[str]:
@@ -148,13 +172,45 @@ def _plain_add_request(self: Any, request: Any) -> int:
 
 
 @contextmanager
+def _grammar_at_its_root() -> Iterator[None]:
+    with mock.patch("kv_transfer.handoff.emitted_output.EmittedOutput._follows", lambda self, request: True):
+        yield
+
+
+@contextmanager
 def _front_end_from_the_start() -> Iterator[None]:
     with mock.patch("kv_transfer.handoff.emitted_output.feed_front_end", lambda engine, name, emitted: None):
         yield
 
 
-@pytest.mark.parametrize("planted", [_no_draws, _one_draw_too_many, _rows_without_output, _front_end_from_the_start])
+@pytest.mark.parametrize(
+    "planted",
+    [_no_draws, _one_draw_too_many, _rows_without_output, _grammar_at_its_root, _front_end_from_the_start],
+)
 async def test_a_planted_bug_is_found(engine: Engine, planted: Any) -> None:
     rng = Random(16_384)
     with planted():
         assert await differences(engine, [drawn(rng) for _ in range(TRIALS)])
+
+
+async def test_output_that_the_grammar_does_not_take_is_refused_by_its_field(engine: Engine) -> None:
+    sampling = SamplingSpec(max_tokens=8, temperature=0.0, structured_outputs=StructuredOutputs(regex="[a-f]{6}"))
+    job = EngineJob("", tuple(b"the capital"), sampling, emitted=EmittedTokens(tuple(b"abz"), 3))
+    with pytest.raises(InvalidInputError, match="emitted"):
+        await _run(engine, job)
+    went_on = await _run(engine, replace(job, emitted=EmittedTokens(tuple(b"abc"), 3)))
+    assert re.fullmatch("[a-f]{3}", text_of(went_on))
+
+
+async def test_a_grammar_that_nothing_can_follow_ends_its_request_alone(engine: Engine) -> None:
+    sampling = SamplingSpec(
+        max_tokens=8,
+        temperature=0.0,
+        structured_outputs=StructuredOutputs(regex="[a-f]{6}"),
+        allowed_token_ids=tuple(b"xyz"),
+    )
+    job = EngineJob("", tuple(b"the capital"), sampling)
+    free = replace(job, sampling=replace(sampling, allowed_token_ids=()))
+    outcomes = await asyncio.gather(_run(engine, job), _run(engine, free), return_exceptions=True)
+    assert isinstance(outcomes[0], InvalidInputError) and outcomes[0].field == "sampling.structured_outputs"
+    assert isinstance(outcomes[1], list) and re.fullmatch("[a-f]{6}", text_of(outcomes[1]))

@@ -44,6 +44,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     folder = tmp_path_factory.mktemp("state")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "command_line.main", "serve", "--json", "--set", "router.port=0",
+        "--set", "gateway.port=null",
         "--set", "placement.disaggregation=always",
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "RACHIS_STATE_DIR": str(folder)},
     )  # fmt: skip

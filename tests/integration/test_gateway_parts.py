@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from vllm import __version__
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
@@ -44,9 +44,11 @@ def test_the_installed_vllm_is_the_one_whose_entry_points_were_read() -> None:
 # Refusals.
 
 
-def refused(code: grpc.StatusCode, trailing: Sequence[tuple[str, str | bytes]] = ()) -> Exception:
+def refused(
+    code: grpc.StatusCode, trailing: Sequence[tuple[str, str | bytes]] = (), sentence: str = "a sentence"
+) -> Exception:
     metadata = grpc.aio.Metadata(*trailing)
-    return as_vllm_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "a sentence", None))
+    return as_vllm_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, sentence, None))
 
 
 def as_trailing(error: RachisError) -> list[tuple[str, str | bytes]]:
@@ -58,6 +60,9 @@ def test_bad_input_names_its_field() -> None:
     assert isinstance(error, VLLMValidationError)
     assert (error.parameter, headers_of(error)) == ("top_p", {})
     assert isinstance(refused(grpc.StatusCode.OUT_OF_RANGE), VLLMValidationError)
+    compiled = InvalidInputError("Failed to parse it.", field="sampling.structured_outputs.regex")
+    error = refused(grpc.StatusCode.INVALID_ARGUMENT, as_trailing(compiled), str(compiled))
+    assert str(error) == "Failed to parse it."
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,8 @@ def test_every_parameter_of_vllm_is_said_refused_or_the_fronts_own() -> None:
         # Of what is refused itself.
         *("prompt_logprob_start", "routed_experts_prompt_start"),
     }
-    lists: dict[str, Any] = {"stop": ["x"], "logit_bias": {1: 1.0}, "allowed_token_ids": [1]}
+    lists: dict[str, Any] = {"stop": ["x"], "logit_bias": {1: 1.0}, "allowed_token_ids": [1], "bad_words": ["x"]}
+    lists["structured_outputs"] = StructuredOutputsParams(regex="a")
     said = set(wire_sampling(SamplingParams(logprobs=1, seed=1, **lists))) | {"max_tokens"}
     known = said | set(UNSUPPORTED) | fronts_own
     public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
@@ -109,17 +115,39 @@ def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
 @pytest.mark.parametrize(
     "wishes",
     [
-        {"bad_words": ["a"]},
         {"prompt_logprobs": 1},
         {"prompt_logprobs": 0},
         {"extra_args": {"rachis_emitted": [1]}},
         {"seed": -2},
         {"logprobs": -1},
+        {"structured_outputs": StructuredOutputsParams(json_object=True, whitespace_pattern=" ")},
+        {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},
     ],
 )
 def test_what_the_wire_cannot_say_is_refused_by_name(wishes: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match=next(iter(wishes))):
         wire_sampling(SamplingParams(**wishes))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": '{"type": "object"}'},
+        {"json_object": True},
+        {"regex": ""},
+        {"choice": ["a", "b"]},
+        {"grammar": 'root ::= "a"'},
+        {"structural_tag": "{}"},
+    ],
+)
+def test_what_an_answer_has_to_be_goes_on_the_wire_as_its_kind(wanted: dict[str, Any]) -> None:
+    said = wire_sampling(SamplingParams(structured_outputs=StructuredOutputsParams(**wanted)))
+    assert said["structured_outputs"] == generation.StructuredOutputs(**wanted)
+
+
+def test_a_schema_goes_on_the_wire_as_text() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "integer"}))
+    assert wire_sampling(params)["structured_outputs"].json == '{"type": "integer"}'
 
 
 # Answers.

@@ -68,7 +68,12 @@ class Head:
 
 @pytest_asyncio.fixture(scope="module")
 async def head(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Head]:
-    shared = {"service.name": NAME, "placement.disaggregation": "always", "redis.host": "127.0.0.1"}
+    shared = {
+        "service.name": NAME,
+        "placement.disaggregation": "always",
+        "redis.host": "127.0.0.1",
+        "gateway.port": "null",
+    }
     async with one_host_ray(cpus=4) as ray:
         head = Head(tmp_path_factory.mktemp("state"), shared, ray)
         try:

@@ -2,15 +2,19 @@
 
 import asyncio
 import functools
+import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import httpx
+import jsonschema
 import openai
 import pytest
 import pytest_asyncio
+from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.ports import hold_port
 from command_line.own_service import Target
@@ -127,6 +131,59 @@ async def test_choices_have_a_seed_each(http: httpx.AsyncClient, client: RachisC
     assert texts == {number: each.text for number, each in enumerate(expected)}
 
 
+COLOUR: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue", "lime"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": COLOUR}}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_answer_is_json_of_the_schema_that_was_asked_for(
+    openai_client: openai.AsyncOpenAI, client: RachisClient, is_streamed: bool
+) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+    greedy: Any = {"model": MODEL, "messages": TURNS, "temperature": 0, "max_tokens": 200, "response_format": schema}
+    if is_streamed:
+        deltas = await openai_client.chat.completions.create(stream=True, **greedy)
+        text = "".join([each.choices[0].delta.content or "" async for each in deltas])
+    else:
+        text = (await openai_client.chat.completions.create(**greedy)).choices[0].message.content or ""
+    jsonschema.validate(json.loads(text), COLOUR)
+    wanted = generation.StructuredOutputs(json=json.dumps(COLOUR))
+    over_grpc = await client.generate(chat_prompt(TURNS), temperature=0, max_tokens=200, structured_outputs=wanted)
+    assert over_grpc.text == text
+    assert over_grpc.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
+async def test_a_tool_that_has_to_be_called_is_called_with_its_arguments(
+    openai_client: openai.AsyncOpenAI, choice: Any
+) -> None:
+    answered = await openai_client.chat.completions.create(
+        model=MODEL, messages=TURNS, temperature=0, max_tokens=300, tools=[TOOL], tool_choice=choice
+    )
+    (call,) = answered.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "paint"
+    jsonschema.validate(json.loads(call.function.arguments), COLOUR)
+
+
+async def test_the_other_kinds_over_http(http: httpx.AsyncClient) -> None:
+    async def text_of(**wishes: Any) -> str:
+        body = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 60, **wishes}
+        response = await http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", await text_of(structured_outputs={"regex": "[a-f]{3}-[0-9]{2}"}))
+    assert await text_of(structured_outputs={"choice": ["red", "lime"]}) in ("red", "lime")
+    assert re.fullmatch("x*y", await text_of(structured_outputs={"grammar": 'root ::= "x" root | "y"'}))
+    free = await text_of()
+    assert free[:2] not in await text_of(bad_words=[free[:2]])
+
+
 async def test_anthropics_client_and_openais_responses(
     gateway: str, openai_client: openai.AsyncOpenAI, client: RachisClient
 ) -> None:
@@ -163,7 +220,11 @@ async def test_what_is_beside_generating(http: httpx.AsyncClient) -> None:
         ({"model": "another"}, 404, "another"),
         ({"logit_bias": {"399999": -100}}, 400, "399999"),
         ({"allowed_token_ids": [399_999]}, 400, "allowed_token_ids"),
-        ({"structured_outputs": {"regex": "[a-z]{3}"}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"regex": "bad ("}}, 400, "parenthesis"),
+        ({"structured_outputs": {"json": '{"type": "integer", "multipleOf": 3}'}}, 400, "not supported"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, 400, "whitespace_pattern"),
+        ({"structured_outputs": {"choice": ["red"] * 1025}}, 400, "1024"),
+        ({"bad_words": ["x"] * 65}, 400, "bad_words"),
         ({"vllm_xargs": {"rachis_emitted": [59]}}, 400, "extra_args"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, 400, "extra_args"),
         ({"repetition_penalty": 3.0}, 400, "repetition_penalty"),

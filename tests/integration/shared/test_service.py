@@ -23,10 +23,13 @@ from command_line.own_service import Target
 from control_plane.client import RachisClient, chat_prompt, text_prompt, token_prompt
 from control_plane.intake.tokenization import Tokenizer
 from tests.integration.conftest import all_blocks_free, until
+from tests.structured.compared import compared
 
 pytestmark = pytest.mark.integration
 
 PROMPTS = 40
+# Also over the hand-off; 300 by `python -m tests.structured`.
+GRAMMARS = 40
 
 
 async def test_recall_questions_are_answered_right_through_both_pools(client: RachisClient) -> None:
@@ -58,7 +61,12 @@ async def test_tokens_text_and_finish_equal_one_plain_vllm(client: RachisClient,
             await client.generate(token_prompt(other.token_ids), **other.sampling),
             await plain.decode(list(seeded.token_ids), seeded.sampling),
         )
+        structured = await compared(range(GRAMMARS), client, plain)
         await plain.close()
+    assert structured.problems == []
+    assert structured.identical == GRAMMARS
+    assert structured.valid == structured.whole > GRAMMARS // 2
+    assert structured.pulled > GRAMMARS // 2
     assert report.divergences == []
     assert report.identical == PROMPTS
     assert report.pulled > PROMPTS * 0.8

@@ -97,6 +97,23 @@ async def test_random_sessions_answer_as_generate_does_with_the_final_prompt(
     assert identity.difference(seeded, crossed, expected[seeded.index]) is not None
 
 
+@pytest.mark.parametrize("max_tokens", [1, 24])
+async def test_an_answer_to_a_session_is_what_it_has_to_be(
+    client: RachisClient, other: RachisClient, max_tokens: int
+) -> None:
+    for number, wanted in enumerate(
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, {"choice": ["red", "lime"]}, {"json_object": True})
+    ):
+        prompt = prompt_tokens(40 + number, 300)
+        sampling = {**GREEDY, "ignore_eos": False, "max_tokens": max_tokens}
+        sampling["structured_outputs"] = generation.StructuredOutputs(**wanted)
+        async with client.session(prompt[:100], **sampling) as session:
+            await session.append(prompt[100:])
+            answered = await collected(session)
+        expected = await other.generate(token_prompt(prompt), **sampling)
+        assert (answered.token_ids, answered.text) == (expected.token_ids, expected.text), wanted
+
+
 async def test_one_token_is_answered_by_the_prefill_worker_alone(client: RachisClient, other: RachisClient) -> None:
     prompt = prompt_tokens(1, 500)
     async with client.session(prompt[:300], **{**GREEDY, "max_tokens": 1}) as session:

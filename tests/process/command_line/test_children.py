@@ -16,7 +16,7 @@ from concurrent import futures
 
 import grpc
 
-from control_plane.service.child_process import bind_to_parent
+from cluster_core.bound_child import bind_to_parent
 
 class Echo(grpc.GenericRpcHandler):
     def service(self, details):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.engine_jobs import EngineOutput, PositionLogprobs, SamplingSpec, TokenLogprob
+from cluster_core.engine_jobs import EngineOutput, PositionLogprobs, SamplingSpec, StructuredOutputs, TokenLogprob
 from cluster_core.engine_reports import (
     DecodeBatch,
     DecodeReport,
@@ -39,6 +39,8 @@ SET_SAMPLING: dict[str, Any] = {
     "stop_token_ids": [3, 4],
     "logit_bias": {5: -1.5, 6: 100.0},
     "allowed_token_ids": [5, 6],
+    "bad_words": ["b", "ad"],
+    "structured_outputs": generation.StructuredOutputs(choice=["a", "b"]),
 }
 
 
@@ -47,7 +49,7 @@ def test_sampling_from_wire_takes_over_every_field_that_is_set() -> None:
 
     expected: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in SET_SAMPLING.items()
-    }
+    } | {"structured_outputs": StructuredOutputs(choice=("a", "b"))}
     assert {field.name for field in fields(SamplingSpec)} == set(expected)
     assert spec == SamplingSpec(**expected)
 
@@ -60,9 +62,7 @@ def test_every_field_of_the_sampling_message_reaches_the_engine() -> None:
     assert {field.name for field in generation.SamplingParams.DESCRIPTOR.fields} == set(SET_SAMPLING)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(SET_SAMPLING) - {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids"})
-)
+@pytest.mark.parametrize("name", sorted(name for name, value in SET_SAMPLING.items() if isinstance(value, int | float)))
 def test_a_field_set_to_zero_is_not_taken_for_absent(name: str) -> None:
     zero: dict[str, Any] = {name: 0}
 
@@ -70,6 +70,25 @@ def test_a_field_set_to_zero_is_not_taken_for_absent(name: str) -> None:
 
     assert getattr(spec, name) == 0
     assert getattr(spec, name) is not None
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": '{"type": "object"}'},
+        {"json_object": True},
+        {"regex": ""},
+        {"choice": ["a"]},
+        {"grammar": 'root ::= "a"'},
+        {"structural_tag": "{}"},
+    ],
+)
+def test_what_an_answer_has_to_be_keeps_its_kind(wanted: dict[str, Any]) -> None:
+    message = generation.StructuredOutputs(**wanted)
+    ours = from_wire(message, StructuredOutputs)
+    ((name, value),) = wanted.items()
+    assert ours == StructuredOutputs(**{name: tuple(value) if isinstance(value, list) else value})
+    assert to_wire(ours, generation.StructuredOutputs) == message
 
 
 def test_logprobs_keep_their_order_on_the_wire() -> None:

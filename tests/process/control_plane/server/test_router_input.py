@@ -12,6 +12,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
+from cluster_core.engine_jobs import StructuredOutputs
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, retry_after_ms, text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
@@ -182,3 +183,24 @@ async def test_a_defect_of_the_router_answers_internal(cluster: Cluster) -> None
     error = await failure(cluster.call("defect"))
 
     assert error.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_a_grammar_that_does_not_compile_is_refused_before_any_worker_hears_of_it(cluster: Cluster) -> None:
+    error = await failure(cluster.call(structured_outputs=generation.StructuredOutputs(regex="bad (")))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "sampling.structured_outputs.regex: unbalanced parenthesis"
+    assert field_of(error) == "sampling.structured_outputs.regex"
+    assert all(worker.engine.jobs == [] for worker in cluster.workers)
+    error = await failure(cluster.call(structured_outputs=generation.StructuredOutputs(regex="slow"), timeout_s=1))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await cluster.ends_with({State.REFUSED: 1, State.DEADLINE_PASSED: 1})
+
+
+async def test_what_an_answer_has_to_be_goes_to_both_workers(cluster: Cluster) -> None:
+    wanted = generation.StructuredOutputs(choice=["a", "b"])
+    assert text_of(await cluster.generate(structured_outputs=wanted, bad_words=["c"])) == whole_text()
+    specs = [job.sampling for worker in cluster.workers for job in worker.engine.jobs]
+    assert [(each.structured_outputs, each.bad_words) for each in specs] == [
+        (StructuredOutputs(choice=("a", "b")), ("c",))
+    ] * 2

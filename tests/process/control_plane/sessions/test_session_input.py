@@ -46,6 +46,12 @@ INVALID, TOO_MUCH = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RAN
         (opening(temperature=-1.0), INVALID, "open.sampling.temperature"),
         (opening(min_tokens=9), INVALID, "open.sampling.min_tokens"),
         (opening(stop_token_ids=[256]), TOO_MUCH, "open.sampling.stop_token_ids"),
+        (opening(structured_outputs=generation.StructuredOutputs()), INVALID, "open.sampling.structured_outputs"),
+        (
+            opening(structured_outputs=generation.StructuredOutputs(regex="bad (")),
+            INVALID,
+            "open.sampling.structured_outputs.regex",
+        ),
         (opening(max_tokens=512), TOO_MUCH, "open.sampling.max_tokens"),
         (opening(prefix="x" * 505), TOO_MUCH, "open.prefix"),
         (

@@ -1,0 +1,117 @@
+"""The gateways that `rachis serve` starts beside its router: processes of `rachis gateway` that share a port."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_configs.schema import GatewaySection
+from cluster_core.background import BackgroundTasks
+from cluster_core.bound_child import bind_to_parent
+from cluster_core.clock import monotonic_s
+from cluster_core.ports import hold_port
+from control_plane.service import child_process
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 10.0
+# One that ends sooner after its start is started again later each time.
+_LIVED_S = 60.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+
+class Gateways:
+    """`start`, then `first_url`, then `stop`. router: where they find it. folder: of their logs."""
+
+    def __init__(self, section: GatewaySection, router: str, folder: Path, command: Sequence[str] = ()) -> None:
+        """command: what is run, with options behind it; a test has another."""
+        self._section = section
+        self._router = router
+        self._folder = folder
+        self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
+        self._up = [asyncio.Event() for _ in range(section.processes)]
+        self._url = ""
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._background = BackgroundTasks()
+        # How often one was started.
+        self.starts = 0
+
+    def start(self) -> None:
+        assert self._section.port is not None, "it is configured"
+        port = self._section.port or hold_port(self._section.host)
+        for number in range(self._section.processes):
+            self._background.start(self._keep(number, port))
+
+    async def first_url(self) -> str:
+        """Once one of them listens: who waits bounds the wait."""
+        waits = [asyncio.create_task(up.wait()) for up in self._up]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        return self._url
+
+    async def all_up(self) -> str:
+        """Likewise, once each of them has listened."""
+        for up in self._up:
+            await up.wait()
+        return self._url
+
+    @property
+    def pids(self) -> list[int]:
+        return sorted(process.pid for process in self._processes.values())
+
+    async def stop(self) -> None:
+        await self._background.cancel()
+        await asyncio.gather(*(child_process.end(each, _STOP_TIMEOUT_S) for each in self._processes.values()))
+
+    async def _keep(self, number: int, port: int) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = monotonic_s()
+            status = await self._run(number, port)
+            if monotonic_s() - began_s > _LIVED_S:
+                pause_s = _FIRST_PAUSE_S
+            logger.warning(
+                "gateway %d ended with %d, see %s; it is started again in %g s",
+                number, status, self._log(number), pause_s,
+            )  # fmt: skip
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _run(self, number: int, port: int) -> int:
+        """One start, to its end."""
+        section = self._section
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._log(number).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, "--address", self._router, "--host", section.host, "--port", str(port), "--json",
+                "--disable-uvicorn-access-log", *section.options,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
+                preexec_fn=bind_to_parent, start_new_session=True,
+            )  # fmt: skip
+        self.starts += 1
+        self._processes[number] = process
+        assert process.stdout is not None
+        async for line in process.stdout:
+            url = _listening_url(line)
+            if url:
+                self._url = url
+                self._up[number].set()
+        return await process.wait()
+
+    def _log(self, number: int) -> Path:
+        return self._folder / f"gateway-{number}.log"
+
+
+def _listening_url(line: bytes) -> str:
+    """Empty for a line that does not say it."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return ""
+    return str(event.get("url", "")) if isinstance(event, dict) and event.get("event") == "listening" else ""

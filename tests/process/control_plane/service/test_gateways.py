@@ -1,0 +1,86 @@
+"""Gateways beside a router: started, looked after, ended. Stand-ins of a few lines for what is in the processes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_configs.schema import GatewaySection
+from control_plane.service import gateways as module
+from control_plane.service.gateways import Gateways
+from tests.fakes.cluster import until
+
+_SAYS = """
+import json, sys, time
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("no event", flush=True)
+print(json.dumps({"event": "listening", "url": f"http://{arguments['--host']}:{arguments['--port']}"}), flush=True)
+time.sleep(600)
+"""
+_FAILS = "import sys; sys.exit('the port is taken')"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.01)
+
+
+@asynccontextmanager
+async def running(folder: Path, code: str, **section: object) -> AsyncIterator[Gateways]:
+    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, (sys.executable, "-c", code))  # type: ignore[arg-type]
+    made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+        assert not any(psutil.pid_exists(pid) for pid in made.pids)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    await until(holds, timeout_s=60)
+
+
+async def test_its_address_is_known_once_it_listens(tmp_path: Path) -> None:
+    async with running(tmp_path / "logs", _SAYS, port=8123, host="127.0.0.9") as gateways:
+        assert await gateways.first_url() == "http://127.0.0.9:8123"
+        assert len(gateways.pids) == 1
+
+
+async def test_several_share_a_port(tmp_path: Path) -> None:
+    async with running(tmp_path, _SAYS, port=0, processes=3) as gateways:
+        url = await gateways.all_up()
+        assert gateways.starts == 3
+        assert int(url.rpartition(":")[2]) > 0
+        assert sorted(await asyncio.to_thread(os.listdir, tmp_path)) == [f"gateway-{number}.log" for number in range(3)]
+
+
+async def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    async with running(tmp_path, _SAYS) as gateways:
+        await gateways.first_url()
+        (pid,) = gateways.pids
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: gateways.starts == 2 and gateways.pids != [pid])
+
+
+async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.04)
+    async with running(tmp_path, _FAILS) as gateways:
+        await eventually(lambda: gateways.starts >= 4)
+        assert not any(up.is_set() for up in gateways._up)
+    assert (tmp_path / "gateway-0.log").read_text() == "the port is taken\n"
+    pauses = [record.args[3] for record in caplog.records if isinstance(record.args, tuple)]
+    assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
+
+
+async def test_they_end_while_one_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 600.0)
+    async with asyncio.timeout(60), running(tmp_path, _FAILS) as gateways:
+        await eventually(lambda: gateways.starts == 1)
