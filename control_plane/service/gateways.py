@@ -21,6 +21,7 @@ _STOP_TIMEOUT_S = 10.0
 _LIVED_S = 60.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_MOST_LOG_BYTES = 16 << 20
 
 
 class Gateways:
@@ -87,7 +88,10 @@ class Gateways:
         """One start, to its end."""
         section = self._section
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._log(number).open("wb") as log:
+        kept = self._log(number)
+        # Why it ended last is in front; what a log has grown to goes.
+        is_long = kept.exists() and kept.stat().st_size > _MOST_LOG_BYTES
+        with kept.open("wb" if is_long else "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--address", self._router, "--host", section.host, "--port", str(port), "--json",
                 "--disable-uvicorn-access-log", *section.options,

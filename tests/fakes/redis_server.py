@@ -64,6 +64,15 @@ class RestartedRedis:
     def stop(self) -> None:
         child_process.stop(self._process, 5)
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While the block runs, however it ends: tests that come after have it again."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
 
 def _wait_until_it_serves(port: int, is_cluster: bool) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S

@@ -22,6 +22,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec, StructuredOutputs
 from cluster_core.errors import InvalidInputError
 from tests.contract.conftest import outputs_of, text_of, tokens_of, vllm_engine
+from tests.structured.cases import byte_ids
 from worker_runtime.engine_settings import EngineRole
 
 pytestmark = pytest.mark.integration
@@ -195,10 +196,10 @@ async def test_a_planted_bug_is_found(engine: Engine, planted: Any) -> None:
 
 async def test_output_that_the_grammar_does_not_take_is_refused_by_its_field(engine: Engine) -> None:
     sampling = SamplingSpec(max_tokens=8, temperature=0.0, structured_outputs=StructuredOutputs(regex="[a-f]{6}"))
-    job = EngineJob("", tuple(b"the capital"), sampling, emitted=EmittedTokens(tuple(b"abz"), 3))
+    job = EngineJob("", byte_ids("the capital"), sampling, emitted=EmittedTokens(byte_ids("abz"), 3))
     with pytest.raises(InvalidInputError, match="emitted"):
         await _run(engine, job)
-    went_on = await _run(engine, replace(job, emitted=EmittedTokens(tuple(b"abc"), 3)))
+    went_on = await _run(engine, replace(job, emitted=EmittedTokens(byte_ids("abc"), 3)))
     assert re.fullmatch("[a-f]{3}", text_of(went_on))
 
 
@@ -207,9 +208,9 @@ async def test_a_grammar_that_nothing_can_follow_ends_its_request_alone(engine: 
         max_tokens=8,
         temperature=0.0,
         structured_outputs=StructuredOutputs(regex="[a-f]{6}"),
-        allowed_token_ids=tuple(b"xyz"),
+        allowed_token_ids=byte_ids("xyz"),
     )
-    job = EngineJob("", tuple(b"the capital"), sampling)
+    job = EngineJob("", byte_ids("the capital"), sampling)
     free = replace(job, sampling=replace(sampling, allowed_token_ids=()))
     outcomes = await asyncio.gather(_run(engine, job), _run(engine, free), return_exceptions=True)
     assert isinstance(outcomes[0], InvalidInputError) and outcomes[0].field == "sampling.structured_outputs"

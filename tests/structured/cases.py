@@ -17,6 +17,16 @@ _WORDS = ("blue", "red", "lime", "melon", "pear", "beige", "the sky", "k1=", 'a 
 _MAX_NEW_TOKENS = 96
 
 
+# Bytes in the order in which byte-level vocabularies begin: those that can be printed first.
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_IDS = {byte: number for number, byte in enumerate((*_PRINTED, *sorted(set(range(256)) - set(_PRINTED))))}
+
+
+def byte_ids(text: str) -> tuple[int, ...]:
+    """Tokens of the built-in model, one for each byte."""
+    return tuple(_IDS[byte] for byte in text.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """fields: of `rachis.v1.StructuredOutputs`. takes: whether a text that has ended is one of its texts."""
@@ -38,7 +48,7 @@ def drawn(seed: int) -> tuple[Case, Grammar]:
     if rng.random() < 0.2:
         sampling |= {"presence_penalty": 1.0, "repetition_penalty": 1.3}
     prompt = "".join(f"k{rng.randrange(40)}={rng.choice(_WORDS)}; " for _ in range(rng.choice((1, 5, 40))))
-    return Case(seed, tuple(prompt.encode()), sampling), grammar
+    return Case(seed, byte_ids(prompt), sampling), grammar
 
 
 def _json(rng: Random) -> Grammar:

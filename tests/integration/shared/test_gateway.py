@@ -165,9 +165,9 @@ async def test_a_tool_that_has_to_be_called_is_called_with_its_arguments(
     answered = await openai_client.chat.completions.create(
         model=MODEL, messages=TURNS, temperature=0, max_tokens=300, tools=[TOOL], tool_choice=choice
     )
-    (call,) = answered.choices[0].message.tool_calls or ()
-    assert call.type == "function" and call.function.name == "paint"
-    jsonschema.validate(json.loads(call.function.arguments), COLOUR)
+    called = answered.model_dump()["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert called["name"] == "paint"
+    jsonschema.validate(json.loads(called["arguments"]), COLOUR)
 
 
 async def test_the_other_kinds_over_http(http: httpx.AsyncClient) -> None:

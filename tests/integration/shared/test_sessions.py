@@ -8,7 +8,7 @@ import asyncio
 import functools
 import random
 from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from rachis.v1 import generation_pb2 as generation
@@ -101,9 +101,8 @@ async def test_random_sessions_answer_as_generate_does_with_the_final_prompt(
 async def test_an_answer_to_a_session_is_what_it_has_to_be(
     client: RachisClient, other: RachisClient, max_tokens: int
 ) -> None:
-    for number, wanted in enumerate(
-        ({"regex": "[a-f]{3}-[0-9]{2}"}, {"choice": ["red", "lime"]}, {"json_object": True})
-    ):
+    kinds: list[dict[str, Any]] = [{"regex": "[a-f]{3}-[0-9]{2}"}, {"choice": ["red", "lime"]}, {"json_object": True}]
+    for number, wanted in enumerate(kinds):
         prompt = prompt_tokens(40 + number, 300)
         sampling = {**GREEDY, "ignore_eos": False, "max_tokens": max_tokens}
         sampling["structured_outputs"] = generation.StructuredOutputs(**wanted)

@@ -17,6 +17,11 @@ from command_line.serve import StartService, serve
 from tests.fakes.broken_streams import BROKEN_STREAMS, broken_stream
 
 
+class MadeUpGateways:
+    async def first_url(self) -> str:
+        return "http://127.0.0.1:8000"
+
+
 class MadeUpService:
     """One prefill worker that serves, one decode worker that has not come up."""
 
@@ -25,6 +30,7 @@ class MadeUpService:
 
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
+        self.gateways: MadeUpGateways | None = None
         self.workers = [wire.WorkerRegistration(worker_id="prefill-0", address="127.0.0.1:1", pid=1, node="here")]
 
     def missing(self) -> list[admin.PoolWorker]:
@@ -137,3 +143,23 @@ def test_a_service_whose_output_nobody_takes_serves_and_is_taken_down(
         served(start, as_json=as_json)
 
     assert ended == [True]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_where_http_is_served_is_said_once_it_is(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    class Interrupting(MadeUpGateways):
+        async def first_url(self) -> str:
+            asyncio.get_running_loop().call_later(0.05, interrupt)
+            return await super().first_url()
+
+    @asynccontextmanager
+    async def start(on_phase: Callable[[str, str], None]) -> AsyncIterator[MadeUpService]:
+        service = MadeUpService()
+        service.gateways = Interrupting()
+        yield service
+
+    served(cast(StartService, start), as_json=as_json)
+
+    lines = capsys.readouterr().out.splitlines()
+    said = json.dumps({"event": "http", "url": "http://127.0.0.1:8000"}) if as_json else "HTTP on http://127.0.0.1:8000"
+    assert said in lines

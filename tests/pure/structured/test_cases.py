@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from tests.structured.cases import drawn
+from tests.structured import cases
+from tests.structured.cases import byte_ids, drawn
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -32,3 +33,8 @@ def test_some_take_what_they_should() -> None:
         if name in takes:
             takes[name] |= grammar.takes(texts[name])
     assert all(takes.values())
+
+
+def test_prompts_are_what_the_models_tokenizer_makes_of_bytes() -> None:
+    assert byte_ids("k= é") == (74, 28, 220, 127, 102)
+    assert sorted(cases._IDS.values()) == list(range(256))

@@ -86,8 +86,8 @@ def test_a_field_set_to_zero_is_not_taken_for_absent(name: str) -> None:
 def test_what_an_answer_has_to_be_keeps_its_kind(wanted: dict[str, Any]) -> None:
     message = generation.StructuredOutputs(**wanted)
     ours = from_wire(message, StructuredOutputs)
-    ((name, value),) = wanted.items()
-    assert ours == StructuredOutputs(**{name: tuple(value) if isinstance(value, list) else value})
+    kept: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in wanted.items()}
+    assert ours == StructuredOutputs(**kept)
     assert to_wire(ours, generation.StructuredOutputs) == message
 
 

@@ -194,7 +194,7 @@ async def test_a_grammar_that_does_not_compile_is_refused_before_any_worker_hear
     assert all(worker.engine.jobs == [] for worker in cluster.workers)
     error = await failure(cluster.call(structured_outputs=generation.StructuredOutputs(regex="slow"), timeout_s=1))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await cluster.ends_with({State.REFUSED: 1, State.DEADLINE_PASSED: 1})
+    await cluster.ends_with({State.REFUSED: 1, State.EXPIRED: 1})
 
 
 async def test_what_an_answer_has_to_be_goes_to_both_workers(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,8 +33,8 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(folder: Path, code: str, **section: object) -> AsyncIterator[Gateways]:
-    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, (sys.executable, "-c", code))  # type: ignore[arg-type]
+async def running(folder: Path, code: str, **section: Any) -> AsyncIterator[Gateways]:
+    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, (sys.executable, "-c", code))
     made.start()
     try:
         yield made
@@ -75,7 +76,7 @@ async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
     async with running(tmp_path, _FAILS) as gateways:
         await eventually(lambda: gateways.starts >= 4)
         assert not any(up.is_set() for up in gateways._up)
-    assert (tmp_path / "gateway-0.log").read_text() == "the port is taken\n"
+    assert (tmp_path / "gateway-0.log").read_text().startswith("the port is taken\n" * 3)
     pauses = [record.args[3] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
 
