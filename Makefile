@@ -86,10 +86,11 @@ integration: setup ## Whatever needs a real engine, Redis, Ray or NIXL, in any t
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
 	$(BIN)/python -m tests.hosts -q
 
-fuzz: setup ## Random sessions and decode batches, 10,000 simulated and 1,000 on a real engine, against fresh requests
+fuzz: setup ## Random sessions, decode batches and grammars, simulated and on real engines, against fresh requests
 	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
+	$(BIN)/python -m tests.structured --grammars 300 --kills 4
 
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time; property tests with many examples
 	$(BIN)/python -m fault_sim --runs 5000

@@ -67,6 +67,9 @@ def wire_sampling(params: SamplingParams) -> dict[str, Any]:
 def _structured(wanted: StructuredOutputsParams) -> generation.StructuredOutputs:
     """What vLLM has turned into another kind meanwhile goes as that."""
     _refuse(wanted, _NOT_STRUCTURED, "structured_outputs.")
+    if wanted.choice is not None and not wanted.choice:
+        # On the wire that would be none.
+        raise VLLMValidationError(f"Choice '{wanted.choice}' cannot be an empty list")
     found = {name: getattr(wanted, name) for name in _STRUCTURED}
     if isinstance(found["json"], dict):
         found["json"] = json.dumps(found["json"])

@@ -100,8 +100,11 @@ _FORMATS: tuple[dict[str, Any], ...] = (
     {"type": "json_schema", "json_schema": {"name": "found", "schema": _SCHEMA}},
 )
 _TOOLS = [
-    {"type": "function", "function": {"name": name, "description": f"{name}s.", "parameters": _SCHEMA}}
-    for name in ("paint", "count")
+    {
+        "type": "function",
+        "function": {"name": name, "description": f"{name}s.", "parameters": _SCHEMA, "strict": is_strict},
+    }
+    for name, is_strict in (("paint", False), ("count", True))
 ]
 # Beside these a grammar may find no token that is left.
 _NARROWING = ("min_tokens", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids")

@@ -65,7 +65,7 @@ async def test_tokens_text_and_finish_equal_one_plain_vllm(client: RachisClient,
         await plain.close()
     assert structured.problems == []
     assert structured.identical == GRAMMARS
-    assert structured.valid == structured.whole > GRAMMARS // 2
+    assert structured.valid == structured.whole > GRAMMARS // 5
     assert structured.pulled > GRAMMARS // 2
     assert report.divergences == []
     assert report.identical == PROMPTS

@@ -49,6 +49,19 @@ def test_where_a_stream_is_cut_into_chunks_is_looked_past_and_its_text_is_not() 
     assert differences(COMPLETION, streamed("blue"), streamed("blue", reason="length"))
 
 
+def test_which_forbidden_token_is_told_as_likely_is_looked_past() -> None:
+    def chat(token: str, logprob: float) -> Answer:
+        return whole(choices=[{"logprobs": {"content": [{"top_logprobs": [{"token": token, "logprob": logprob}]}]}}])
+
+    def completion(token: str, logprob: float) -> Answer:
+        return whole(choices=[{"logprobs": {"top_logprobs": [{"a": -0.5, token: logprob}]}}])
+
+    for make in (chat, completion):
+        assert differences(COMPLETION, make("b", -9999.0), make("c", -9999.0)) == []
+        assert differences(COMPLETION, make("b", -3.0), make("c", -3.0))
+        assert differences(COMPLETION, make("b", -3.0), make("b", -9999.0))
+
+
 def test_a_refused_stream_has_its_status_on_purpose() -> None:
     request = Request("/v1/completions", {"prompt": "x", "stream": True})
     ours, theirs = Answer(400, JSON, '{"error": {}}'), Answer(200, STREAM, 'data: {"error": {}}\n\n')
