@@ -13,6 +13,7 @@ from cluster_core.errors import StartError
 from control_plane.client import RachisClient
 
 _ASK_AGAIN_S = 0.5
+_BACKLOG = 2048
 
 
 async def served_model(client: RachisClient, timeout_s: float) -> wire.ModelInfo:
@@ -49,6 +50,8 @@ async def run(
         try:
             engine = front.make_engine(args, RouterCore(client))
             app = await front.make_app(args, engine)
+            # Bound before, it takes connections from now on: those of others that share the port had no place here.
+            sock.listen(_BACKLOG)
             on_listening(model.name, url)
             await front.serve(app, args, sock)
         finally:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cluster_core.ports import hold_port
 from command_line.own_service import Target
 from control_plane.client import RachisClient
 from tests.integration.conftest import CHUNK_TOKENS, own_service
@@ -24,9 +25,19 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="package")
+def gateway_port() -> int:
+    return hold_port("127.0.0.1")
+
+
 @pytest_asyncio.fixture(scope="package")
-async def shared_service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, RachisClient]]:
-    async with own_service(tmp_path_factory.mktemp("service")) as running:
+async def shared_service(
+    tmp_path_factory: pytest.TempPathFactory, gateway_port: int
+) -> AsyncIterator[tuple[Target, RachisClient]]:
+    """With a gateway beside it, which comes up later."""
+    options = ["--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    folder = tmp_path_factory.mktemp("service")
+    async with own_service(folder, gateway__port=gateway_port, gateway__options=options) as running:
         yield running
 
 

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 import pytest_asyncio
 from rachis.v1 import generation_pb2 as generation
 
-from cluster_core.ports import hold_port
 from command_line.own_service import Target
 from control_plane.client import RachisClient, chat_prompt, text_prompt
-from control_plane.service import child_process
 from tests.integration.conftest import until
 from tests.integration.session_play import idle
 
@@ -29,24 +26,14 @@ MODEL = "rachis-builtin"
 PROMPT = "k1=blue; k2=red; k17=melon; the sky; k9=pear; k1="
 TURNS: Any = [{"role": "user", "content": PROMPT}]
 START_S = 280.0
-TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 @pytest_asyncio.fixture(scope="package")
-async def gateway(
-    shared_service: tuple[Target, RachisClient], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[str]:
-    """The URL of one."""
-    folder, port = tmp_path_factory.mktemp("gateway"), hold_port("127.0.0.1")
-    command = [sys.executable, "-m", "command_line.main", "gateway", "--address", shared_service[0].address]
-    command += ["--port", str(port), "--enable-prompt-tokens-details", *TOOLS]
-    process = child_process.start_bound(command, folder / "gateway.log")
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
-        yield url
-    finally:
-        child_process.stop(process, 20)
+async def gateway(shared_service: tuple[Target, RachisClient], gateway_port: int) -> str:
+    """The URL of the one that `rachis serve` has started."""
+    url = f"http://127.0.0.1:{gateway_port}"
+    await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
+    return url
 
 
 @pytest_asyncio.fixture
