@@ -28,5 +28,6 @@ async def test_real_engine_shares_what_the_shapes_say() -> None:
     assert figures["left_out"] == len(grid.shapes()) - len(fitting) > 0
     assert len(figures["points"]) == len({*grid.plain(), *grid.trees()}.intersection(fitting))
     assert all(point["step_ms"] > 0 and point["samples"] == 32 for point in figures["points"])
-    assert figures["fit"]["base_ms"] > 0
+    # Fitted to what a busy machine measured: nothing may be left for it.
+    assert figures["fit"]["base_ms"] >= 0
     assert figures["verdict"]["all_or_nothing"] in (True, False)
