@@ -5,6 +5,7 @@ async with RachisClient("127.0.0.1:7421") as client:
         print(delta.text, end="")
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -151,6 +152,7 @@ class RachisClient:
         """Whether a router is gone, after so many tokens, and another one can be asked for what is missing."""
         if not routers.is_lost(error) or not lost.may_go_on(received, monotonic_s()):
             return False
+        await asyncio.sleep(routers.SETTLE_S)
         if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic_s())):
             return False
         self.resumes += bool(received)

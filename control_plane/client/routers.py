@@ -18,6 +18,9 @@ from cluster_core.errors import InvalidInputError
 MAX_MESSAGE_BYTES = 64 << 20
 # What the sessions of one client keep of their messages together, to send it again.
 KEPT_BYTES = 64 << 20
+# After a connection was lost: a call made at once may be given to the same connection, while gRPC still closes it, and
+# would count as a second router that is gone.
+SETTLE_S = 0.1
 
 _SERVICE_CONFIG: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 

@@ -10,13 +10,14 @@ import grpc
 import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.dispatch import handing_over
 from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
-from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, whole_text
+from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, tokens_of, whole_text
 from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Cancelling and deadlines.
@@ -202,7 +203,10 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
 ) -> None:
     decoder = named(cluster_2x2, "decode-0")
     decoder.engine.hold_before(4)
-    running = asyncio.create_task(cluster_2x2.generate(**sampling))
+    answer = aiter(cluster_2x2.call(**sampling))
+    begun: list[api.GenerateResponse] = []
+    while len(tokens_of(begun)) < 2:
+        begun.append(await anext(answer))
     await decoder.engine.held.wait()
 
     match how:
@@ -213,7 +217,7 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
         case _:
             await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 
-    responses = await running
+    responses = begun + await collected(answer)
     assert text_of(responses) == whole_text(seed=sampling.get("seed"))
     completion = completion_of(responses)
     assert (completion.route.decode_worker_id, completion.route.migrations) == ("decode-1", 1)
