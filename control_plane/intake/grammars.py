@@ -64,8 +64,12 @@ class Grammars:
             return
         wanted = sampling.structured_outputs
         key = wanted.SerializeToString(deterministic=True)
-        problem = self._known[key] if key in self._known else await self._found(key, wanted, model)
-        self._known.move_to_end(key)
+        problem = self._known.get(key)
+        if problem is None:
+            # Another one's may have pushed it out again before this one wakes.
+            problem = await self._found(key, wanted, model)
+        else:
+            self._known.move_to_end(key)
         if problem:
             (kind,) = [kind for kind in STRUCTURED_KINDS if kind in {field.name for field, _ in wanted.ListFields()}]
             raise InvalidInputError(problem, field=f"{within}sampling.structured_outputs.{kind}")

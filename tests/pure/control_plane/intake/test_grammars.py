@@ -96,6 +96,18 @@ async def test_what_is_known_is_bounded(compilers: Compilers, monkeypatch: pytes
     assert compilers.given == ["a", "b", "c", "b"], "the one that nobody asked for longest is forgotten"
 
 
+async def test_who_waits_for_one_that_is_pushed_out_at_once_still_hears(
+    compilers: Compilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_MOST_KNOWN", 1)
+    checks = checking(compilers)
+    texts = ("a", "b", "c", "bad (")
+    found = await asyncio.gather(
+        *(checks.check(regex(text), MODEL) for text in texts for _ in range(3)), return_exceptions=True
+    )
+    assert [type(each) for each in found] == [type(None)] * 9 + [InvalidInputError] * 3
+
+
 async def test_closing_ends_the_process(compilers: Compilers) -> None:
     checks = checking(compilers)
     await checks.check(regex("a+"), MODEL)
