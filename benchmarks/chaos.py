@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
+from rachis import AsyncClient
 
 from benchmarks.chaos_schedule import Fault
 from benchmarks.chaos_streams import KINDS, Case, Streams, Tally
@@ -18,7 +19,6 @@ from benchmarks.direct_call import DirectWorker
 from benchmarks.plain_engine import GENERATION, plain_engine
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
-from control_plane.client import RachisClient
 
 STREAMS = 20
 _CASES = 32
@@ -110,7 +110,7 @@ async def leaks(addresses: Sequence[str]) -> Leaks:
 async def _held(addresses: Sequence[str]) -> Leaks:
     blocks = leases = requests = 0
     for address in addresses:
-        async with RachisClient(address) as client:
+        async with AsyncClient(address) as client:
             try:
                 views, status = await client.workers(), await client.router_status()
             except grpc.aio.AioRpcError:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from rachis import AsyncClient, Generated, token_prompt
+from rachis.session import RefusedError
 
 from cluster_core.clock import monotonic_s
-from control_plane.client import Generated, RachisClient, token_prompt
-from control_plane.client.session import RefusedError
 
 # What requests ask for, besides their length.
 KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -104,14 +104,14 @@ class Streams:
                 tasks.create_task(self._stream())
 
     async def _stream(self) -> None:
-        async with RachisClient(self._address) as client:
+        async with AsyncClient(self._address) as client:
             while not self.stopping:
                 case, is_session = self._rng.choice(self._cases), self._rng.random() < 0.4
                 n = self._rng.randint(1, len(case.choices)) if not is_session else 1
                 await self._request(client, case, n, is_session=is_session)
             self.tally.resumes += client.resumes
 
-    async def _request(self, client: RachisClient, case: Case, n: int, *, is_session: bool) -> None:
+    async def _request(self, client: AsyncClient, case: Case, n: int, *, is_session: bool) -> None:
         tally = self.tally
         tally.requests += 1
         for number in range(_MOST_TRIES):
@@ -138,7 +138,7 @@ class Streams:
             tally.application_retries += 1
             await asyncio.sleep(_RETRY_S)
 
-    async def _try(self, client: RachisClient, case: Case, n: int, *, is_session: bool) -> _Try:
+    async def _try(self, client: AsyncClient, case: Case, n: int, *, is_session: bool) -> _Try:
         tried = _Try([Generated() for _ in range(n)], [monotonic_s()] * n)
         try:
             async with asyncio.timeout(DEADLINE_S + _GRACE_S):
@@ -155,12 +155,12 @@ class Streams:
             self.tally.unended += 1
         return tried
 
-    async def _plain(self, client: RachisClient, case: Case, n: int) -> AsyncIterator[tuple[int, Any]]:
+    async def _plain(self, client: AsyncClient, case: Case, n: int) -> AsyncIterator[tuple[int, Any]]:
         prompt = token_prompt(case.token_ids)
         async for item in client.stream_choices(prompt, n, timeout_s=DEADLINE_S, **case.sampling):
             yield item
 
-    async def _session(self, client: RachisClient, case: Case) -> AsyncIterator[tuple[int, Any]]:
+    async def _session(self, client: AsyncClient, case: Case) -> AsyncIterator[tuple[int, Any]]:
         """The prompt in pieces, with pauses as of a client that is still finding them."""
         tokens = case.token_ids
         pieces = [tokens[start : start + 100] for start in range(0, len(tokens), 100)]

@@ -8,14 +8,14 @@ import signal
 
 import grpc
 import psutil
-from rachis.redis_client import REDIS_DOWN, connect
+from rachis import AsyncClient
 
 from benchmarks.chaos_schedule import Fault
 from benchmarks.kept_command import KeptCommand
 from benchmarks.replicated_redis import ReplicatedRedis
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
-from control_plane.client import RachisClient
+from cluster_wire.redis_client import REDIS_DOWN, connect
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Targets:
     """Redis is started again by whoever keeps it. done: faults as they were inflicted, by kind and target."""
 
     def __init__(
-        self, service: KeptCommand, router: KeptCommand, client: RachisClient, own_redis: ReplicatedRedis
+        self, service: KeptCommand, router: KeptCommand, client: AsyncClient, own_redis: ReplicatedRedis
     ) -> None:
         """client: of both routers."""
         self._commands = {"service": service, "router": router}

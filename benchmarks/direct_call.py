@@ -3,13 +3,12 @@
 from typing import Any
 
 import grpc
-from rachis import wire as conventions
+from rachis import Generated, conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.ids import new_request_id
-from control_plane.client import Generated
 
 _MAX_MESSAGE_BYTES = 256 << 20
 

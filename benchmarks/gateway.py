@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import psutil
+from rachis import AsyncClient, token_prompt
 
 from benchmarks.two_sides import Sides, compare, random_prompts
-from control_plane.client import RachisClient, token_prompt
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 32
@@ -42,7 +42,7 @@ class GatewayBenchmark:
     """Against the gateways at `url`, whose processes are `pids`. `on_done` is called after every request."""
 
     def __init__(
-        self, cluster: RachisClient, url: str, pids: Sequence[int], on_done: Callable[[], None], seed: int = 0
+        self, cluster: AsyncClient, url: str, pids: Sequence[int], on_done: Callable[[], None], seed: int = 0
     ) -> None:
         self._cluster = cluster
         self._url = url

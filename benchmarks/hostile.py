@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import grpc
 import psutil
+from rachis import AsyncClient, token_prompt
 
 from benchmarks.router_page import samples
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import monotonic_s
-from control_plane.client import RachisClient, token_prompt
 
 _STALL = "rachis_router_loop_stall_seconds"
 _LATE = "rachis_router_loop_late_seconds"
@@ -80,7 +80,7 @@ async def _others(address: str, seconds: float) -> tuple[list[float], int]:
 
     async def one() -> None:
         nonlocal failed
-        async with RachisClient(address) as client:
+        async with AsyncClient(address) as client:
             while monotonic_s() < end_s:
                 prompt = token_prompt([rng.randrange(_VOCABULARY) for _ in range(_PROMPT_TOKENS)])
                 began_s = monotonic_s()

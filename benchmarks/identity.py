@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rachis import AsyncClient, Generated, token_prompt
+
 from benchmarks.direct_call import DirectWorker
 from builtin_model import recall
-from control_plane.client import Generated, RachisClient, token_prompt
 
 MAX_PROMPT_TOKENS = 1500
 MAX_NEW_TOKENS = 24
@@ -72,7 +73,7 @@ def make_cases(
 
 async def compare(
     cases: Sequence[Case],
-    cluster: RachisClient,
+    cluster: AsyncClient,
     plain: DirectWorker,
     concurrency: int,
     on_done: Callable[[], None],

@@ -20,13 +20,13 @@ from statistics import median
 from typing import Any
 
 import grpc
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.kept_command import KeptCommand
 from cluster_core.clock import monotonic_s
-from control_plane.client import RachisClient, token_prompt
 
 ROUTER_KILLS = 3
 _STREAMS = 16
@@ -103,7 +103,7 @@ async def measure(address: str, router: KeptCommand, baseline: KeptCommand, size
     started yet."""
     report = MigrationReport(pairs=size.pairs)
     rng = random.Random(0)
-    async with RachisClient(address) as first:
+    async with AsyncClient(address) as first:
         say("asking for the answers before anything goes wrong")
         cases = await _cases(first, rng)
         say(f"{size.pairs} pairs of requests without faults")
@@ -127,7 +127,7 @@ async def measure(address: str, router: KeptCommand, baseline: KeptCommand, size
     return report
 
 
-async def _cases(client: RachisClient, rng: random.Random) -> list[Case]:
+async def _cases(client: AsyncClient, rng: random.Random) -> list[Case]:
     prompts = [_prompt(rng) for _ in range(_CASES)]
     answers = await asyncio.gather(*(_answer(client, prompt, _ANSWER_TOKENS) for prompt in prompts))
     return [Case(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -139,7 +139,7 @@ async def _without_faults(addresses: Sequence[str], rng: random.Random, pairs: i
     tpots: dict[str, list[float]] = {address: [] for address in addresses}
     left = iter(range(pairs))
 
-    async def ask(clients: Mapping[str, RachisClient]) -> None:
+    async def ask(clients: Mapping[str, AsyncClient]) -> None:
         for _ in left:
             for address in rng.sample(list(addresses), 2):
                 began_s = monotonic_s()
@@ -149,7 +149,7 @@ async def _without_faults(addresses: Sequence[str], rng: random.Random, pairs: i
                 ttfts[address].append(came_s[0] - began_s)
                 tpots[address].append((came_s[-1] - came_s[0]) / (_SHORT_TOKENS - 1))
 
-    async with RachisClient(addresses[0]) as with_it, RachisClient(addresses[1]) as without:
+    async with AsyncClient(addresses[0]) as with_it, AsyncClient(addresses[1]) as without:
         clients = dict(zip(addresses, (with_it, without), strict=True))
         await asyncio.gather(*(ask(clients) for _ in range(_SHORT_CLIENTS)))
     report.ttft_ratio_without_faults = median(ttfts[addresses[0]]) / median(ttfts[addresses[1]])
@@ -163,7 +163,7 @@ async def _streams(address: str, cases: Sequence[Case], streams: int = _STREAMS)
 
     async def ask(number: int) -> None:
         rng = random.Random(number)
-        async with RachisClient(address) as client:
+        async with AsyncClient(address) as client:
             while not is_over.is_set():
                 await _follow(client, rng.choice(cases), asked)
 
@@ -176,7 +176,7 @@ async def _streams(address: str, cases: Sequence[Case], streams: int = _STREAMS)
             is_over.set()
 
 
-async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
+async def _follow(client: AsyncClient, case: Case, asked: Asked) -> None:
     asked.requests += 1
     tokens: list[int] = []
     last_s, pause_s, resumed_s, resumes = monotonic_s(), 0.0, 0.0, client.resumes
@@ -185,7 +185,7 @@ async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
         pieces = client.stream(
             token_prompt(case.token_ids), timeout_s=_TIMEOUT_S, max_tokens=len(case.answer), **_GREEDY
         )
-        async with aclosing(pieces) as stream:  # type: ignore[type-var]
+        async with aclosing(pieces) as stream:
             piece: Any
             async for piece in stream:
                 if isinstance(piece, generation.Completion):
@@ -210,7 +210,7 @@ async def _follow(client: RachisClient, case: Case, asked: Asked) -> None:
         asked.pauses_s.append(pause_s)
 
 
-async def _kill_decode_workers(client: RachisClient, kills: int) -> None:
+async def _kill_decode_workers(client: AsyncClient, kills: int) -> None:
     """In turn, each once all are there again."""
     for number in range(kills):
         views = await _until_ready(client)
@@ -232,7 +232,7 @@ async def _kill_router(router: KeptCommand) -> None:
         await router.start()
 
 
-async def _until_ready(client: RachisClient) -> Sequence[admin.WorkerView]:
+async def _until_ready(client: AsyncClient) -> Sequence[admin.WorkerView]:
     """All workers of both pools, as their routers know them. Raises TimeoutError."""
     async with asyncio.timeout(_READY_TIMEOUT_S):
         while True:
@@ -244,7 +244,7 @@ async def _until_ready(client: RachisClient) -> Sequence[admin.WorkerView]:
                 return views
 
 
-async def _drain(client: RachisClient, rng: random.Random, tokens: int, report: MigrationReport) -> None:
+async def _drain(client: AsyncClient, rng: random.Random, tokens: int, report: MigrationReport) -> None:
     """Of the decode worker that has most of the answers. Each is asked for again afterwards, to compare."""
     prompts = [_prompt(rng) for _ in range(_DRAINED_ANSWERS)]
     began = [asyncio.Event() for _ in prompts]
@@ -270,7 +270,7 @@ async def _drain(client: RachisClient, rng: random.Random, tokens: int, report: 
         pass
 
 
-async def _restart(client: RachisClient, address: str, cases: Sequence[Case], report: MigrationReport) -> None:
+async def _restart(client: AsyncClient, address: str, cases: Sequence[Case], report: MigrationReport) -> None:
     async with _streams(address, cases) as asked:
         began_s = monotonic_s()
         async for _ in client.admin.RestartWorkers(admin.RestartWorkersRequest()):
@@ -281,7 +281,7 @@ async def _restart(client: RachisClient, address: str, cases: Sequence[Case], re
 
 
 async def _answer(
-    client: RachisClient, prompt: Sequence[int], tokens: int, began: asyncio.Event | None = None
+    client: AsyncClient, prompt: Sequence[int], tokens: int, began: asyncio.Event | None = None
 ) -> tuple[int, ...]:
     answer: list[int] = []
     try:

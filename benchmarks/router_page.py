@@ -5,15 +5,14 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-
-from control_plane.client import RachisClient
+from rachis import AsyncClient
 
 _TIMEOUT_S = 30.0
 
 
 async def samples(address: str) -> list[Sample]:
     """All of them, of the router that answers there."""
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         page = (await client.router_status()).metrics_address
     text = await asyncio.to_thread(_read, f"http://{page}/metrics")
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]

@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 import psutil
+from rachis import AsyncClient, token_prompt
 
 from benchmarks.router_page import samples
-from control_plane.client import RachisClient, token_prompt
 
 TASKS = "rachis_router_tasks"
 _CLIENTS = 16
@@ -87,7 +87,7 @@ async def _call_all(address: str, calls: list[bool], report: SoakReport, on_call
 
     async def client() -> None:
         while True:
-            async with RachisClient(address) as caller:
+            async with AsyncClient(address) as caller:
                 for _ in range(_CALLS_OF_A_CONNECTION):
                     is_session = next(waiting, None)
                     if is_session is None:
@@ -98,7 +98,7 @@ async def _call_all(address: str, calls: list[bool], report: SoakReport, on_call
     await asyncio.gather(*(client() for _ in range(_CLIENTS)))
 
 
-async def _call(caller: RachisClient, rng: random.Random, report: SoakReport, *, is_session: bool) -> None:
+async def _call(caller: AsyncClient, rng: random.Random, report: SoakReport, *, is_session: bool) -> None:
     prompt = [rng.randrange(_VOCABULARY) for _ in range(rng.randint(*_PROMPT_TOKENS))]
     sampling = {"max_tokens": rng.randint(*_NEW_TOKENS), **_SAMPLING}
     leaves = rng.random() < _SHARE_LEAVING
@@ -122,11 +122,11 @@ async def _call(caller: RachisClient, rng: random.Random, report: SoakReport, *,
             report.statuses[error.code().name] = report.statuses.get(error.code().name, 0) + 1
 
 
-async def _plain(caller: RachisClient, prompt: list[int], sampling: Mapping[str, Any]) -> None:
+async def _plain(caller: AsyncClient, prompt: list[int], sampling: Mapping[str, Any]) -> None:
     await caller.generate(token_prompt(prompt), timeout_s=_TIMEOUT_S, **sampling)
 
 
-async def _session(caller: RachisClient, prompt: list[int], sampling: Mapping[str, Any], *, ends: bool) -> None:
+async def _session(caller: AsyncClient, prompt: list[int], sampling: Mapping[str, Any], *, ends: bool) -> None:
     """Its prompt comes in two parts. One that does not end is left as it is."""
     half = len(prompt) // 2
     async with caller.session(timeout_s=_TIMEOUT_S, **sampling) as session:
@@ -158,7 +158,7 @@ def _least(looks: Sequence[Held]) -> Held:
 
 
 async def _looked_at(address: str, router_pid: int) -> dict[str, Held]:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         pids = {view.registration.worker_id: view.registration.pid for view in await client.workers()}
     tasks = next(int(each.value) for each in await samples(address) if each.name == TASKS)
     held = {name: _of_process(pid) for name, pid in sorted(pids.items())}

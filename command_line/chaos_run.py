@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+from rachis import AsyncClient
+
 from benchmarks import chaos as chaos_bench
 from benchmarks.chaos_schedule import Fault, schedule
 from benchmarks.chaos_targets import Targets
 from cluster_configs.loading import LoadedConfig
 from command_line.output import err, out, print_json, print_table
 from command_line.own_cluster import Places, own_cluster
-from control_plane.client import RachisClient
 
 _SHOWN_FAILURES = 10
 
@@ -19,7 +20,7 @@ async def chaos(load: Callable[[Places], LoadedConfig], minutes: float, seed: in
     faults = schedule(duration_s, seed)
     err.print("asking one plain vLLM for the answers")
     found = await chaos_bench.cases(load({}).config, seed)
-    async with own_cluster(load) as cluster, RachisClient(",".join(cluster.addresses)) as client:
+    async with own_cluster(load) as cluster, AsyncClient(",".join(cluster.addresses)) as client:
         targets = Targets(cluster.service, cluster.router, client, cluster.redis)
         tally = await chaos_bench.play(found, faults, targets, cluster.addresses, duration_s, seed=seed, on_fault=_say)
         err.print("all requests have ended; looking for what is still held")

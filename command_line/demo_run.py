@@ -3,11 +3,12 @@
 import random
 from typing import Any
 
+from rachis import AsyncClient, chat_prompt
+
 from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
 from command_line.output import out, print_json
 from command_line.own_service import target_service
-from control_plane.client import RachisClient, chat_prompt
 from control_plane.service.state import StateFile
 
 QUESTION_TOKENS = (150, 600, 1400)
@@ -20,7 +21,7 @@ async def demo(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) ->
     answers: list[dict[str, Any]] = []
     async with (
         target_service(None, state_file, loaded, always_own=True) as target,
-        RachisClient(target.address) as client,
+        AsyncClient(target.address) as client,
     ):
         for tokens in QUESTION_TOKENS:
             answers.append(await _ask(client, recall.make_question(rng, tokens), as_json=as_json))
@@ -33,7 +34,7 @@ async def demo(loaded: LoadedConfig, state_file: StateFile, *, as_json: bool) ->
     return 0 if right == len(answers) else 1
 
 
-async def _ask(client: RachisClient, question: recall.RecallQuestion, *, as_json: bool) -> dict[str, Any]:
+async def _ask(client: AsyncClient, question: recall.RecallQuestion, *, as_json: bool) -> dict[str, Any]:
     generated = await client.generate(chat_prompt(question.messages), temperature=0, max_tokens=8)
     answer = generated.text.strip()
     done = generated.completion

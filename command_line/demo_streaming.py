@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from rachis import AsyncClient, chat_prompt
 from rich.columns import Columns
 from rich.console import Group
 from rich.live import Live
@@ -26,7 +27,6 @@ from cluster_configs.loading import LoadedConfig
 from cluster_core.clock import monotonic_s
 from command_line.output import out, print_json
 from command_line.own_service import target_service
-from control_plane.client import RachisClient, chat_prompt
 from control_plane.service.state import StateFile
 
 PAGES = 12
@@ -93,7 +93,7 @@ async def demo_streaming(loaded: LoadedConfig, state_file: StateFile, *, as_json
     first, second = Pane("before the update"), Pane("after an update of one page")
     async with (
         target_service(None, state_file, loaded, always_own=True) as target,
-        RachisClient(target.address) as client,
+        AsyncClient(target.address) as client,
     ):
         await _warm_up(client, rng)
         with _live(before, after, as_json=as_json):
@@ -107,7 +107,7 @@ async def demo_streaming(loaded: LoadedConfig, state_file: StateFile, *, as_json
     return _verdict(question, changed, (before, after, first, second), as_json=as_json)
 
 
-async def _ask_when_complete(client: RachisClient, question: recall.RecallQuestion, opening: str, pane: Pane) -> None:
+async def _ask_when_complete(client: AsyncClient, question: recall.RecallQuestion, opening: str, pane: Pane) -> None:
     pane.opened_s = monotonic_s()
     received = [opening]
     async for page in _retrieve(question, pane):
@@ -118,9 +118,7 @@ async def _ask_when_complete(client: RachisClient, question: recall.RecallQuesti
     pane.tokens_computed = pane.tokens_received
 
 
-async def _ask_while_retrieving(
-    client: RachisClient, question: recall.RecallQuestion, opening: str, pane: Pane
-) -> None:
+async def _ask_while_retrieving(client: AsyncClient, question: recall.RecallQuestion, opening: str, pane: Pane) -> None:
     pane.opened_s = monotonic_s()
     async with client.session(_open_system_message(opening), mode="append", **_SAMPLING) as session:
         async for page in _retrieve(question, pane):
@@ -132,7 +130,7 @@ async def _ask_while_retrieving(
 
 
 async def _ask_with_update(
-    client: RachisClient,
+    client: AsyncClient,
     stale: recall.RecallQuestion,
     fresh: recall.RecallQuestion,
     opening: str,
@@ -153,7 +151,7 @@ async def _ask_with_update(
     pane.notes.append(f"KV kept    {tokens.reused_tokens:,} tokens, {tokens.invalidated_tokens:,} dropped")
 
 
-async def _warm_up(client: RachisClient, rng: random.Random) -> None:
+async def _warm_up(client: AsyncClient, rng: random.Random) -> None:
     """The first hand-off of a pair of workers takes longer: the engines shake hands."""
     await client.generate(chat_prompt(recall.make_question(rng, 200).messages), **_SAMPLING)
 

@@ -4,13 +4,13 @@ import asyncio
 from typing import Annotated, Any
 
 import typer
+from rachis import AsyncClient, Generated
 from rachis.v1 import generation_pb2 as generation
 from rich.markup import escape
 
 from cluster_core.ids import new_request_id
 from command_line import options
 from command_line.output import err, out, print_json
-from control_plane.client import Generated, RachisClient
 from control_plane.intake.validation import MAX_CHOICES, MAX_PRIORITY
 
 
@@ -88,7 +88,7 @@ async def generate(
 ) -> None:
     """Streams the completion; with `as_json` prints it whole."""
     generated = Generated()
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         async for piece in client.stream(prompt, request_id=request_id, timeout_s=timeout_s, **sampling):
             if isinstance(piece, generation.Completion):
                 generated.completion = piece
@@ -115,7 +115,7 @@ async def generate_choices(
     as_json: bool,
 ) -> None:
     """Prints several completions, each whole: they come in turns."""
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         found = await client.generate_choices(prompt, choices, request_id=request_id, timeout_s=timeout_s, **sampling)
     if as_json:
         print_json({"request_id": request_id, "choices": [as_table(generated) for generated in found]})

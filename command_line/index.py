@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated, Any
 
 import typer
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
@@ -11,7 +12,6 @@ from command_line import options
 from command_line.output import out, print_json, print_table, short_number
 from command_line.router_admin import TIMEOUT_S, pool_name
 from command_line.status.index import alarms, first_names, index_line, status_of
-from control_plane.client import RachisClient
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def status_command(address: options.Address = None, as_json: options.AsJson = Fa
 
 
 async def top(address: str, at_most: int, *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         response = await client.admin.GetHottestPrefixes(
             admin.GetHottestPrefixesRequest(at_most=at_most), timeout=TIMEOUT_S
         )
@@ -89,7 +89,7 @@ async def top(address: str, at_most: int, *, as_json: bool) -> None:
 
 
 async def lookup(address: str, prompt: generation.PromptInput, cache_salt: str, *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         found = await client.admin.LookupPrefix(
             admin.LookupPrefixRequest(prompt=prompt, cache_salt=cache_salt), timeout=TIMEOUT_S
         )
@@ -128,7 +128,7 @@ async def lookup(address: str, prompt: generation.PromptInput, cache_salt: str, 
 
 async def check(address: str, *, as_json: bool) -> int:
     """Returns 1 when the index claims what is not there."""
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         checked = await client.admin.CheckIndex(admin.CheckIndexRequest(), timeout=TIMEOUT_S)
     workers = [_check_of(worker) for worker in checked.workers]
     untrue = sum(worker[tier]["untrue"] for worker in workers if not worker["error"] for tier in ("device", "host"))
@@ -146,7 +146,7 @@ async def check(address: str, *, as_json: bool) -> int:
 
 
 async def index_status(address: str, *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         status = status_of(await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S))
     if as_json:
         print_json(status)

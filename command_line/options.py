@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rachis import chat_prompt, text_prompt, token_prompt
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.errors import ConfigError
-from control_plane.client import chat_prompt, text_prompt, token_prompt
 from control_plane.service.state import StateFile, state_folder
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated, Any
 
 import typer
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
@@ -11,7 +12,6 @@ from cluster_core.errors import ConfigError
 from command_line import options
 from command_line.output import out, print_json, print_table, short_number
 from command_line.router_admin import TIMEOUT_S, pool_name
-from control_plane.client import RachisClient
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 
 # What each reason means to people; the names are those of `control_plane.placement.disaggregation.Reason`.
@@ -65,7 +65,7 @@ def supposed(prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -
 
 
 async def explain(address: str, request: admin.ExplainPlacementRequest, *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         explained = explanation_of(await client.admin.ExplainPlacement(request, timeout=TIMEOUT_S))
     if as_json:
         print_json(explained)

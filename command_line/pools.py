@@ -5,13 +5,13 @@ from collections.abc import AsyncIterable, Sequence
 from typing import Annotated
 
 import typer
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_core.errors import ConfigError, NotFoundError
 from command_line import options
 from command_line.output import out, phases, print_json
 from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
-from control_plane.client import RachisClient
 from control_plane.model.limits import MOST_WORKERS
 
 _POOLS = ("prefill", "decode")
@@ -86,27 +86,27 @@ def parse_sizes(given: Sequence[str]) -> admin.ScalePoolsRequest:
 
 
 async def scale(address: str, request: admin.ScalePoolsRequest, *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         await _follow(client, client.admin.ScalePools(request), as_json=as_json)
 
 
 async def remove(address: str, worker_id: str | None, node: str | None, *, force: bool, as_json: bool) -> None:
     """One worker, or all of a node at once."""
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         names = await _named(client, worker_id, node)
         requests = [admin.RemoveWorkerRequest(worker_id=name, force=force) for name in names]
         await _follow(client, *map(client.admin.RemoveWorker, requests), as_json=as_json)
 
 
 async def restart(address: str, worker_ids: Sequence[str], *, as_json: bool) -> None:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         request = admin.RestartWorkersRequest(worker_ids=worker_ids)
         await _follow(client, client.admin.RestartWorkers(request), as_json=as_json)
 
 
 async def set_draining(address: str, worker_id: str | None, node: str | None, *, draining: bool, as_json: bool) -> None:
     states: dict[str, str] = {}
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         for name in await _named(client, worker_id, node):
             if draining:
                 drained = await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=name), timeout=TIMEOUT_S)
@@ -122,7 +122,7 @@ async def set_draining(address: str, worker_id: str | None, node: str | None, *,
         out.print(f"{name} is {state_now}")
 
 
-async def _named(client: RachisClient, worker_id: str | None, node: str | None) -> list[str]:
+async def _named(client: AsyncClient, worker_id: str | None, node: str | None) -> list[str]:
     """The worker, or those of the node. Raises NotFoundError for a node without any."""
     if worker_id is not None:
         return [worker_id]
@@ -134,7 +134,7 @@ async def _named(client: RachisClient, worker_id: str | None, node: str | None) 
     return found
 
 
-async def _follow(client: RachisClient, *calls: AsyncIterable[_Response], as_json: bool) -> None:
+async def _follow(client: AsyncClient, *calls: AsyncIterable[_Response], as_json: bool) -> None:
     """Shows each worker's phase until all calls have ended, then what the pools have."""
     last: dict[str, str] = {}
     with phases() as display:

@@ -40,8 +40,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
     """
     # Imported here: it takes long, and no other command needs it.
-    from rachis.redis_client import connect
-
+    from cluster_wire.redis_client import connect
     from control_plane.server.composition import RouterPorts, build_router
     from control_plane.service.garbage import collect_rarely
 

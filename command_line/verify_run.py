@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from rachis import AsyncClient
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import identity
@@ -12,7 +13,6 @@ from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import BUILTIN_MODEL
 from command_line.output import err, out, print_json
 from command_line.own_service import target_service
-from control_plane.client import RachisClient
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.service.state import StateFile
 
@@ -33,7 +33,7 @@ async def verify(
     config = loaded.config
     async with target_service(address, state_file, loaded) as target:
         err.print("starting one plain vLLM to compare with")
-        async with plain_engine(config) as (plain_address, model), RachisClient(target.address) as cluster:
+        async with plain_engine(config) as (plain_address, model), AsyncClient(target.address) as cluster:
             exact = model.dtype == "float32"
             encode = await _recall_encoder(loaded)
             cases = identity.make_cases(prompts, seed, model.vocabulary_size, model.max_model_len, encode)

@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport
+from cluster_wire.calls import Context
 from worker_runtime.service import WorkerServiceBase, answering
 from worker_runtime.wire_conversion import from_wire, to_wire
 

@@ -1,6 +1,6 @@
 """The clients of one run: each sends one request as planned and notes what it gets.
 
-What a client does when its router is gone is `control_plane.client.lost_routers`, as for every client of ours.
+What a client does when its router is gone is `rachis.lost_routers`, as for every client of ours.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from rachis.conventions import next_message
+from rachis.lost_routers import LostRouters, Received
+from rachis.routers import is_lost
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
-from rachis.wire import next_message
 
 from cluster_core.engine_jobs import SamplingSpec
-from control_plane.client.lost_routers import LostRouters, Received
-from control_plane.client.routers import is_lost
 from fault_sim.plan import Request
 
 Trace = Callable[[str], None]

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from rachis.redis_client import RedisClient
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 
 from cluster_configs.loading import LoadedConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.ids import RequestId
+from cluster_wire.redis_client import RedisClient
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from rachis.redis_client import REDIS_DOWN, RedisClient
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
@@ -13,6 +12,7 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from decode_worker.service import DecodeService
 from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric

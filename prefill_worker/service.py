@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, closing
 from dataclasses import replace
 
-from rachis import wire as conventions
+from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
 from cluster_core.errors import InvalidInputError
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from prefill_worker.session_stream import SessionStream
 from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.service import WorkerServiceBase, answering
@@ -69,7 +70,7 @@ class PrefillService(WorkerServiceBase):
                     self._sessions_move,
                 )
                 output = await stream.run()
-            await conventions.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
+            await calls.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
 
     async def _first_output(self, job: EngineJob) -> EngineOutput:
         async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]

@@ -8,14 +8,15 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from rachis import wire as conventions
+from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_core.engine import EngineSession
 from cluster_core.engine_jobs import EngineOutput, SessionMode
 from cluster_core.errors import DrainingError, InvalidInputError, OutOfOrderError, UnavailableError, Ungrouped
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from worker_runtime.wire_conversion import to_wire
 
 
@@ -108,7 +109,7 @@ class SessionStream:
             progress = self._session.progress()
             if progress != reported:
                 message = wire.PrefillSessionResponse(progress=to_wire(progress, generation.SessionProgress))
-                await conventions.write(self._context, message)
+                await calls.write(self._context, message)
                 reported = progress
                 await asyncio.wait({output}, timeout=self._progress_interval_s)
             else:

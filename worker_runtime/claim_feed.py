@@ -1,4 +1,4 @@
-"""A worker's claims on their way to Redis: batches in a stream, snapshots beside it; see `rachis.registry`.
+"""A worker's claims on their way to Redis: batches in a stream, snapshots beside it; see `cluster_wire.registry`.
 
 Every batch has the next number of the worker's generation, and generation and number are the entry's id. Redis takes
 a batch only behind the one that was written before it, so that nothing is written twice, out of order, or for a worker
@@ -20,14 +20,14 @@ from itertools import islice
 from typing import Protocol
 
 import numpy as np
-from rachis import registry
-from rachis.redis_client import RedisClient
-from rachis.redis_loop import LoopWords, RedisLoop
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from kv_transfer.claims.prefix_chunks import Keys

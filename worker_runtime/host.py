@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rachis.redis_client import REDIS_DOWN, complaint, connect
 from rachis.v1 import worker_pb2 as wire
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -27,6 +26,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from cluster_core.versions import Versions
+from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
 from worker_runtime import own_node
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.orphans import Keeper, until_orphaned

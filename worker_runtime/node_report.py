@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from rachis.redis_client import REDIS_DOWN, complaint, connect
 
 from cluster_core import versions
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions
+from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
 from worker_runtime import addresses
 
 _REDIS_TIMEOUT_S = 5.0

@@ -10,11 +10,10 @@ import json
 import logging
 from collections.abc import Callable
 
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient, not_cancelled
-
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import registry_digest
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient, not_cancelled
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient
-from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 
 logger = logging.getLogger(__name__)
 

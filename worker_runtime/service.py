@@ -12,15 +12,15 @@ from typing import NoReturn, TypeVar
 
 import grpc
 import psutil
-from rachis import wire as conventions
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
-from rachis.wire import Context
 
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import KvLease
 from cluster_core.engine_reports import HotPrefix
 from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.wire_conversion import claims_to_wire, to_wire
 
@@ -205,5 +205,5 @@ async def answering(context: Context) -> AsyncIterator[None]:
 
 
 async def abort(context: Context, error: RachisError) -> NoReturn:
-    await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+    await context.abort(calls.status_code(error), str(error), calls.trailing_metadata(error))
     raise AssertionError("abort raises")

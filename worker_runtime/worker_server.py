@@ -9,7 +9,7 @@ import asyncio
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from rachis import wire as conventions
+from rachis import conventions
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 

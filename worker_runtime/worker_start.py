@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
@@ -21,6 +20,7 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
+from cluster_wire.redis_client import RedisClient
 from worker_runtime import stall_watch
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration

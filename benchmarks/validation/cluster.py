@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import UnavailableError, Ungrouped
-from control_plane.client import RachisClient, token_prompt
 
 # Before anything counts: Ray and the engines are still busy with themselves when the service is up.
 WARM_UP = 30
@@ -105,7 +105,7 @@ class Measured:
 class Cluster:
     """Sends prompts; `on_done` is told of each that has ended."""
 
-    def __init__(self, client: RachisClient, vocabulary_size: int, seed: int, on_done: Callable[[], None]) -> None:
+    def __init__(self, client: AsyncClient, vocabulary_size: int, seed: int, on_done: Callable[[], None]) -> None:
         self._client = client
         self._vocabulary_size = vocabulary_size
         self._rng = random.Random(f"validation/{seed}")

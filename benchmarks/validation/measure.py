@@ -23,12 +23,12 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
+from rachis import AsyncClient
 
 from benchmarks.quiet import ForeignLoad
 from benchmarks.validation.cluster import Cluster, Measured, Prompt, Timed
 from cluster_configs.schema import RachisConfig
 from cluster_sim.reports.figures import Figures
-from control_plane.client import RachisClient
 
 # Within which a prediction counts as right.
 TOLERANCE = 0.15
@@ -171,7 +171,7 @@ def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 async def validate(
-    client: RachisClient,
+    client: AsyncClient,
     config: RachisConfig,
     folder: Path,
     *,

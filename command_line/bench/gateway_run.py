@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rachis import AsyncClient
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.gateway import CONCURRENCIES, WARM_UP, GatewayBenchmark
@@ -14,7 +15,6 @@ from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import GatewaySection
 from command_line.output import err, out, print_json, print_table
 from command_line.own_service import target_service
-from control_plane.client import RachisClient
 from control_plane.service.gateways import Gateways
 from control_plane.service.state import StateFile
 
@@ -26,7 +26,7 @@ async def bench_gateway(loaded: LoadedConfig, state_file: StateFile, requests: i
     tables: dict[int, dict[str, dict[str, float]]] = {}
     async with (
         target_service(None, state_file, loaded, always_own=True) as target,
-        RachisClient(target.address) as cluster,
+        AsyncClient(target.address) as cluster,
     ):
         with Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err,

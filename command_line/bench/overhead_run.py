@@ -3,13 +3,13 @@
 from typing import Any
 
 import psutil
+from rachis import AsyncClient
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.overhead import CONCURRENCIES, ROUTER_FACTOR, WARM_UP, OverheadBenchmark
 from cluster_configs.loading import LoadedConfig
 from command_line.output import err, out, print_json, print_table
 from command_line.own_service import Target, target_service
-from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 
 _HEADLINE = ("router_p50_ms", "router_p99_ms", "handoff_p50_ms", "handoff_p99_ms")
@@ -19,7 +19,7 @@ async def bench_overhead(loaded: LoadedConfig, state_file: StateFile, requests: 
     """Always on an own service, so that its processes can be counted and nobody else's requests are in the figures."""
     async with (
         target_service(None, state_file, loaded, always_own=True) as target,
-        RachisClient(target.address) as cluster,
+        AsyncClient(target.address) as cluster,
     ):
         with Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rachis import AsyncClient
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.validation import measure as validation
@@ -12,7 +13,6 @@ from cluster_configs.loading import LoadedConfig
 from command_line.output import out, print_json, print_table
 from command_line.own_service import target_service
 from command_line.progress import quiet_progress
-from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 
 _COLUMNS = ("load", "figure", "predicted", "measured", "ratio", "within")
@@ -27,7 +27,7 @@ async def bench_simulator(
         task = progress.add_task("starting")
         async with (
             target_service(None, state_file, loaded, always_own=True) as target,
-            RachisClient(target.address) as client,
+            AsyncClient(target.address) as client,
         ):
             found = await validation.validate(
                 client, loaded.config, Path(folder), rounds=rounds, seed=seed,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import grpc
 import typer
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 from rich.markup import escape
@@ -17,7 +18,6 @@ from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_na
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from command_line.status.index import alarms, index_line, status_of
 from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
-from control_plane.client import RachisClient
 from control_plane.service.state import StateFile, leftovers
 
 
@@ -93,7 +93,7 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
 
 
 async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -> dict[str, Any]:
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         router = await client.router_status()
         index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S)
         pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools

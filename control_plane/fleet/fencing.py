@@ -7,8 +7,8 @@ own. The next start of the worker has at least that one, and registers as ever.
 
 import logging
 
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 
-import grpc
 import numpy as np
+from rachis import AsyncClient, RachisError, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from control_plane.client import RachisClient, token_prompt
 from control_plane.gateway.refusals import as_vllm_error
 from control_plane.gateway.sampling import wire_sampling
 
@@ -33,7 +32,7 @@ class Answer:
 
     def __init__(
         self,
-        client: RachisClient,
+        client: AsyncClient,
         request: EngineCoreRequest,
         on_output: Callable[[EngineCoreOutput], None],
         on_cached: Callable[[int], None],
@@ -72,7 +71,7 @@ class Answer:
                         self._emit(piece)
             if not self._is_complete:
                 raise EngineGenerateError("the router ended the answer early")
-        except grpc.aio.AioRpcError as error:
+        except RachisError as error:
             self._on_failure(as_vllm_error(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the one who waits has to hear of it
             self._on_failure(error)

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
+from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import ModelSection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
-from control_plane.client import RachisClient
 
 _ASK_AGAIN_S = 0.5
 _BACKLOG = 2048
 
 
-async def served_model(client: RachisClient, timeout_s: float) -> wire.ModelInfo:
+async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
     """What the workers say that they serve. Waits for the first of them; raises StartError where none comes."""
     until_s = monotonic_s() + timeout_s
     while monotonic_s() < until_s:
@@ -38,8 +38,8 @@ def front_arguments(model: wire.ModelInfo, host: str, port: int, given: Sequence
 async def run(
     address: str, host: str, port: int, given: Sequence[str], *, wait_s: float, on_listening: Callable[[str, str], None]
 ) -> None:
-    """Serves until a signal. address: of routers, as `RachisClient` takes it. on_listening: gets model and URL."""
-    async with RachisClient(address) as client:
+    """Serves until a signal. address: of routers, as `AsyncClient` takes it. on_listening: gets model and URL."""
+    async with AsyncClient(address) as client:
         model = await served_model(client, wait_s)
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front

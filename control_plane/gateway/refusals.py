@@ -5,12 +5,8 @@ Bad input names the field, as vLLM's own does. What is not the client's fault sa
 
 import math
 from http import HTTPStatus
-from typing import Any
 
-import grpc
-from google.rpc.error_details_pb2 import BadRequest
-from google.rpc.status_pb2 import Status
-from rachis import wire as conventions
+from rachis.errors import RachisError
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -21,7 +17,6 @@ _STATUS = {
     "CANCELLED": HTTPStatus.SERVICE_UNAVAILABLE,
     "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
 }
-_DETAILS = "grpc-status-details-bin"
 # Where the router does not say: it may be gone, and another one come.
 _RETRY_AFTER_MS = 1000
 _COMPILED = "structured_outputs."
@@ -35,18 +30,17 @@ class RouterRefused(GracefulHTTPError):
         self.retry_after_ms = retry_after_ms
 
 
-def as_vllm_error(error: grpc.aio.AioRpcError) -> Exception:
-    """The router's status as vLLM would have raised it."""
-    name, sentence = error.code().name, error.details() or error.code().name
-    trailing: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # pairs, to the stubs not
-    if name in _BAD_INPUT:
-        field = _field(trailing.get(_DETAILS))
+def as_vllm_error(error: RachisError) -> Exception:
+    """What a router says, as vLLM would have raised it."""
+    sentence = str(error)
+    if error.status in _BAD_INPUT:
+        field = error.field.removeprefix("sampling.") or None
         if field is not None and field.startswith(_COMPILED):
             # The compiler's sentence, which vLLM gives as it is.
             return VLLMValidationError(sentence.removeprefix(f"sampling.{field}: "))
         return VLLMValidationError(sentence, parameter=field)
-    if name in _STATUS:
-        return RouterRefused(sentence, _STATUS[name], int(trailing.get(conventions.RETRY_AFTER) or _RETRY_AFTER_MS))
+    if error.status in _STATUS:
+        return RouterRefused(sentence, _STATUS[error.status], error.retry_after_ms or _RETRY_AFTER_MS)
     return EngineGenerateError(sentence)
 
 
@@ -58,11 +52,3 @@ def headers_of(error: Exception) -> dict[str, str]:
         "Retry-After": str(math.ceil(error.retry_after_ms / 1000)),
         "Retry-After-Ms": str(error.retry_after_ms),
     }
-
-
-def _field(details: bytes | None) -> str | None:
-    for detail in Status.FromString(details).details if details else ():
-        bad = BadRequest()
-        if detail.Unpack(bad) and bad.field_violations:
-            return bad.field_violations[0].field.removeprefix("sampling.")
-    return None

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from rachis import AsyncClient
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -21,7 +22,6 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cluster_core.clock import monotonic_s
-from control_plane.client import RachisClient
 from control_plane.gateway.answer import Answer
 from control_plane.gateway.sampling import wire_sampling
 
@@ -38,7 +38,7 @@ class RouterCore(EngineCoreClient):
     # By the names that `AsyncLLM` looks for.
     engine_ranks_managed = (0,)
 
-    def __init__(self, client: RachisClient) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.resources = SimpleNamespace(engine_dead=False)
         self._client = client
         self._answers: dict[str, Answer] = {}

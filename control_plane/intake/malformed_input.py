@@ -18,10 +18,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
-from rachis import wire as conventions
-from rachis.wire import Context
 
 from cluster_core.errors import ClientFault, InvalidInputError, OutOfRangeError, RachisError
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from control_plane.intake.wire_sizes import check_sizes
 
 # Of a list: those that are longer than any limit are refused for it.
@@ -181,7 +181,7 @@ def _is_utf8(data: bytes) -> bool:
 
 async def _refuse(malformed: Malformed, context: Context) -> None:
     error = malformed.error
-    await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+    await context.abort(calls.status_code(error), str(error), calls.trailing_metadata(error))
 
 
 def _checked(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -11,14 +11,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rachis import registry
-from rachis.redis_client import RedisClient
-from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import RachisError
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.placement.placer import Placer
 from control_plane.placement.replication import Copy, Replication

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.background import BackgroundTasks
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.roster import POOL_NAMES

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-from rachis.redis_client import not_cancelled
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -21,6 +20,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
+from cluster_wire.redis_client import not_cancelled
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient
-from rachis.redis_loop import LoopWords, RedisLoop
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.prefix_index.hotness_snapshot import (
     BEGINNING,
     NAME_BYTES,

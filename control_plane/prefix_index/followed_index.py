@@ -3,10 +3,9 @@
 import secrets
 from collections.abc import Callable
 
-from rachis.redis_client import RedisClient
-
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_wire.redis_client import RedisClient
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.access_log import AccessLog
 from control_plane.prefix_index.index import PrefixIndex

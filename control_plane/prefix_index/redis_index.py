@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import RedisClient
-from rachis.redis_loop import LoopWords, RedisLoop
 from redis.exceptions import ClusterDownError, ReadOnlyError, RedisClusterException, TryAgainError
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import (
     Apply,

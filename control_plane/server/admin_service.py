@@ -4,14 +4,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from rachis import wire as conventions
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_configs.loading import LoadedConfig, masked
 from cluster_core.errors import NotFoundError, NotSupportedError, RachisError
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_views import WorkerViews
@@ -151,5 +151,5 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except RachisError as error:
-        await context.abort(conventions.status_code(error), str(error), conventions.trailing_metadata(error))
+        await context.abort(calls.status_code(error), str(error), calls.trailing_metadata(error))
         raise

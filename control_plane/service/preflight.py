@@ -8,14 +8,13 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from rachis.redis_client import WRONG_PASSWORD
-
 from cluster_configs.loading import masked
 from cluster_configs.schema import RachisConfig
 from cluster_core import versions
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange
 from cluster_core.versions import Versions, differences
+from cluster_wire.redis_client import WRONG_PASSWORD
 from worker_runtime.addresses import own_address
 from worker_runtime.engine_settings import ports_needed
 from worker_runtime.node_report import NodeQuestion, NodeReport, report

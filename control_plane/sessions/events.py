@@ -6,12 +6,12 @@ comes.
 
 import asyncio
 
-from rachis import wire as conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
-from rachis.wire import Context
 
 from cluster_core.errors import ClientFault
+from cluster_wire import calls
+from cluster_wire.calls import Context
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
 from control_plane.sessions.prefill import PromptInPieces
@@ -71,7 +71,7 @@ class SessionEvents:
     async def _write(self, response: api.StreamGenerateResponse) -> None:
         response.request_id = self._job.request_id
         async with self._turn:
-            await conventions.write(self._context, response, self._send_timeout_s)
+            await calls.write(self._context, response, self._send_timeout_s)
 
     def _with_record(self, completion: generation.Completion) -> generation.Completion:
         if self._pieces.record is not None:

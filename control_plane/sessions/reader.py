@@ -8,10 +8,10 @@ request's deadline counts. A cancelled call ends the reader wherever it is.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rachis import wire as conventions
-from rachis.wire import Context
+from rachis import conventions
 
 from cluster_core.errors import ClientFault, DeadlineError, WithdrawnError
+from cluster_wire.calls import Context
 from control_plane.sessions.intake import Message, SessionIntake
 from control_plane.sessions.session import Command
 

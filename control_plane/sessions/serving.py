@@ -8,11 +8,11 @@ import asyncio
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import Context
 
 from cluster_configs.schema import StreamingSection
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
+from cluster_wire.calls import Context
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.worker_client import WorkerClient

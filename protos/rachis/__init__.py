@@ -1,1 +1,57 @@
-"""The wire: generated stubs in `v1`, and the few conventions around them in `wire` and `registry`."""
+"""The Python client of a service, on grpcio and protobuf alone: `Client`, `AsyncClient` and their sessions.
+
+with Client("127.0.0.1:7421") as client:
+    print(client.generate("k1=blue; k2=red; k1=", temperature=0, max_tokens=2).text)
+"""
+
+from rachis.client import DEFAULT_TIMEOUT_S, AsyncClient, Generated
+from rachis.errors import (
+    DeadlineError,
+    FailedError,
+    InvalidInputError,
+    NotFoundError,
+    NotSupportedError,
+    OutOfOrderError,
+    OutOfRangeError,
+    OverloadedError,
+    RachisError,
+    UnavailableError,
+    WithdrawnError,
+)
+from rachis.lost_routers import Received
+from rachis.prompts import Prompt, chat_prompt, text_prompt, token_prompt
+from rachis.session import AsyncSession, RefusedError, stream_documents
+from rachis.sync import Client, Session
+from rachis.v1.generation_pb2 import CompletionDelta, SamplingParams, StructuredOutputs
+from rachis.v1.router_pb2 import Document
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "CompletionDelta",
+    "DeadlineError",
+    "Document",
+    "FailedError",
+    "Generated",
+    "InvalidInputError",
+    "NotFoundError",
+    "NotSupportedError",
+    "OutOfOrderError",
+    "OutOfRangeError",
+    "OverloadedError",
+    "Prompt",
+    "RachisError",
+    "Received",
+    "RefusedError",
+    "SamplingParams",
+    "Session",
+    "StructuredOutputs",
+    "UnavailableError",
+    "WithdrawnError",
+    "chat_prompt",
+    "stream_documents",
+    "text_prompt",
+    "token_prompt",
+]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
 from cluster_core.engine_reports import PrefixClaimChange
 from cluster_core.errors import StartError
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.loads import Work

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis.conventions import next_message
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import next_message
 
 from tests.contract.transport_service import WAIT_S, Service, delta, error_of, happens, local, real
 

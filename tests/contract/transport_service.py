@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis.conventions import channel_options
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
-from rachis.wire import Context, channel_options
 
+from cluster_wire.calls import Context
 from control_plane.intake.malformed_input import MalformedInputInterceptor
 from fault_sim.local_grpc.transport import LocalTransport
 from fault_sim.network import Network

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import redis
-from rachis import registry
 from redis.cluster import RedisCluster
 
+from cluster_wire import registry
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import EntryId, Store
 from fault_sim.network import Network

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rachis import registry
-
 from cluster_core.engine_reports import PrefixClaims
+from cluster_wire import registry
 from kv_transfer.claims.claims import decode_batch, decode_snapshot
 
 

@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, cast
 
 import grpc
-from rachis.redis_client import RedisClient
+from rachis.conventions import channel_options
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc, worker_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
-from rachis.wire import channel_options
 
 from cluster_configs.loading import load
+from cluster_wire.redis_client import RedisClient
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
 from control_plane.pools.actors import Actors

@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, NoReturn
 
 import redis.asyncio as redis
-from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import registry
 from control_plane.fleet.fencing import FENCE
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store

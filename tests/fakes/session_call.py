@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from rachis.conventions import next_message
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
-from rachis.wire import next_message
 
 from tests.fakes.answers import failure
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient
 
 from cluster_configs.loading import load
-from control_plane.client import RachisClient
 from tests.hosts import IN_NAMESPACE
 from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
 from tests.hosts.disks import make_hosts
@@ -83,8 +83,8 @@ async def answers(cluster: Cluster, prompts: list[Prompt]) -> Answers:
 
 
 @pytest_asyncio.fixture(scope="session")
-async def client(cluster: Cluster, answers: Answers) -> AsyncIterator[RachisClient]:
+async def client(cluster: Cluster, answers: Answers) -> AsyncIterator[AsyncClient]:
     """Of the service on the cluster."""
     await cluster.serve()
-    async with RachisClient(cluster.router_address) as client:
+    async with AsyncClient(cluster.router_address) as client:
         yield client

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from rachis.wire import RETRY_AFTER
+from rachis import AsyncClient, Generated, token_prompt
+from rachis.conventions import RETRY_AFTER
 
 from benchmarks.direct_call import DirectWorker
 from benchmarks.plain_engine import GENERATION, plain_engine
 from cluster_configs.schema import RachisConfig
-from control_plane.client import Generated, RachisClient, token_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ async def plain_answers(prompts: Sequence[Prompt], config: RachisConfig) -> Answ
     return answers
 
 
-async def generate(client: RachisClient, prompt: Prompt) -> Generated:
+async def generate(client: AsyncClient, prompt: Prompt) -> Generated:
     return await client.generate(token_prompt(prompt), timeout_s=_TIMEOUT_S, **GREEDY)
 
 
@@ -90,7 +90,7 @@ class Stream:
 
 @asynccontextmanager
 async def requests_meanwhile(
-    client: RachisClient, prompts: Sequence[Prompt], interval_s: float = 0.15
+    client: AsyncClient, prompts: Sequence[Prompt], interval_s: float = 0.15
 ) -> AsyncIterator[Stream]:
     """Sends the prompts one after the other, without waiting for answers; all of them have ended after the block."""
     stream = Stream()

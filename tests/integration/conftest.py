@@ -14,12 +14,12 @@ from unittest import mock
 
 import grpc
 import pytest
+from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
-from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 from tests.preloaded_python import job_config, preloaded_python
 
@@ -42,13 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, RachisClient]]:
+async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, AsyncClient]]:
     """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
     loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
         with mock.patch.dict(os.environ, job_config(_preloaded_python())):
             target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))
-        yield target, await stack.enter_async_context(RachisClient(target.address))
+        yield target, await stack.enter_async_context(AsyncClient(target.address))
 
 
 # Ray's own sentence; whatever else keeps it from starting fails the test.
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: f
     raise AssertionError(f"after {timeout_s:g} s still not: {what}")
 
 
-async def all_blocks_free(client: RachisClient) -> bool:
+async def all_blocks_free(client: AsyncClient) -> bool:
     """No worker runs, waits for, leases or holds anything: free + held + cached = total, and nothing is held."""
     views = await client.workers()
     return all(
@@ -105,13 +105,13 @@ async def all_blocks_free(client: RachisClient) -> bool:
     )
 
 
-async def worker_of(client: RachisClient, worker_id: str) -> tuple[int, int]:
+async def worker_of(client: AsyncClient, worker_id: str) -> tuple[int, int]:
     """(process, generation)"""
     record = next(view.registration for view in await client.workers() if view.registration.worker_id == worker_id)
     return record.pid, record.generation
 
 
-async def came_back(client: RachisClient, worker_id: str, before: int) -> None:
+async def came_back(client: AsyncClient, worker_id: str, before: int) -> None:
     """Waits until a later generation of the worker serves."""
 
     async def serves() -> bool:

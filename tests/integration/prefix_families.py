@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rachis import AsyncClient, Generated, token_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.client import Generated, RachisClient, token_prompt
 from tests.integration.conftest import CHUNK_TOKENS
 
 PREFIX_CHUNKS = 20
@@ -22,12 +22,12 @@ _FIRST_FAMILY = itertools.count(0, 20)
 class Families:
     """What was answered to each prompt; nobody else asks for prompts of these families."""
 
-    client: RachisClient
+    client: AsyncClient
     first: int = field(default_factory=lambda: next(_FIRST_FAMILY))
     answers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     async def ask(
-        self, family: int, closing: int, cache_salt: str = "", client: RachisClient | None = None
+        self, family: int, closing: int, cache_salt: str = "", client: AsyncClient | None = None
     ) -> Generated:
         """Greedy in float32: whoever answers, the same prompt has the same answer. client: another way to ask."""
         prompt = (*_tokens(self.first + family, PREFIX_TOKENS), *_tokens(1000 + closing, 20))
@@ -39,7 +39,7 @@ class Families:
         return answer
 
 
-async def checked_index(client: RachisClient, workers: int) -> Sequence[admin.WorkerCheck]:
+async def checked_index(client: AsyncClient, workers: int) -> Sequence[admin.WorkerCheck]:
     """A check in which so many workers had their say: on a busy machine one may not get to it in its two seconds, or
     not to its registration."""
     async with asyncio.timeout(60):
@@ -49,7 +49,7 @@ async def checked_index(client: RachisClient, workers: int) -> Sequence[admin.Wo
                 return checked
 
 
-async def claims_are_true(client: RachisClient, workers: int, *, at_least: int) -> Sequence[admin.WorkerCheck]:
+async def claims_are_true(client: AsyncClient, workers: int, *, at_least: int) -> Sequence[admin.WorkerCheck]:
     """The index against the engines' own block pools."""
     checked = await checked_index(client, workers)
     for check in checked:

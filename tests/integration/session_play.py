@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import grpc
+from rachis import AsyncClient, AsyncSession, Generated, text_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2_grpc
 
 from builtin_model import recall
 from builtin_model.vocabulary import VOCABULARY_SIZE
 from command_line.own_service import Target
-from control_plane.client import ClientSession, Generated, RachisClient, text_prompt
 from tests.fakes.answers import text_of, tokens_of
 from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import all_blocks_free
@@ -34,7 +34,7 @@ class Page:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-async def collected(session: ClientSession, closing: Any = None) -> Generated:
+async def collected(session: AsyncSession, closing: Any = None) -> Generated:
     """The session's answer, whole."""
     generated = Generated()
     async for delta in session.finish(closing or None):
@@ -43,7 +43,7 @@ async def collected(session: ClientSession, closing: Any = None) -> Generated:
     return generated
 
 
-async def computed(session: ClientSession, inputs: int) -> bool:
+async def computed(session: AsyncSession, inputs: int) -> bool:
     """So many inputs are taken in and computed, all but the last token, which waits for the next."""
     progress = session.progress
     return progress.inputs == inputs and progress.ready_tokens + 1 >= progress.prompt_tokens
@@ -72,14 +72,14 @@ async def session_call(target: Target) -> AsyncIterator[SessionCall]:
         yield SessionCall(method(timeout=60))
 
 
-async def answers_as(other: RachisClient, session: SessionCall, text: str) -> None:
+async def answers_as(other: AsyncClient, session: SessionCall, text: str) -> None:
     answer = await session.answer()
     expected = await other.generate(text_prompt(text), **CHAT)
     assert tokens_of(answer) == expected.token_ids
     assert text_of(answer) == expected.text
 
 
-async def idle(client: RachisClient) -> bool:
+async def idle(client: AsyncClient) -> bool:
     """All blocks are free, nothing is leased, and the router has no request."""
     status = await client.router_status()
     return not (status.in_flight_requests or status.queued_requests) and await all_blocks_free(client)

@@ -20,13 +20,13 @@ import grpc
 import pytest
 import redis
 import yaml
-from rachis import registry
+from rachis import AsyncClient, Generated, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.heartbeat import LEAST_S
 from cluster_core.ports import hold_port
-from control_plane.client import Generated, RachisClient, token_prompt
+from cluster_wire import registry
 from control_plane.service import child_process
 from tests.fakes.redis_server import RestartedRedis
 from tests.integration.conftest import own_service, until
@@ -145,7 +145,7 @@ async def test_faults_fire_their_alerts_and_a_quiet_service_none(tmp_path: Path)
         outside.stop()
 
 
-async def _nothing_fires(client: RachisClient, alarms: Alarms) -> None:
+async def _nothing_fires(client: AsyncClient, alarms: Alarms) -> None:
     """Ordinary requests, one after the other, for longer than any rule looks back; but for those of an index.
 
     Where the machine is so slow that a request really is late, its alert is right.
@@ -166,7 +166,7 @@ async def _nothing_fires(client: RachisClient, alarms: Alarms) -> None:
     alarms.seen.clear()
 
 
-async def _too_many_requests(client: RachisClient, alarms: Alarms) -> None:
+async def _too_many_requests(client: AsyncClient, alarms: Alarms) -> None:
     fired = ("RachisRouterOverloaded", "RachisQueueGrowing", "RachisTtftObjectiveMissed")
     late = ("RachisHandoffFailures", "RachisLeaseExpiries")
     async with _crowd(client):
@@ -234,7 +234,7 @@ async def _a_worker_that_does_not_fit(url: str, service_id: str, alarms: Alarms)
     await alarms.over(*fired)
 
 
-async def _a_killed_worker(client: RachisClient, alarms: Alarms) -> None:
+async def _a_killed_worker(client: AsyncClient, alarms: Alarms) -> None:
     """The only decode worker, each time it is started: what waits for it is told to come back."""
     killing = asyncio.create_task(_keep_killing(client, "decode-0"))
     # No more clients than slots: among many that are refused the few that fail would be no share of note.
@@ -244,7 +244,7 @@ async def _a_killed_worker(client: RachisClient, alarms: Alarms) -> None:
     await alarms.over("RachisWorkerLost", "RachisPoolBelowMinimum", "RachisRequestsFailing")
 
 
-async def _keep_killing(client: RachisClient, worker_id: str) -> None:
+async def _keep_killing(client: AsyncClient, worker_id: str) -> None:
     """A machine may be so fast that one start is over before anybody is alarmed."""
     while True:
         for view in await client.workers():
@@ -255,7 +255,7 @@ async def _keep_killing(client: RachisClient, worker_id: str) -> None:
 
 
 @asynccontextmanager
-async def _crowd(client: RachisClient, clients: int = CLIENTS) -> AsyncIterator[None]:
+async def _crowd(client: AsyncClient, clients: int = CLIENTS) -> AsyncIterator[None]:
     """Clients that ask again whatever they are answered, until the block ends."""
 
     async def ask(number: int) -> None:
@@ -274,7 +274,7 @@ async def _crowd(client: RachisClient, clients: int = CLIENTS) -> AsyncIterator[
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def _generate(client: RachisClient, number: int) -> Generated:
+async def _generate(client: AsyncClient, number: int) -> Generated:
     return await client.generate(
         token_prompt([(number * index) % 250 for index in range(100)]), max_tokens=80, **GREEDY
     )

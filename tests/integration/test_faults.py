@@ -16,10 +16,10 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.client import RachisClient, token_prompt
 from control_plane.service.state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, came_back, until, worker_of
 
@@ -36,7 +36,7 @@ class Served:
     process: asyncio.subprocess.Process
     service_id: str
     state: StateFile
-    client: RachisClient
+    client: AsyncClient
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -53,7 +53,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         ready: dict[str, Any] = {}
         while ready.get("event") != "ready":
             ready = json.loads(await process.stdout.readline())
-        async with RachisClient(ready["address"]) as client:
+        async with AsyncClient(ready["address"]) as client:
             yield Served(process, ready["service_id"], StateFile(folder), client)
     finally:
         if process.returncode is None:
@@ -115,16 +115,16 @@ async def test_a_service_that_is_told_to_stop_ends_cleanly_and_leaves_no_process
     assert served.state.read() is None
 
 
-async def _is_draining(client: RachisClient, worker_id: str) -> bool:
+async def _is_draining(client: AsyncClient, worker_id: str) -> bool:
     records = [view.registration for view in await client.workers()]
     return any(each.worker_id == worker_id and each.state == wire.WORKER_STATE_DRAINING for each in records)
 
 
-async def _has_in_flight(client: RachisClient, worker_id: str) -> bool:
+async def _has_in_flight(client: AsyncClient, worker_id: str) -> bool:
     return any(view.in_flight_requests for view in await client.workers() if view.registration.worker_id == worker_id)
 
 
-async def _registry_found(client: RachisClient) -> bool:
+async def _registry_found(client: AsyncClient) -> bool:
     with suppress(grpc.aio.AioRpcError):
         return (await client.router_status()).registry_connected
     return False

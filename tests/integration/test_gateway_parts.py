@@ -10,7 +10,8 @@ from typing import Any, cast
 import grpc
 import pytest
 from fastapi.responses import JSONResponse
-from rachis import wire as conventions
+from rachis import AsyncClient
+from rachis.errors import typed
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from vllm import __version__
@@ -22,7 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StartError
-from control_plane.client import RachisClient
+from cluster_wire import calls
 from control_plane.gateway import front, gateway
 from control_plane.gateway.answer import Answer
 from control_plane.gateway.late_status import LateStatus
@@ -48,11 +49,11 @@ def refused(
     code: grpc.StatusCode, trailing: Sequence[tuple[str, str | bytes]] = (), sentence: str = "a sentence"
 ) -> Exception:
     metadata = grpc.aio.Metadata(*trailing)
-    return as_vllm_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, sentence, None))
+    return as_vllm_error(typed(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, sentence, None)))
 
 
 def as_trailing(error: RachisError) -> list[tuple[str, str | bytes]]:
-    return list(conventions.trailing_metadata(error))
+    return list(calls.trailing_metadata(error))
 
 
 def test_bad_input_names_its_field() -> None:
@@ -272,6 +273,6 @@ def test_the_users_options_come_last_and_the_built_in_model_has_its_weights_here
 
 
 async def test_without_a_router_it_ends_with_a_sentence() -> None:
-    async with RachisClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(StartError, match=r"no router with a worker was found within 0.2 s"):
             await gateway.served_model(client, 0.2)

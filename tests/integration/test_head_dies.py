@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient, Generated, token_prompt
 
 from benchmarks.one_host_ray import OneHostRay, one_host_ray
 from cluster_core.ports import hold_port
-from control_plane.client import Generated, RachisClient, token_prompt
 from tests.integration.conftest import until
 
 pytestmark = pytest.mark.integration
@@ -86,16 +86,16 @@ async def head(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Head]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def second(head: Head) -> AsyncIterator[RachisClient]:
+async def second(head: Head) -> AsyncIterator[AsyncClient]:
     """A client of the second router, beside a first `rachis serve`."""
     await head.serve()
-    async with RachisClient(await head.second_router()) as client:
+    async with AsyncClient(await head.second_router()) as client:
         await until(lambda: _is_served(client), "both workers are known to the second router")
         yield client
 
 
 async def test_answers_of_another_router_outlive_it_and_the_next_one_takes_the_same_processes_over(
-    head: Head, second: RachisClient
+    head: Head, second: AsyncClient
 ) -> None:
     expected = (await _answer(second)).token_ids
     before = await _process_ids(second)
@@ -110,14 +110,14 @@ async def test_answers_of_another_router_outlive_it_and_the_next_one_takes_the_s
 
     assert [answer.token_ids for answer in await asyncio.gather(*streams)] == [expected] * 4
     assert await _process_ids(second) == before
-    async with RachisClient(f"127.0.0.1:{head.router_port}") as first:
+    async with AsyncClient(f"127.0.0.1:{head.router_port}") as first:
         await until(lambda: _is_served(first), "both workers are known to the router of the next one")
         answer = await _answer(first, max_tokens=20)
         assert answer.token_ids == expected[:20]
         assert answer.completion.route.prefill_worker_id == "prefill-0"
 
 
-async def test_one_that_is_to_leave_its_workers_ends_without_them(head: Head, second: RachisClient) -> None:
+async def test_one_that_is_to_leave_its_workers_ends_without_them(head: Head, second: AsyncClient) -> None:
     before = await _process_ids(second)
     last = head.processes[-1]
     last.terminate()
@@ -128,7 +128,7 @@ async def test_one_that_is_to_leave_its_workers_ends_without_them(head: Head, se
 
 
 async def test_workers_of_other_settings_are_ended_and_those_that_nobody_keeps_end_by_themselves(
-    head: Head, second: RachisClient
+    head: Head, second: AsyncClient
 ) -> None:
     before = await _process_ids(second)
     process = await head.serve(service__orphan_s="2")
@@ -148,20 +148,20 @@ async def test_workers_of_other_settings_are_ended_and_those_that_nobody_keeps_e
     assert [each.name() for each in below if each.name().startswith(("ray::Prefill", "ray::Decode"))] == []
 
 
-async def _answer(client: RachisClient, **others: Any) -> Generated:
+async def _answer(client: AsyncClient, **others: Any) -> Generated:
     return await client.generate(token_prompt(PROMPT), **{**SAMPLING, **others})
 
 
-async def _process_ids(client: RachisClient) -> dict[str, int]:
+async def _process_ids(client: AsyncClient) -> dict[str, int]:
     return {view.registration.worker_id: view.registration.pid for view in await client.workers()}
 
 
-async def _is_served(client: RachisClient) -> bool:
+async def _is_served(client: AsyncClient) -> bool:
     views = await client.workers()
     return len(views) == 2 and all(view.HasField("load") for view in views)
 
 
-async def _is_busy(client: RachisClient) -> bool:
+async def _is_busy(client: AsyncClient) -> bool:
     return any(view.load.running_requests == 4 for view in await client.workers())
 
 

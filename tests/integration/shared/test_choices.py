@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from rachis import AsyncClient, token_prompt
 
 from benchmarks.chaos_streams import KINDS, is_right
-from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import all_blocks_free, until
 
 pytestmark = pytest.mark.integration
@@ -15,7 +15,7 @@ _CHOICES = 3
 
 
 @pytest.mark.parametrize("kind", ["seeded", "logprobs"])
-async def test_each_choice_is_the_answer_that_its_seed_gives_alone(client: RachisClient, kind: str) -> None:
+async def test_each_choice_is_the_answer_that_its_seed_gives_alone(client: AsyncClient, kind: str) -> None:
     rng = random.Random(kind)
     prompt = token_prompt([rng.randrange(250) for _ in range(_PROMPT_TOKENS)])
     sampling = {**KINDS[kind], "max_tokens": 16, "seed": 11}

@@ -6,11 +6,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import admin_pb2 as admin
 
 from command_line.own_service import Target
 from command_line.status.overview import status
-from control_plane.client import RachisClient, token_prompt
 from control_plane.service.state import StateFile
 from tests.integration.conftest import until
 
@@ -20,13 +20,13 @@ PROMPT = [(13 * index + 7) % 250 for index in range(200)]
 REQUESTS = 4
 
 
-async def decode_view(client: RachisClient) -> admin.WorkerView:
+async def decode_view(client: AsyncClient) -> admin.WorkerView:
     views = await client.workers(batch_entries=100)
     return next(view for view in views if view.registration.worker_id.startswith("decode"))
 
 
 async def test_requests_that_share_a_prompt_are_told_as_a_batch_that_shares_it(
-    client: RachisClient, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: AsyncClient, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (await decode_view(client)).decode
     answers = [

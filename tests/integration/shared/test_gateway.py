@@ -13,10 +13,10 @@ import jsonschema
 import openai
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient, chat_prompt, text_prompt
 from rachis.v1 import generation_pb2 as generation
 
 from command_line.own_service import Target
-from control_plane.client import RachisClient, chat_prompt, text_prompt
 from tests.integration.conftest import until
 from tests.integration.session_play import idle
 
@@ -29,7 +29,7 @@ START_S = 280.0
 
 
 @pytest_asyncio.fixture(scope="package")
-async def gateway(shared_service: tuple[Target, RachisClient], gateway_port: int) -> str:
+async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
     """The URL of the one that `rachis serve` has started."""
     url = f"http://127.0.0.1:{gateway_port}"
     await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
@@ -70,7 +70,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_openais_client_gets_the_text_that_grpc_gives(
-    openai_client: openai.AsyncOpenAI, client: RachisClient, sampling: dict[str, Any], is_streamed: bool
+    openai_client: openai.AsyncOpenAI, client: AsyncClient, sampling: dict[str, Any], is_streamed: bool
 ) -> None:
     expected = await client.generate(text_prompt(PROMPT), **sampling)
     chat = await client.generate(chat_prompt(TURNS), **sampling)
@@ -110,7 +110,7 @@ async def test_reasons_usage_and_log_probabilities_are_those_of_vllm(http: httpx
     assert (await completion(prompt=long))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_choices_have_a_seed_each(http: httpx.AsyncClient, client: RachisClient) -> None:
+async def test_choices_have_a_seed_each(http: httpx.AsyncClient, client: AsyncClient) -> None:
     sampling: dict[str, Any] = {"temperature": 1, "seed": 5, "max_tokens": 12}
     body = {"model": MODEL, "prompt": PROMPT, "n": 3, **sampling}
     answered = (await http.post("/v1/completions", json=body)).json()
@@ -135,7 +135,7 @@ TOOL: Any = {
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_an_answer_is_json_of_the_schema_that_was_asked_for(
-    openai_client: openai.AsyncOpenAI, client: RachisClient, is_streamed: bool
+    openai_client: openai.AsyncOpenAI, client: AsyncClient, is_streamed: bool
 ) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
     greedy: Any = {"model": MODEL, "messages": TURNS, "temperature": 0, "max_tokens": 200, "logit_bias": NO_BLANKS}
@@ -178,7 +178,7 @@ async def test_the_other_kinds_over_http(http: httpx.AsyncClient) -> None:
 
 
 async def test_anthropics_client_and_openais_responses(
-    gateway: str, openai_client: openai.AsyncOpenAI, client: RachisClient
+    gateway: str, openai_client: openai.AsyncOpenAI, client: AsyncClient
 ) -> None:
     expected = (await client.generate(chat_prompt(TURNS), temperature=0, max_tokens=6)).text
     responded = await openai_client.responses.create(model=MODEL, input=PROMPT, temperature=0, max_output_tokens=6)
@@ -242,7 +242,7 @@ async def test_a_body_that_is_no_json_or_of_wrong_types_is_refused(http: httpx.A
     assert (await http.post("/v1/chat/completions", json={"model": MODEL, "messages": []})).status_code == 400
 
 
-async def test_who_leaves_a_stream_leaves_nothing_at_the_workers(http: httpx.AsyncClient, client: RachisClient) -> None:
+async def test_who_leaves_a_stream_leaves_nothing_at_the_workers(http: httpx.AsyncClient, client: AsyncClient) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 2}
     async with http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.aiter_lines()

@@ -7,16 +7,16 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from rachis import AsyncClient
 
 from command_line.own_service import Target
-from control_plane.client import RachisClient
 from control_plane.service.state import processes_of
 
 # It ends the small service that others share.
 pytestmark = [pytest.mark.integration, pytest.mark.leaves_less]
 
 
-async def test_a_killed_service_leaves_no_process(small: tuple[Target, RachisClient]) -> None:
+async def test_a_killed_service_leaves_no_process(small: tuple[Target, AsyncClient]) -> None:
     target, client = small
     killed = (await client.router_status()).service_id
     assert target.pid is not None

@@ -6,16 +6,16 @@ import random
 import signal
 
 import pytest
+from rachis import AsyncClient
 
 from command_line.own_service import Target
-from control_plane.client import RachisClient
 from tests.integration.conftest import came_back, worker_of
 from tests.integration.prefix_families import PREFIX_CHUNKS, Families, claims_are_true
 
 pytestmark = pytest.mark.integration
 
 
-async def test_under_eviction_the_index_stays_in_step_with_the_pools(small: tuple[Target, RachisClient]) -> None:
+async def test_under_eviction_the_index_stays_in_step_with_the_pools(small: tuple[Target, AsyncClient]) -> None:
     """Device and host memory hold a part of what is asked for; a worker is killed meanwhile."""
     client = small[1]
     families = Families(client)

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis import AsyncClient, Generated, Received, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from benchmarks.chaos_streams import KINDS, ranked
-from control_plane.client import Generated, RachisClient, Received, token_prompt
 from tests.integration.conftest import all_blocks_free, until
 
 pytestmark = pytest.mark.integration
@@ -23,13 +23,13 @@ def _case(rng: random.Random, kind: str) -> tuple[list[int], dict[str, Any]]:
     return prompt, {**KINDS[kind], "max_tokens": _TOKENS, "seed": rng.randrange(1 << 30)}
 
 
-async def _with_stop(client: RachisClient, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+async def _with_stop(client: AsyncClient, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
     """A stop string that its answer has three quarters through."""
     text = (await client.generate(token_prompt(prompt), **sampling)).text
     return {**sampling, "stop": [text[len(text) * 3 // 4 :][:3] or "never"]}
 
 
-async def _resumed(client: RachisClient, prompt: list[int], sampling: dict[str, Any], cut: int) -> Generated:
+async def _resumed(client: AsyncClient, prompt: list[int], sampling: dict[str, Any], cut: int) -> Generated:
     """The answer of a client that leaves after `cut` tokens, and asks for the rest."""
     request = api.GenerateRequest(prompt=token_prompt(prompt), sampling=generation.SamplingParams(**sampling))
     whole, received = Generated(), Received()
@@ -50,7 +50,7 @@ async def _resumed(client: RachisClient, prompt: list[int], sampling: dict[str, 
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-async def test_a_resumed_answer_is_that_of_one_go(client: RachisClient, kind: str) -> None:
+async def test_a_resumed_answer_is_that_of_one_go(client: AsyncClient, kind: str) -> None:
     rng = random.Random(kind)
     for _ in range(4):
         prompt, sampling = _case(rng, kind)
@@ -68,13 +68,13 @@ async def test_a_resumed_answer_is_that_of_one_go(client: RachisClient, kind: st
     await until(lambda: all_blocks_free(client), "all blocks free")
 
 
-async def test_the_session_of_a_resumed_answer_is_sent_again(client: RachisClient) -> None:
+async def test_the_session_of_a_resumed_answer_is_sent_again(client: AsyncClient) -> None:
     prompt, sampling = _case(random.Random(3), "seeded")
     expected = await client.generate(token_prompt(prompt), **sampling)
     async with client.session(prompt[:10], **sampling) as session:
         await session.append(prompt[10:])
         got = Generated()
-        async with aclosing(session.finish()) as deltas:  # type: ignore[type-var]
+        async with aclosing(session.finish()) as deltas:
             delta: generation.CompletionDelta
             async for delta in deltas:
                 got.add(delta)
@@ -91,7 +91,7 @@ async def test_the_session_of_a_resumed_answer_is_sent_again(client: RachisClien
     assert again.completion.route.resumed_tokens == had < len(received) == 24
 
 
-async def test_an_answer_with_a_stop_string_in_it_is_not_gone_on_with(client: RachisClient) -> None:
+async def test_an_answer_with_a_stop_string_in_it_is_not_gone_on_with(client: AsyncClient) -> None:
     """A client that leaves the reason to end out is told; it would get tokens after the end."""
     prompt, sampling = _case(random.Random(5), "stops")
     sampling = await _with_stop(client, prompt, sampling)

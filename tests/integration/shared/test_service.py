@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rachis import AsyncClient, chat_prompt, text_prompt, token_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -20,7 +21,6 @@ from benchmarks.plain_engine import GENERATION, plain_engine
 from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
 from command_line.own_service import Target
-from control_plane.client import RachisClient, chat_prompt, text_prompt, token_prompt
 from control_plane.intake.tokenization import Tokenizer
 from tests.integration.conftest import all_blocks_free, until
 from tests.structured.compared import compared
@@ -32,7 +32,7 @@ PROMPTS = 40
 GRAMMARS = 40
 
 
-async def test_recall_questions_are_answered_right_through_both_pools(client: RachisClient) -> None:
+async def test_recall_questions_are_answered_right_through_both_pools(client: AsyncClient) -> None:
     rng = random.Random(1)
     answers = []
     for tokens in (60, 400, 1000, 1490):
@@ -46,7 +46,7 @@ async def test_recall_questions_are_answered_right_through_both_pools(client: Ra
     assert sum(answers) >= 3, answers
 
 
-async def test_tokens_text_and_finish_equal_one_plain_vllm(client: RachisClient, loaded: LoadedConfig) -> None:
+async def test_tokens_text_and_finish_equal_one_plain_vllm(client: AsyncClient, loaded: LoadedConfig) -> None:
     tokenizer = Tokenizer(loaded.config.model.resolved_path)
     await tokenizer.load()
     async with plain_engine(loaded.config) as (address, model):
@@ -74,7 +74,7 @@ async def test_tokens_text_and_finish_equal_one_plain_vllm(client: RachisClient,
     await until(lambda: all_blocks_free(client), "all blocks free")
 
 
-async def test_bytes_of_requests_add_up_to_what_nixl_counted(client: RachisClient) -> None:
+async def test_bytes_of_requests_add_up_to_what_nixl_counted(client: AsyncClient) -> None:
     before = await _decode_counters(client)
     rng = random.Random(3)
     reported = 0
@@ -87,7 +87,7 @@ async def test_bytes_of_requests_add_up_to_what_nixl_counted(client: RachisClien
     assert after.handoffs_pulled - before.handoffs_pulled == 3
 
 
-async def test_first_token_is_sent_before_the_hand_off(client: RachisClient) -> None:
+async def test_first_token_is_sent_before_the_hand_off(client: AsyncClient) -> None:
     prompt = token_prompt([(7 * index) % 250 for index in range(1200)])
     pieces = [piece async for piece in client.stream(prompt, temperature=0, max_tokens=4, ignore_eos=True)]
     timings = pieces[-1].timings  # type: ignore[union-attr]
@@ -96,7 +96,7 @@ async def test_first_token_is_sent_before_the_hand_off(client: RachisClient) -> 
     assert timings.ttft_ms == pytest.approx(timings.queue_ms + timings.prefill_ms, abs=1.0)
 
 
-async def test_a_repeated_prompt_reports_cached_tokens(client: RachisClient) -> None:
+async def test_a_repeated_prompt_reports_cached_tokens(client: AsyncClient) -> None:
     prompt = token_prompt([(3 * index + 1) % 250 for index in range(320)])
     first = await client.generate(prompt, temperature=0, max_tokens=2, ignore_eos=True)
     second = await client.generate(prompt, temperature=0, max_tokens=2, ignore_eos=True)
@@ -105,7 +105,7 @@ async def test_a_repeated_prompt_reports_cached_tokens(client: RachisClient) -> 
     assert second.token_ids == first.token_ids
 
 
-async def test_prompts_with_different_salts_share_nothing_in_either_pool(client: RachisClient) -> None:
+async def test_prompts_with_different_salts_share_nothing_in_either_pool(client: AsyncClient) -> None:
     prompt = token_prompt([(7 * index + 2) % 250 for index in range(320)])
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
     cached, kv_bytes, answers = [], [], []
@@ -126,7 +126,7 @@ async def test_prompts_with_different_salts_share_nothing_in_either_pool(client:
     assert all(answer == answers[0] for answer in answers)
 
 
-async def test_text_split_over_tokens_arrives_whole(client: RachisClient) -> None:
+async def test_text_split_over_tokens_arrives_whole(client: AsyncClient) -> None:
     """The byte-level vocabulary gives parts of characters: what is streamed must equal what is sent at once."""
     prompt = text_prompt("größe; ünïcödé; 漢字; größe; ünïcödé; 漢字; gr")
     pieces = [piece async for piece in client.stream(prompt, temperature=0, max_tokens=24, ignore_eos=True)]
@@ -157,7 +157,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("field", "fields", "status"), BAD_REQUESTS)
 async def test_bad_input_names_its_field_and_the_engine_goes_on(
-    client: RachisClient, field: str, fields: dict[str, Any], status: str
+    client: AsyncClient, field: str, fields: dict[str, Any], status: str
 ) -> None:
     fields = dict(fields)
     if "sampling" in fields:
@@ -185,7 +185,7 @@ async def test_invalid_utf8_names_the_field(target: Target) -> None:
 
 
 @pytest.mark.parametrize("after_pieces", [0, 1, 3])
-async def test_a_cancelled_request_frees_its_blocks_on_both_pools(client: RachisClient, after_pieces: int) -> None:
+async def test_a_cancelled_request_frees_its_blocks_on_both_pools(client: AsyncClient, after_pieces: int) -> None:
     prompt = token_prompt([(11 * index + after_pieces) % 250 for index in range(1800)])
     request = api.GenerateRequest(
         prompt=prompt, sampling=generation.SamplingParams(max_tokens=2000, temperature=0, ignore_eos=True)
@@ -202,7 +202,7 @@ async def test_a_cancelled_request_frees_its_blocks_on_both_pools(client: Rachis
     assert outcomes["cancelled"] >= 1
 
 
-async def test_a_deadline_ends_the_request_and_frees_its_blocks(client: RachisClient) -> None:
+async def test_a_deadline_ends_the_request_and_frees_its_blocks(client: AsyncClient) -> None:
     prompt = token_prompt([(13 * index) % 250 for index in range(500)])
     with pytest.raises(grpc.aio.AioRpcError) as expired:
         await client.generate(prompt, timeout_s=1.0, max_tokens=3500, temperature=0, ignore_eos=True)
@@ -210,7 +210,7 @@ async def test_a_deadline_ends_the_request_and_frees_its_blocks(client: RachisCl
     await until(lambda: all_blocks_free(client), "all blocks free")
 
 
-async def test_many_at_once_all_finish_and_nothing_is_held(client: RachisClient) -> None:
+async def test_many_at_once_all_finish_and_nothing_is_held(client: AsyncClient) -> None:
     rng = random.Random(5)
     prompts = [[rng.randrange(250) for _ in range(rng.randint(1, 300))] for _ in range(24)]
     alone = await client.generate(token_prompt(prompts[0]), temperature=0, max_tokens=12, ignore_eos=True)
@@ -241,7 +241,7 @@ async def test_health_and_reflection_answer_as_their_standards_say(target: Targe
     assert "rachis/v1/router.proto" in [file.name for file in files]
 
 
-async def test_a_drained_worker_gets_nothing_new_until_it_is_resumed(client: RachisClient) -> None:
+async def test_a_drained_worker_gets_nothing_new_until_it_is_resumed(client: AsyncClient) -> None:
     await client.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="prefill-0"))
     await until(lambda: _state_is(client, "prefill-0", wire.WORKER_STATE_DRAINING), "prefill-0 drains")
     alone = await client.generate(token_prompt([1, 2, 3]), temperature=0, max_tokens=3, ignore_eos=True)
@@ -258,24 +258,24 @@ async def test_a_drained_worker_gets_nothing_new_until_it_is_resumed(client: Rac
     await until(handed_off, "prefill-0 is used again")
 
 
-async def test_effective_config_names_the_source_of_each_value(client: RachisClient) -> None:
+async def test_effective_config_names_the_source_of_each_value(client: AsyncClient) -> None:
     config = await client.admin.GetEffectiveConfig(admin.GetEffectiveConfigRequest())
     entries = {entry.key: (entry.value, entry.source) for entry in config.entries}
     assert entries["engine.dtype"] == ('"float32"', "default")
     assert entries["router.port"][1] == "file"
 
 
-async def _decode_counters(client: RachisClient) -> wire.WorkerCounters:
+async def _decode_counters(client: AsyncClient) -> wire.WorkerCounters:
     """Counters of the decode worker once it is idle: telemetry of a pull is read with the step after it."""
     await until(lambda: all_blocks_free(client), "all blocks free")
     return next(view.counters for view in await client.workers() if view.registration.pool == wire.POOL_DECODE)
 
 
-async def _somewhere_running(client: RachisClient) -> bool:
+async def _somewhere_running(client: AsyncClient) -> bool:
     return any(view.load.running_requests for view in await client.workers())
 
 
-async def _state_is(client: RachisClient, worker_id: str, state: wire.WorkerState.ValueType) -> bool:
+async def _state_is(client: AsyncClient, worker_id: str, state: wire.WorkerState.ValueType) -> bool:
     return any(
         view.registration.state == state for view in await client.workers() if view.registration.worker_id == worker_id
     )

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
+from rachis import AsyncClient, text_prompt
 from rachis.v1 import generation_pb2 as generation
 
 from command_line.own_service import Target
-from control_plane.client import RachisClient, text_prompt
 from tests.fakes.answers import tokens_of
 from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import all_blocks_free, until
@@ -21,14 +21,14 @@ LONG = 500
 
 
 @pytest.fixture(autouse=True)
-async def nothing_is_left(client: RachisClient) -> AsyncIterator[None]:
+async def nothing_is_left(client: AsyncClient) -> AsyncIterator[None]:
     """After every test: no block held, no lease, nothing in flight."""
     yield
     await until(functools.partial(idle, client), "nothing is left")
 
 
 @pytest.fixture
-def other(small: tuple[Target, RachisClient]) -> RachisClient:
+def other(small: tuple[Target, AsyncClient]) -> AsyncClient:
     """The small service, as one that has seen nothing of what the shared one is asked."""
     return small[1]
 
@@ -45,7 +45,7 @@ async def call(target: Target) -> AsyncIterator[SessionCall]:
 
 @pytest.mark.parametrize("kind", ["append", "update"])
 async def test_context_over_the_models_length_is_refused_and_the_session_answers_right(
-    other: RachisClient, call: SessionCall, kind: str
+    other: AsyncClient, call: SessionCall, kind: str
 ) -> None:
     await call.open("it was ", "UPDATE")
     await call.append("blue and ")
@@ -62,7 +62,7 @@ async def test_context_over_the_models_length_is_refused_and_the_session_answers
 
 @pytest.mark.parametrize("after_events", [0, 1, 3])
 async def test_an_update_during_hand_off_and_decode_is_refused_and_the_answer_goes_on(
-    other: RachisClient, call: SessionCall, after_events: int
+    other: AsyncClient, call: SessionCall, after_events: int
 ) -> None:
     text = " ".join(f"word {number}" for number in range(150))
     # On a busy machine a short answer would have ended before its client gets to it.
@@ -112,7 +112,7 @@ async def close_its_side(session: SessionCall) -> None:
     ],
 )
 async def test_a_client_that_leaves_gives_everything_back(
-    client: RachisClient, call: SessionCall, when: str, leave: Callable[[SessionCall], Awaitable[None]]
+    client: AsyncClient, call: SessionCall, when: str, leave: Callable[[SessionCall], Awaitable[None]]
 ) -> None:
     cancelled = (await client.router_status()).outcomes["cancelled"]
     await call.open("", max_tokens=2000, ignore_eos=True)
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_gives_everything_back(
 
 
 async def test_a_client_that_leaves_during_the_hand_off_gives_everything_back_by_its_deadline(
-    small: tuple[Target, RachisClient],
+    small: tuple[Target, AsyncClient],
 ) -> None:
     target, client = small
     async with session_call(target) as session:
@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_during_the_hand_off_gives_everything_back_by
 
 
 async def test_a_client_that_closes_its_side_after_finish_hears_the_whole_answer(
-    other: RachisClient, call: SessionCall
+    other: AsyncClient, call: SessionCall
 ) -> None:
     await call.open("one, two, ")
     await call.append("three, ")

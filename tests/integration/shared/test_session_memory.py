@@ -5,13 +5,13 @@ import functools
 import random
 
 import pytest
+from rachis import AsyncClient, AsyncSession, Generated, text_prompt, token_prompt
+from rachis.conventions import next_message
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
-from rachis.wire import next_message
 
 from builtin_model import recall
 from command_line.own_service import Target
-from control_plane.client import ClientSession, Generated, RachisClient, text_prompt, token_prompt
 from tests.fakes.answers import delta_of
 from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import until
@@ -34,7 +34,7 @@ CROWD = 24
 
 
 async def test_sessions_that_do_not_fit_are_preempted_by_both_kinds_and_answer_right(
-    client: RachisClient, small: tuple[Target, RachisClient]
+    client: AsyncClient, small: tuple[Target, AsyncClient]
 ) -> None:
     _, crowded = small
     rng = random.Random(9)
@@ -55,7 +55,7 @@ async def test_sessions_that_do_not_fit_are_preempted_by_both_kinds_and_answer_r
 
 
 async def test_a_client_faster_than_prefill_is_slowed_at_the_backlog_limit(
-    target: Target, client: RachisClient, small: tuple[Target, RachisClient]
+    target: Target, client: AsyncClient, small: tuple[Target, AsyncClient]
 ) -> None:
     prompt = prompt_tokens(7, 3500)
     lead, answer = await sent_at_once(small[0], prompt)
@@ -68,19 +68,19 @@ async def test_a_client_faster_than_prefill_is_slowed_at_the_backlog_limit(
     await until(functools.partial(idle, small[1]), "nothing is left")
 
 
-async def asked(client: RachisClient, question: recall.RecallQuestion) -> Generated:
+async def asked(client: AsyncClient, question: recall.RecallQuestion) -> Generated:
     async with client.session(**GREEDY) as session:
         await send_pages(session, question)
         return await collected(session, question.question)
 
 
-async def given_up(client: RachisClient, question: recall.RecallQuestion) -> None:
+async def given_up(client: AsyncClient, question: recall.RecallQuestion) -> None:
     """The client leaves when all pages are computed."""
     async with client.session(**GREEDY) as session:
         await send_pages(session, question)
 
 
-async def send_pages(session: ClientSession, question: recall.RecallQuestion) -> None:
+async def send_pages(session: AsyncSession, question: recall.RecallQuestion) -> None:
     """One by one, each when the ones before are computed."""
     for number, page in enumerate(pages_of(question), 1):
         await session.append(page.page_content)

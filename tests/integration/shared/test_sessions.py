@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 import pytest
+from rachis import AsyncClient, Generated, chat_prompt, token_prompt
+from rachis.prompts import piece_of
 from rachis.v1 import generation_pb2 as generation
 
 from benchmarks import identity
@@ -18,8 +20,6 @@ from builtin_model import recall
 from builtin_model.vocabulary import VALUES, VOCABULARY_SIZE
 from cluster_configs.loading import LoadedConfig
 from command_line.own_service import Target
-from control_plane.client import Generated, RachisClient, chat_prompt, token_prompt
-from control_plane.client.prompts import piece_of
 from control_plane.intake.tokenization import Tokenizer, document_text
 from tests.fakes.session_call import SessionCall
 from tests.integration.conftest import until
@@ -49,14 +49,14 @@ Move = tuple[str, list[int]]
 
 
 @pytest.fixture(autouse=True)
-async def nothing_is_left(client: RachisClient) -> AsyncIterator[None]:
+async def nothing_is_left(client: AsyncClient) -> AsyncIterator[None]:
     """After every test: no block held, no lease, nothing in flight."""
     yield
     await until(functools.partial(idle, client), "nothing is left")
 
 
 @pytest.fixture
-def other(small: tuple[Target, RachisClient]) -> RachisClient:
+def other(small: tuple[Target, AsyncClient]) -> AsyncClient:
     """The small service, as one that has seen nothing of what the shared one is asked."""
     return small[1]
 
@@ -72,7 +72,7 @@ async def call(target: Target) -> AsyncIterator[SessionCall]:
 
 
 async def test_random_sessions_answer_as_generate_does_with_the_final_prompt(
-    client: RachisClient, other: RachisClient, loaded: LoadedConfig
+    client: AsyncClient, other: AsyncClient, loaded: LoadedConfig
 ) -> None:
     tokenizer = Tokenizer(loaded.config.model.resolved_path)
     await tokenizer.load()
@@ -99,7 +99,7 @@ async def test_random_sessions_answer_as_generate_does_with_the_final_prompt(
 
 @pytest.mark.parametrize("max_tokens", [1, 24])
 async def test_an_answer_to_a_session_is_what_it_has_to_be(
-    client: RachisClient, other: RachisClient, max_tokens: int
+    client: AsyncClient, other: AsyncClient, max_tokens: int
 ) -> None:
     kinds: list[dict[str, Any]] = [{"regex": "[a-f]{3}-[0-9]{2}"}, {"choice": ["red", "lime"]}, {"json_object": True}]
     for number, wanted in enumerate(kinds):
@@ -113,7 +113,7 @@ async def test_an_answer_to_a_session_is_what_it_has_to_be(
         assert (answered.token_ids, answered.text) == (expected.token_ids, expected.text), wanted
 
 
-async def test_one_token_is_answered_by_the_prefill_worker_alone(client: RachisClient, other: RachisClient) -> None:
+async def test_one_token_is_answered_by_the_prefill_worker_alone(client: AsyncClient, other: AsyncClient) -> None:
     prompt = prompt_tokens(1, 500)
     async with client.session(prompt[:300], **{**GREEDY, "max_tokens": 1}) as session:
         await session.append(prompt[300:])
@@ -125,7 +125,7 @@ async def test_one_token_is_answered_by_the_prefill_worker_alone(client: RachisC
     assert route.handoff == generation.HANDOFF_OUTCOME_NONE
 
 
-async def test_a_thousand_appends_of_one_token_answer_right(client: RachisClient, other: RachisClient) -> None:
+async def test_a_thousand_appends_of_one_token_answer_right(client: AsyncClient, other: AsyncClient) -> None:
     prompt = prompt_tokens(2, 1001)
     async with client.session(prompt[:1], **GREEDY) as session:
         assert await session.append_all([token] for token in prompt[1:]) == 1000
@@ -140,7 +140,7 @@ async def test_a_thousand_appends_of_one_token_answer_right(client: RachisClient
 
 
 async def test_documents_between_system_text_and_question_are_answered_from(
-    client: RachisClient, other: RachisClient
+    client: AsyncClient, other: AsyncClient
 ) -> None:
     question = recall.make_question(random.Random(3), 1400, fact_count=FACTS)
     async with client.session(SYSTEM, **CHAT) as session:
@@ -156,7 +156,7 @@ async def test_documents_between_system_text_and_question_are_answered_from(
     assert 0 < record.ttft_from_finish_ms < record.ttft_from_open_ms
 
 
-async def test_an_update_of_a_document_changes_the_answer(client: RachisClient, other: RachisClient) -> None:
+async def test_an_update_of_a_document_changes_the_answer(client: AsyncClient, other: AsyncClient) -> None:
     stale = recall.make_question(random.Random(4), 1400, fact_count=FACTS)
     fresh = stale.with_value(stale.key, next(value for value in VALUES if value != stale.answer))
     records = []
@@ -177,7 +177,7 @@ async def test_an_update_of_a_document_changes_the_answer(client: RachisClient, 
 
 
 async def test_a_revision_that_goes_back_is_refused_and_the_newer_context_stands(
-    other: RachisClient, call: SessionCall
+    other: AsyncClient, call: SessionCall
 ) -> None:
     await call.open("", "UPDATE")
     await call.update(5, "the newer context")
@@ -190,11 +190,11 @@ async def test_a_revision_that_goes_back_is_refused_and_the_newer_context_stands
 # What the tests play and ask.
 
 
-async def whole(client: RachisClient, case: identity.Case) -> Generated:
+async def whole(client: AsyncClient, case: identity.Case) -> Generated:
     return await client.generate(token_prompt(case.token_ids), **case.sampling)
 
 
-async def play(client: RachisClient, case: identity.Case, rng: random.Random) -> Generated:
+async def play(client: AsyncClient, case: identity.Case, rng: random.Random) -> Generated:
     """A session in either mode that ends with the prompt of the case, whatever stood there before."""
     tokens = list(case.token_ids)
     head, tail = sorted(rng.choices(range(len(tokens) + 1), k=2))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 
-from control_plane.client import RachisClient
 from tests.fakes.redis_server import RestartedRedis
 from tests.integration.conftest import CHUNK_TOKENS, keys_of, own_service, until
 
@@ -30,12 +30,12 @@ TWO_BY_TWO: dict[str, Any] = {
 class TwoByTwo:
     """Two prefill and two decode workers, which register in a Redis that the service did not start."""
 
-    client: RachisClient
+    client: AsyncClient
     redis: RestartedRedis
     name: str
 
     @contextlib.asynccontextmanager
-    async def another_router(self, **flags: Any) -> AsyncIterator[RachisClient]:
+    async def another_router(self, **flags: Any) -> AsyncIterator[AsyncClient]:
         """A router with flags of its own, which finds the workers by itself and must end by itself."""
         settings = {"service.name": self.name, "redis.url": self.redis.url, "router.port": 0, **keys_of(flags)}
         arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -45,7 +45,7 @@ class TwoByTwo:
         assert process.stdout is not None
         try:
             listening = json.loads(await process.stdout.readline())
-            async with RachisClient(listening["address"]) as client:
+            async with AsyncClient(listening["address"]) as client:
                 workers = len(await self.client.workers())
                 await until(lambda: _knows(client, workers), "another router knows the workers")
                 yield client
@@ -69,7 +69,7 @@ async def two_by_two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def losing(client: RachisClient, prefill: int, decode: int) -> AsyncIterator[None]:
+async def losing(client: AsyncClient, prefill: int, decode: int) -> AsyncIterator[None]:
     """So many workers die by themselves meanwhile. The service has counted them when the block has ended."""
     before = await lost(client)
     yield
@@ -80,10 +80,10 @@ async def losing(client: RachisClient, prefill: int, decode: int) -> AsyncIterat
     await until(counted, "the lost workers are counted")
 
 
-async def lost(client: RachisClient) -> list[int]:
+async def lost(client: AsyncClient) -> list[int]:
     """Workers whose process has ended by itself, by pool."""
     return [pool.lost_workers for pool in (await client.admin.GetPools(admin.GetPoolsRequest())).pools]
 
 
-async def _knows(client: RachisClient, workers: int) -> bool:
+async def _knows(client: AsyncClient, workers: int) -> bool:
     return len(await client.workers()) == workers

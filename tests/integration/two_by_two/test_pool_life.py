@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
-from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import all_blocks_free, until
 from tests.integration.two_by_two.conftest import TwoByTwo, lost
 
@@ -33,7 +33,7 @@ PAUSE_S = 1.0
 class Load:
     """Four streams, half of them sessions, one request after the other; each answer is compared."""
 
-    def __init__(self, client: RachisClient, expected: Sequence[list[int]]) -> None:
+    def __init__(self, client: AsyncClient, expected: Sequence[list[int]]) -> None:
         self._client = client
         self._expected = expected
         self._stopped = False
@@ -92,7 +92,7 @@ async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(two_by_two:
     assert await _sizes(two_by_two.client) == [(1, 1), (2, 2)]
 
 
-async def _lose_nothing(client: RachisClient, expected: Sequence[list[int]]) -> None:
+async def _lose_nothing(client: AsyncClient, expected: Sequence[list[int]]) -> None:
     load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await lost(client)
     async with load.running():
         await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
@@ -113,14 +113,14 @@ async def _followed(events: Any) -> None:
         pass
 
 
-async def _sizes(client: RachisClient) -> list[tuple[int, int]]:
+async def _sizes(client: AsyncClient) -> list[tuple[int, int]]:
     pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
     return [(pool.desired_workers, pool.ready_workers) for pool in pools]
 
 
-async def _outcomes(client: RachisClient) -> Counter[str]:
+async def _outcomes(client: AsyncClient) -> Counter[str]:
     return Counter((await client.router_status()).outcomes)
 
 
-async def _generations(client: RachisClient) -> dict[str, int]:
+async def _generations(client: AsyncClient) -> dict[str, int]:
     return {view.registration.worker_id: view.registration.generation for view in await client.workers()}

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
-from control_plane.client import RachisClient
 from control_plane.placement.disaggregation import LOCAL, Reason
 from tests.integration.conftest import CHUNK_TOKENS, came_back, worker_of
 from tests.integration.prefix_families import FAMILIES, PREFIX_CHUNKS, PREFIX_TOKENS, Families, claims_are_true
@@ -23,7 +23,7 @@ _MOST_ASKED = 30
 
 
 @pytest_asyncio.fixture(scope="module")
-async def by_prefix(two_by_two: TwoByTwo) -> AsyncIterator[RachisClient]:
+async def by_prefix(two_by_two: TwoByTwo) -> AsyncIterator[AsyncClient]:
     """The default policy's prices are measured: on a busy machine a worker may seem so slow that hits do not matter."""
     flags = {"placement__policy": "prefix_only", "placement__disaggregation": "always"}
     async with two_by_two.another_router(index__chunk_tokens=CHUNK_TOKENS, **flags) as client:
@@ -31,7 +31,7 @@ async def by_prefix(two_by_two: TwoByTwo) -> AsyncIterator[RachisClient]:
 
 
 @pytest.fixture
-def families(by_prefix: RachisClient) -> Families:
+def families(by_prefix: AsyncClient) -> Families:
     return Families(by_prefix)
 
 
@@ -111,7 +111,7 @@ async def test_a_prompt_goes_the_way_that_its_prices_say_and_is_prefilled_once_o
                 assert cached == PREFIX_TOKENS
 
 
-async def _reasons(client: RachisClient) -> Counter[str]:
+async def _reasons(client: AsyncClient) -> Counter[str]:
     """Why prompts went the way they did, since the router started."""
     return Counter((await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())).disaggregation)
 

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
-from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import until
 from tests.integration.two_by_two.conftest import TwoByTwo
 
@@ -41,13 +41,13 @@ async def test_running_and_new_requests_finish_when_redis_is_gone(two_by_two: Tw
             await until(lambda each=each: _index_is_true(each), "the workers have told it all again")  # type: ignore[misc]
 
 
-async def _index_is(client: RachisClient, *, stale: bool) -> bool:
+async def _index_is(client: AsyncClient, *, stale: bool) -> bool:
     """A router may take the index for followed before the workers that it knows have written anything again."""
     status = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest())
     return status.stale is stale and (stale or all(worker.in_sync for worker in status.workers))
 
 
-async def _index_is_true(client: RachisClient) -> bool:
+async def _index_is_true(client: AsyncClient) -> bool:
     """Of all workers, as their engines' own block pools have it."""
     checked = (await client.admin.CheckIndex(admin.CheckIndexRequest())).workers
     tiers = [tier for check in checked for tier in (check.device, check.host)]
@@ -55,11 +55,11 @@ async def _index_is_true(client: RachisClient) -> bool:
     return len(checked) == 4 and not differ and all(check.device.agreed for check in checked)
 
 
-async def _decodes(client: RachisClient) -> bool:
+async def _decodes(client: AsyncClient) -> bool:
     return any(
         view.in_flight_requests for view in await client.workers() if view.registration.worker_id.startswith("decode")
     )
 
 
-async def _registry_lost(client: RachisClient) -> bool:
+async def _registry_lost(client: AsyncClient) -> bool:
     return not (await client.router_status()).registry_connected

@@ -5,10 +5,10 @@ import os
 import signal
 
 import pytest
+from rachis import AsyncClient, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.client import RachisClient, token_prompt
 from tests.integration.conftest import came_back, until, worker_of
 from tests.integration.session_play import GREEDY, HANDED_OFF, collected, computed, prompt_tokens
 from tests.integration.two_by_two.conftest import TwoByTwo, losing
@@ -52,6 +52,6 @@ async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: T
             await came_back(client, worker_id, before)
 
 
-async def _decode_workers_hold_nothing(client: RachisClient) -> bool:
+async def _decode_workers_hold_nothing(client: AsyncClient) -> bool:
     loads = [view.load for view in await client.workers() if view.registration.pool == wire.POOL_DECODE]
     return all(load.free_blocks == load.total_blocks > 0 and not load.running_requests for load in loads)

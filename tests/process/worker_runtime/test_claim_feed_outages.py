@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.engine_reports import PrefixClaimChange
+from cluster_wire import registry
+from cluster_wire.redis_client import connect
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.prefix_index.index import PrefixIndex

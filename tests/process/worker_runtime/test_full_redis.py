@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.service.lease import ServiceLease
 from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, feeding

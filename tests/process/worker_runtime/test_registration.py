@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import registry
+from cluster_wire.redis_client import connect
 from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, until
 from worker_runtime.registration import Registration
 

@@ -15,7 +15,6 @@ import grpc
 import pytest
 import redis.asyncio as redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
@@ -23,6 +22,7 @@ from cluster_configs.schema import ModelSection, RachisConfig
 from cluster_core.errors import StartError
 from cluster_core.ids import registry_digest
 from cluster_core.versions import Versions
+from cluster_wire import registry
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
+from cluster_wire import registry
 from decode_worker.service import DecodeService
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store

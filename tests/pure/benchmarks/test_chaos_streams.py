@@ -1,10 +1,10 @@
 """What `rachis chaos` takes for a right answer, and for one that repeats a part of itself."""
 
 import pytest
+from rachis import Generated
 from rachis.v1 import generation_pb2 as generation
 
 from benchmarks.chaos_streams import is_right, repeats
-from control_plane.client import Generated
 
 
 def answer(tokens: list[int], text: str = "", likeliest: int = 7) -> Generated:

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+from rachis import Generated
 from rachis.v1 import generation_pb2 as generation
 
 from benchmarks.identity import MAX_NEW_TOKENS, Case, difference, make_cases
-from control_plane.client import Generated
 
 CASE = Case(0, (1, 2, 3), {"max_tokens": 3})
 

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import RedisClient
 
 from cluster_core.ids import registry_digest
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
 from tests.fakes.registry import RegistryRedis
 from worker_runtime.orphans import Keeper, OrphanWatch, until_orphaned
 

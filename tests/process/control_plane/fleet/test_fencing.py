@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ports import hold_port
+from cluster_wire.redis_client import connect
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower

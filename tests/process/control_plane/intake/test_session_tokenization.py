@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from rachis import chat_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from builtin_model import WEIGHTS, recall
 from cluster_core.errors import InvalidInputError
-from control_plane.client import chat_prompt
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 
 

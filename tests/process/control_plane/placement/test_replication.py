@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
+from cluster_wire.redis_client import connect
 from control_plane.placement.recent_prompts import RecentPrompt, RecentPrompts
 from control_plane.placement.replication import Copy, Demand, Replication
 from control_plane.placement.replicator import CopyTiming, Replicator

@@ -4,9 +4,9 @@ import asyncio
 import json
 
 import pytest
-from rachis import registry
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import registry
 from tests.fakes.answers import text_of
 from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, named, until
 from tests.process.control_plane.pools.pool_world import pools_of, quiet, sizes

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, cast
 import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
+from cluster_wire.redis_client import RedisClient
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import GRACE_S, WorkerFeed
 from control_plane.prefix_index.index import PrefixIndex

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
-from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
+from cluster_wire.redis_client import RedisClient
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.redis_index import IndexFollower

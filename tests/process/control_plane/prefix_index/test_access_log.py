@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import redis
-from rachis import registry
-from rachis.redis_client import RedisClient, connect
 
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock, UnixMs, unix_ms
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient, connect
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, SNAPSHOTS, AccessLog, SnapshotTiming
 from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot

@@ -9,12 +9,12 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from rachis.redis_client import connect
 from rachis.v1 import worker_pb2 as wire
 from redis.cluster import RedisCluster
 
 from cluster_configs.schema import IndexSection
 from cluster_core.engine_reports import PrefixClaimChange
+from cluster_wire.redis_client import connect
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import Apply, Instruction, Mode, Replace, WorkerFeed
 from control_plane.prefix_index.index import PrefixIndex

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis import AsyncClient, text_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from control_plane.client import RachisClient, text_prompt
 from control_plane.dispatch.choices import run_choices
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, whole_text
@@ -69,7 +69,7 @@ async def test_each_choice_is_the_answer_of_its_own_seed(cluster: Cluster, n: in
 
 async def test_the_client_gives_each_choice_whole(cluster: Cluster) -> None:
     cluster.calls += 1
-    async with RachisClient(cluster.router.address) as client:
+    async with AsyncClient(cluster.router.address) as client:
         choices = await client.generate_choices(text_prompt("hello"), 3, max_tokens=8, **SEEDED)
 
     assert [choice.text for choice in choices] == [whole_text(seed=seed) for seed in (5, 6, 7)]

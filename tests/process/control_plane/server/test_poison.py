@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
-from rachis.wire import RETRY_AFTER
+from rachis.conventions import RETRY_AFTER
 
 from cluster_core.engine_jobs import EngineJob, EngineOutput
 from control_plane.model.lifecycle import State

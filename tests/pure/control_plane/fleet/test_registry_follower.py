@@ -6,11 +6,11 @@ from random import Random
 from typing import cast
 
 import pytest
-from rachis import registry
-from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.versions import Versions
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from fault_sim.local_redis.client import LocalRedis

@@ -3,10 +3,10 @@
 from typing import cast
 
 import pytest
-from rachis import registry
-from rachis.redis_client import RedisClient
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import registry
+from cluster_wire.redis_client import RedisClient
 from control_plane.pools.kept_sizes import KeptSizes, held
 from tests.fakes.cluster import until
 from tests.fakes.registry import RegistryRedis

@@ -3,9 +3,8 @@
 from random import Random
 from typing import Any, cast
 
-from rachis.redis_client import RedisClient
-
 from cluster_configs.loading import load
+from cluster_wire.redis_client import RedisClient
 from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
 from tests.fakes.registry import RegistryRedis

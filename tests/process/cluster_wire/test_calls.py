@@ -2,11 +2,11 @@
 
 import grpc
 import pytest
-from rachis import wire
+from rachis import conventions
 
 
 async def test_two_servers_never_share_a_port() -> None:
-    first, second = (grpc.aio.server(options=wire.channel_options(1 << 20)) for _ in range(2))
+    first, second = (grpc.aio.server(options=conventions.channel_options(1 << 20)) for _ in range(2))
     port = first.add_insecure_port("127.0.0.1:0")
     await first.start()
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from rachis.redis_client import REDIS_DOWN, not_cancelled
+from cluster_wire.redis_client import REDIS_DOWN, not_cancelled
 
 
 @dataclass(frozen=True, slots=True)

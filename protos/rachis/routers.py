@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 import grpc
-from rachis import wire as conventions
 
-from cluster_core.errors import InvalidInputError
+from rachis import conventions
+from rachis.errors import InvalidInputError
 
 # Of one message, either way.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -32,6 +32,13 @@ def channel_options() -> list[tuple[str, int | str]]:
     ]
 
 
+def channel(addresses: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """Raises InvalidInputError."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target(addresses), channel_options())
+    return grpc.aio.secure_channel(target(addresses), credentials, channel_options())
+
+
 def target(addresses: str) -> str:
     """What gRPC calls the target: of `host:port`, or of several `ip:port` with commas between them.
 
@@ -42,7 +49,7 @@ def target(addresses: str) -> str:
         return listed[0]
     versions = {_ip_version(address) for address in listed}
     if len(versions) > 1:
-        raise InvalidInputError("several routers are either all IPv4 or all IPv6", field="address")
+        raise InvalidInputError.local("several routers are either all IPv4 or all IPv6", field="address")
     return f"ipv{versions.pop()}:{','.join(listed)}"
 
 
@@ -52,7 +59,7 @@ def _ip_version(address: str) -> int:
         int(port)
         return ipaddress.ip_address(host.strip("[]")).version
     except ValueError:
-        raise InvalidInputError(
+        raise InvalidInputError.local(
             f"{address!r} is not ip:port; several routers are given by ip:port each, or as one name, dns:///name:port",
             field="address",
         ) from None

@@ -15,6 +15,10 @@ from rachis.v1 import router_pb2 as api
 _END = object()
 
 
+# What a client may give as a prompt: text, token ids, chat messages, or the message of the API.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | generation.PromptInput
+
+
 def text_prompt(text: str) -> generation.PromptInput:
     return generation.PromptInput(text=text)
 

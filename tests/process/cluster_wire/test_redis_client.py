@@ -1,9 +1,9 @@
 """A Redis that is not there."""
 
 import pytest
-from rachis.redis_client import REDIS_DOWN, connect
 
 from cluster_core.ports import hold_port
+from cluster_wire.redis_client import REDIS_DOWN, connect
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster"])

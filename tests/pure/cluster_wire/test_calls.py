@@ -8,12 +8,12 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
-from rachis import registry, wire
+from rachis import conventions, routers
 
 from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from cluster_sim.workloads.trace_lines import TraceError
-from control_plane.client import routers
+from cluster_wire import calls, registry
 from control_plane.fleet.worker_client import (
     _ERRORS,
     WorkerDiedError,
@@ -66,7 +66,7 @@ def test_the_table_names_every_class_of_the_error_tree() -> None:
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_each_error_becomes_its_status(kind: type[RachisError]) -> None:
-    assert wire.status_code(kind("why")) is grpc.StatusCode[EXPECTED[kind]]
+    assert calls.status_code(kind("why")) is grpc.StatusCode[EXPECTED[kind]]
 
 
 def test_every_channel_option_is_one_that_grpc_knows() -> None:
@@ -78,7 +78,7 @@ def test_every_channel_option_is_one_that_grpc_knows() -> None:
 
 
 def details(error: RachisError) -> Status:
-    packed = dict(wire.trailing_metadata(error))["grpc-status-details-bin"]
+    packed = dict(calls.trailing_metadata(error))["grpc-status-details-bin"]
     assert isinstance(packed, bytes)
     return Status.FromString(packed)
 
@@ -93,7 +93,7 @@ def test_an_overload_says_when_to_try_again_in_both_forms(retry_ms: int, seconds
     retry = RetryInfo()
     assert detail.Unpack(retry)
     assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (seconds, nanos)
-    assert dict(wire.trailing_metadata(error))["retry-after-ms"] == str(retry_ms)
+    assert dict(calls.trailing_metadata(error))["retry-after-ms"] == str(retry_ms)
 
 
 def test_bad_input_names_its_field_in_the_details_and_the_message() -> None:
@@ -115,11 +115,11 @@ def test_an_error_with_both_carries_both() -> None:
 
 
 def test_an_error_without_either_adds_only_that_no_channel_repeats_it() -> None:
-    assert wire.trailing_metadata(StaleGenerationError("old")) == (("grpc-retry-pushback-ms", "-1"),)
+    assert calls.trailing_metadata(StaleGenerationError("old")) == (("grpc-retry-pushback-ms", "-1"),)
 
 
 def test_channels_bound_messages_in_both_directions() -> None:
-    options = dict(wire.channel_options(1234))
+    options = dict(conventions.channel_options(1234))
 
     assert options["grpc.max_receive_message_length"] == options["grpc.max_send_message_length"] == 1234
 
@@ -133,7 +133,7 @@ def test_a_worker_that_does_not_serve_the_call_counts_as_lost(code: str) -> None
 def test_a_workers_refusal_keeps_its_status_through_the_router(code: str) -> None:
     status = grpc.StatusCode[code]
 
-    assert wire.status_code(_ERRORS[status]("why")) is status
+    assert calls.status_code(_ERRORS[status]("why")) is status
 
 
 def test_registry_keys_of_a_service_do_not_meet_those_of_another() -> None:
@@ -153,4 +153,4 @@ async def test_a_write_to_a_client_that_is_gone_is_nobodys_fault() -> None:
 
     context: Any = Gone()
     with pytest.raises(WithdrawnError, match="the client is gone"):
-        await wire.write(context, object())
+        await calls.write(context, object())

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis import AsyncClient, AsyncSession, Generated, Received, RefusedError, text_prompt
+from rachis.errors import InvalidInputError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from cluster_core.errors import InvalidInputError
-from control_plane.client import ClientSession, Generated, RachisClient, Received, RefusedError, text_prompt
 from tests.fakes.answers import session_text, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
@@ -64,8 +64,8 @@ async def doors() -> AsyncIterator[list[Door]]:
 
 
 @pytest.fixture
-async def client(doors: list[Door]) -> AsyncIterator[RachisClient]:
-    async with RachisClient(",".join(door.address for door in doors)) as client:
+async def client(doors: list[Door]) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(",".join(door.address for door in doors)) as client:
         yield client
 
 
@@ -79,7 +79,7 @@ def hold(doors: list[Door], steps: int = 0) -> None:
             engine.hold_before(steps)
 
 
-async def follow(client: RachisClient, answer: Generated, **sampling: Any) -> None:
+async def follow(client: AsyncClient, answer: Generated, **sampling: Any) -> None:
     async for piece in client.stream(text_prompt("hello"), **sampling):
         if isinstance(piece, generation.Completion):
             answer.completion = piece
@@ -118,7 +118,7 @@ def release(door: Door) -> None:
 
 
 async def test_a_request_whose_router_is_gone_before_it_answered_is_answered_by_another(
-    doors: list[Door], client: RachisClient
+    doors: list[Door], client: AsyncClient
 ) -> None:
     hold(doors)
     request = asyncio.create_task(client.generate(text_prompt("hello"), **GREEDY))
@@ -131,7 +131,7 @@ async def test_a_request_whose_router_is_gone_before_it_answered_is_answered_by_
     expect_calls(lost, other)
 
 
-async def test_requests_go_to_the_routers_that_are_there(doors: list[Door], client: RachisClient) -> None:
+async def test_requests_go_to_the_routers_that_are_there(doors: list[Door], client: AsyncClient) -> None:
     await doors[0].cut()
 
     for _ in range(4):
@@ -139,7 +139,7 @@ async def test_requests_go_to_the_routers_that_are_there(doors: list[Door], clie
         expect_calls(doors[1])
 
 
-async def test_a_request_that_kills_routers_is_not_given_to_a_third(doors: list[Door], client: RachisClient) -> None:
+async def test_a_request_that_kills_routers_is_not_given_to_a_third(doors: list[Door], client: AsyncClient) -> None:
     hold(doors)
     request = asyncio.create_task(client.generate(text_prompt("hello"), **GREEDY))
     lost, other = await the_one_that_runs(doors)
@@ -157,7 +157,7 @@ async def test_a_request_that_kills_routers_is_not_given_to_a_third(doors: list[
 async def test_what_a_router_answered_is_not_asked_again() -> None:
     hasty: dict[str, Any] = {"router__queue_timeout_s": 0.05}
     async with running_cluster(**hasty) as first, running_cluster(**hasty) as second:
-        async with RachisClient(f"{first.router.address},{second.router.address}") as client:
+        async with AsyncClient(f"{first.router.address},{second.router.address}") as client:
             with pytest.raises(grpc.aio.AioRpcError, match="no worker has registered yet"):
                 await client.generate(text_prompt("hello"), **GREEDY)
 
@@ -166,7 +166,7 @@ async def test_what_a_router_answered_is_not_asked_again() -> None:
         first.calls, second.calls = asked
 
 
-async def test_a_session_whose_router_is_gone_goes_on_with_another(doors: list[Door], client: RachisClient) -> None:
+async def test_a_session_whose_router_is_gone_goes_on_with_another(doors: list[Door], client: AsyncClient) -> None:
     async with client.session("hello", **GREEDY) as session:
         await session.append("x" * 600)
         await until(lambda: bool(session.refusals))
@@ -186,7 +186,7 @@ async def test_a_session_whose_router_is_gone_goes_on_with_another(doors: list[D
 
 
 async def test_refusals_of_another_router_name_the_message_as_it_was_sent(
-    doors: list[Door], client: RachisClient
+    doors: list[Door], client: AsyncClient
 ) -> None:
     async with client.session("hello", **GREEDY) as session:
         await session.append("x" * 600)
@@ -204,7 +204,7 @@ async def test_refusals_of_another_router_name_the_message_as_it_was_sent(
     expect_calls(lost, other)
 
 
-async def test_a_session_is_finished_while_its_router_goes(doors: list[Door], client: RachisClient) -> None:
+async def test_a_session_is_finished_while_its_router_goes(doors: list[Door], client: AsyncClient) -> None:
     hold(doors)
     async with client.session("hello", **GREEDY) as session:
         answer = asyncio.create_task(collected(session))
@@ -218,7 +218,7 @@ async def test_a_session_is_finished_while_its_router_goes(doors: list[Door], cl
 
 @pytest.mark.parametrize("mode", ["append", "update"])
 async def test_a_session_whose_answer_has_begun_goes_on_with_another_router(
-    doors: list[Door], client: RachisClient, mode: Any
+    doors: list[Door], client: AsyncClient, mode: Any
 ) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(4)
@@ -245,7 +245,7 @@ async def test_a_session_whose_answer_has_begun_goes_on_with_another_router(
 
 @pytest.mark.parametrize("sampling", [{}, {"seed": 5, "temperature": 1.0}])
 async def test_an_answer_that_has_begun_goes_on_with_another_router(
-    doors: list[Door], client: RachisClient, sampling: dict[str, Any]
+    doors: list[Door], client: AsyncClient, sampling: dict[str, Any]
 ) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(4)
@@ -268,7 +268,7 @@ async def test_an_answer_that_has_begun_goes_on_with_another_router(
 
 
 async def test_an_answer_goes_on_from_router_to_router_as_long_as_something_comes_of_it(
-    doors: list[Door], client: RachisClient
+    doors: list[Door], client: AsyncClient
 ) -> None:
     for door in doors:
         named(door.cluster, "decode-0").engine.hold_before(3)
@@ -295,7 +295,7 @@ async def test_an_answer_goes_on_from_router_to_router_as_long_as_something_come
 async def test_an_answer_waits_for_the_only_router_to_be_there_again(doors: list[Door]) -> None:
     door = doors[0]
     named(door.cluster, "decode-0").engine.hold_before(4)
-    async with RachisClient(door.address) as client:
+    async with AsyncClient(door.address) as client:
         answer = Generated()
         request = asyncio.create_task(follow(client, answer, **GREEDY))
         await until(lambda: decoded(door) and bool(answer.token_ids))
@@ -312,10 +312,10 @@ async def test_an_answer_waits_for_the_only_router_to_be_there_again(doors: list
 
 
 async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_router(
-    doors: list[Door], client: RachisClient
+    doors: list[Door], client: AsyncClient
 ) -> None:
     request = api.GenerateRequest(prompt=text_prompt("hello"), sampling=generation.SamplingParams(**GREEDY))
-    async with RachisClient(doors[0].address) as first, RachisClient(doors[1].address) as second:
+    async with AsyncClient(doors[0].address) as first, AsyncClient(doors[1].address) as second:
         received = Received()
         async for response in first.call(request):
             received.add(response.delta)
@@ -334,9 +334,9 @@ async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_
 async def test_a_session_of_which_too_much_was_sent_stays_with_its_router(
     doors: list[Door], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control_plane.client.routers.KEPT_BYTES", 100)
+    monkeypatch.setattr("rachis.routers.KEPT_BYTES", 100)
     async with (
-        RachisClient(",".join(door.address for door in doors)) as client,
+        AsyncClient(",".join(door.address for door in doors)) as client,
         client.session("hello", **GREEDY) as session,
     ):
         await session.append("x" * 100)
@@ -359,7 +359,7 @@ async def test_a_session_of_which_too_much_was_sent_stays_with_its_router(
 )
 def test_addresses_that_are_no_list_of_routers_are_refused(addresses: str, why: str) -> None:
     with pytest.raises(InvalidInputError, match=why):
-        RachisClient(addresses)
+        AsyncClient(addresses)
 
 
 async def the_one_that_is_open(doors: list[Door]) -> tuple[Door, Door]:
@@ -367,6 +367,6 @@ async def the_one_that_is_open(doors: list[Door]) -> tuple[Door, Door]:
     return (doors[0], doors[1]) if doors[0].cluster.parts.router.open_sessions else (doors[1], doors[0])
 
 
-async def collected(session: ClientSession) -> str:
+async def collected(session: AsyncSession) -> str:
     deltas: list[generation.CompletionDelta] = [delta async for delta in session.finish(" world")]
     return "".join(delta.text for delta in deltas)

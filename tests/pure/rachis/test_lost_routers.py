@@ -1,9 +1,8 @@
 """When a client asks another router, and what it says of the answer so far."""
 
 import pytest
+from rachis.lost_routers import LostRouters, Received
 from rachis.v1 import generation_pb2 as generation
-
-from control_plane.client.lost_routers import LostRouters, Received
 
 
 def asked_again(*received: int) -> list[bool]:

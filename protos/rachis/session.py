@@ -7,8 +7,8 @@
     print(session.completion.session.ttft_from_finish_ms)
 
 Leaving the block early cancels the session. A message that the router refuses raises RefusedError: in the next call,
-or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as
-`grpc.aio.AioRpcError`, as by every call.
+or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as one of
+`rachis.errors`, as by every call.
 
 A router that is gone ends no session: another one is told all that was sent, and how much of the answer has come
 (`lost_routers`). A call that is cancelled while a router takes its message ends the session: whether the router has it
@@ -17,24 +17,24 @@ nobody knows.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+
+from rachis import grpc_private
+from rachis.answer_queue import AnswerQueue
+from rachis.conventions import next_message
+from rachis.errors import InvalidInputError, typed
+from rachis.lost_routers import LostRouters, Received
+from rachis.outbox import KeptBytes, Outbox, Sent
+from rachis.prompts import each_of, is_token_ids, piece_of, prompt_of
+from rachis.routers import MAX_MESSAGE_BYTES
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
-from rachis.wire import next_message
-
-from cluster_core.clock import monotonic_s
-from cluster_core.errors import InvalidInputError
-from control_plane.client import grpc_private
-from control_plane.client.answer_queue import AnswerQueue
-from control_plane.client.lost_routers import LostRouters, Received
-from control_plane.client.outbox import KeptBytes, Outbox, Sent
-from control_plane.client.prompts import each_of, is_token_ids, piece_of, prompt_of
-from control_plane.client.routers import MAX_MESSAGE_BYTES
 
 # How far the answer may be ahead of who reads it, and how many refusals are kept.
 _EVENTS_AHEAD = 64
@@ -57,8 +57,8 @@ class RefusedError(Exception):
         self.message_number = refused.message_number
 
 
-class ClientSession:
-    """Made by `RachisClient.session`; called by one task at a time.
+class AsyncSession:
+    """Made by `AsyncClient.session`; called by one task at a time.
 
     progress: what was told last; it begins anew with another router. first_token, completion: once they have come.
     refusals: the latest, raised or not. routers_lost: how many were gone under it. received: what has been taken of the
@@ -109,7 +109,7 @@ class ClientSession:
 
     async def __aenter__(self) -> Self:
         """Returns once the session is accepted."""
-        self._deadline_s = monotonic_s() + self._timeout_s
+        self._deadline_s = monotonic() + self._timeout_s
         self._say_received()
         self._begin_call()
         self._reader = asyncio.create_task(self._read())
@@ -151,7 +151,7 @@ class ClientSession:
         update = api.SessionUpdate(revision=self._revision, context=pieces)
         await self._send(api.StreamGenerateRequest(update=update))
 
-    async def finish(self, closing: Any = None) -> AsyncIterator[generation.CompletionDelta]:
+    async def finish(self, closing: Any = None) -> AsyncGenerator[generation.CompletionDelta, None]:
         """Completes the prompt and yields the answer. closing: a str, token ids, chat messages or a `PromptInput`.
 
         Raises RefusedError: for this message, and the session can be finished again; for one before it that was on its
@@ -159,7 +159,7 @@ class ClientSession:
         """
         finish = api.SessionFinish(closing=prompt_of(closing))
         await self._send(api.StreamGenerateRequest(finish=finish))
-        async with aclosing(self.deltas()) as deltas:  # type: ignore[type-var]
+        async with aclosing(self.deltas()) as deltas:
             delta: generation.CompletionDelta
             async for delta in deltas:
                 yield delta
@@ -174,7 +174,7 @@ class ClientSession:
         """Whether `finish` was sent and not refused: the answer, or what is left of it, comes in `deltas`."""
         return self._finish is not None
 
-    async def deltas(self) -> AsyncIterator[generation.CompletionDelta]:
+    async def deltas(self) -> AsyncGenerator[generation.CompletionDelta, None]:
         """What is still to come of the answer. Raises as `finish`."""
         while (item := await self._answer.take()) is not None:
             if isinstance(item, Exception):
@@ -186,7 +186,7 @@ class ClientSession:
     async def _send(self, request: api.StreamGenerateRequest) -> None:
         self._raise_refusal()
         if request.ByteSize() > MAX_MESSAGE_BYTES:
-            raise InvalidInputError(
+            raise InvalidInputError.local(
                 f"has {request.ByteSize()} bytes, a client sends {MAX_MESSAGE_BYTES} at most", field="message"
             )
         sent = self._outbox.add(request)
@@ -210,7 +210,7 @@ class ClientSession:
             raise asyncio.InvalidStateError(_ENDED)
 
     def _left_s(self) -> float:
-        return max(0.0, self._deadline_s - monotonic_s())
+        return max(0.0, self._deadline_s - monotonic())
 
     def _begin_call(self) -> None:
         self._call = self._method(timeout=self._left_s())
@@ -229,6 +229,8 @@ class ClientSession:
         try:
             while await self._read_call():
                 pass
+        except grpc.aio.AioRpcError as error:
+            self._failure = self._failure or typed(error)
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer hears of it
             self._failure = self._failure or error
         except asyncio.CancelledError:
@@ -319,15 +321,15 @@ async def _ended(*tasks: asyncio.Task[None]) -> None:
 
 
 async def stream_documents(
-    session: ClientSession, documents: AsyncIterable[Any] | Iterable[Any], closing: Any = None
-) -> AsyncIterator[generation.CompletionDelta]:
+    session: AsyncSession, documents: AsyncIterable[Any] | Iterable[Any], closing: Any = None
+) -> AsyncGenerator[generation.CompletionDelta, None]:
     """Opens the session, appends documents as they are found, finishes it, and yields the answer.
 
-    Closing the iterator early cancels the session. Raises as `ClientSession.finish`.
+    Closing the iterator early cancels the session. Raises as `AsyncSession.finish`.
     """
     async with session:
         await session.append_all(documents)
-        async with aclosing(session.finish(closing)) as deltas:  # type: ignore[type-var]
+        async with aclosing(session.finish(closing)) as deltas:
             delta: generation.CompletionDelta
             async for delta in deltas:
                 yield delta

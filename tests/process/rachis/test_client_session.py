@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis import AsyncClient, AsyncSession, RefusedError, chat_prompt, stream_documents, text_prompt
+from rachis.outbox import Sent
+from rachis.prompts import each_of, piece_of, prompt_of
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from control_plane.client import ClientSession, RachisClient, RefusedError, chat_prompt, stream_documents, text_prompt
-from control_plane.client.outbox import Sent
-from control_plane.client.prompts import each_of, piece_of, prompt_of
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
 from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
@@ -22,22 +22,22 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 
 
 @pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[RachisClient]:
-    async with RachisClient(cluster.router.address) as client:
+async def client(cluster: Cluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.router.address) as client:
         yield client
 
 
-def opened(cluster: Cluster, client: RachisClient, prefix: Any = "hello", **values: Any) -> ClientSession:
+def opened(cluster: Cluster, client: AsyncClient, prefix: Any = "hello", **values: Any) -> AsyncSession:
     """A session that the cluster counts."""
     cluster.calls += 1
     return client.session(prefix, **{**GREEDY, **values})
 
 
-async def answer(session: ClientSession, closing: Any = None) -> str:
+async def answer(session: AsyncSession, closing: Any = None) -> str:
     return "".join([delta.text async for delta in session.finish(closing)])
 
 
-async def test_a_session_appends_finishes_and_has_its_completion(cluster: Cluster, client: RachisClient) -> None:
+async def test_a_session_appends_finishes_and_has_its_completion(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client, request_id="mine") as session:
         await session.append(" wide")
         await session.append([*b" world"])
@@ -52,7 +52,7 @@ async def test_a_session_appends_finishes_and_has_its_completion(cluster: Cluste
     assert not session.refusals
 
 
-async def test_priority_goes_with_requests_and_sessions(cluster: Cluster, client: RachisClient) -> None:
+async def test_priority_goes_with_requests_and_sessions(cluster: Cluster, client: AsyncClient) -> None:
     cluster.calls += 1
     generated = await client.generate(text_prompt("hello"), priority=-2, **GREEDY)
     async with opened(cluster, client, priority=3) as session:
@@ -61,7 +61,7 @@ async def test_priority_goes_with_requests_and_sessions(cluster: Cluster, client
     assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [-2, 3]
 
 
-async def test_updates_count_their_revisions(cluster: Cluster, client: RachisClient) -> None:
+async def test_updates_count_their_revisions(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client, mode="update") as session:
         await session.update(" one piece")
         await session.update([" two", [*b" pieces"]])
@@ -69,14 +69,14 @@ async def test_updates_count_their_revisions(cluster: Cluster, client: RachisCli
         assert await answer(session) == session_text("hello two pieces.")
 
 
-async def test_an_update_to_nothing_empties_the_context(cluster: Cluster, client: RachisClient) -> None:
+async def test_an_update_to_nothing_empties_the_context(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client, mode="update") as session:
         await session.append(" world")
         await session.update([])
         assert await answer(session) == session_text("hello")
 
 
-async def test_chat_messages_may_open_and_close_a_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_chat_messages_may_open_and_close_a_session(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client, [{"role": "system", "content": "read: "}]) as session:
         await session.append("this")
         text = await answer(session, chat_prompt([{"role": "user", "content": "so?"}]))
@@ -84,7 +84,7 @@ async def test_chat_messages_may_open_and_close_a_session(cluster: Cluster, clie
     assert text == session_text("read: this\nso?\n")
 
 
-async def test_a_session_that_is_refused_raises_on_entering(cluster: Cluster, client: RachisClient) -> None:
+async def test_a_session_that_is_refused_raises_on_entering(cluster: Cluster, client: AsyncClient) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async with opened(cluster, client, model="other"):
             raise AssertionError("it was never open")
@@ -94,7 +94,7 @@ async def test_a_session_that_is_refused_raises_on_entering(cluster: Cluster, cl
 
 
 async def test_a_refused_append_raises_in_the_next_call_and_the_session_goes_on(
-    cluster: Cluster, client: RachisClient
+    cluster: Cluster, client: AsyncClient
 ) -> None:
     async with opened(cluster, client) as session:
         await session.append("x" * 600)
@@ -110,7 +110,7 @@ async def test_a_refused_append_raises_in_the_next_call_and_the_session_goes_on(
 
 
 async def test_a_refused_finish_raises_there_and_the_session_can_be_finished_again(
-    cluster: Cluster, client: RachisClient
+    cluster: Cluster, client: AsyncClient
 ) -> None:
     async with opened(cluster, client, None) as session:
         for _ in range(2):
@@ -123,7 +123,7 @@ async def test_a_refused_finish_raises_there_and_the_session_can_be_finished_aga
 
 
 async def test_an_append_that_is_refused_while_the_answer_is_awaited_raises_and_the_answer_goes_on(
-    cluster: Cluster, client: RachisClient
+    cluster: Cluster, client: AsyncClient
 ) -> None:
     async with opened(cluster, client) as session:
         answering = session.finish()
@@ -137,7 +137,7 @@ async def test_an_append_that_is_refused_while_the_answer_is_awaited_raises_and_
         assert "".join([delta.text async for delta in session.deltas()]) == session_text("hello")
 
 
-async def test_leaving_the_block_early_cancels_the_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_leaving_the_block_early_cancels_the_session(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client) as session:
         await session.append(" world")
 
@@ -145,7 +145,7 @@ async def test_leaving_the_block_early_cancels_the_session(cluster: Cluster, cli
     await cluster.ends_with({State.CANCELLED: 1})
 
 
-async def test_an_error_in_the_block_cancels_the_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_an_error_in_the_block_cancels_the_session(cluster: Cluster, client: AsyncClient) -> None:
     with pytest.raises(ZeroDivisionError):
         async with opened(cluster, client):
             raise ZeroDivisionError
@@ -154,7 +154,7 @@ async def test_an_error_in_the_block_cancels_the_session(cluster: Cluster, clien
     await cluster.ends_with({State.CANCELLED: 1})
 
 
-async def test_leaving_the_answer_early_cancels_the_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_leaving_the_answer_early_cancels_the_session(cluster: Cluster, client: AsyncClient) -> None:
     named(cluster, "decode-0").engine.hold_before(3)
     async with opened(cluster, client) as session:
         async for _ in session.finish():
@@ -168,7 +168,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
     async with running_cluster(streaming__idle_timeout_s=2.0) as cluster:
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
-        async with RachisClient(cluster.router.address) as client, opened(cluster, client) as session:
+        async with AsyncClient(cluster.router.address) as client, opened(cluster, client) as session:
             await until(lambda: session.ended)
             for _ in range(2):
                 with pytest.raises(grpc.aio.AioRpcError, match="no input came"):
@@ -177,7 +177,7 @@ async def test_what_ends_the_session_is_raised_by_the_answer_and_by_every_call_a
                 await answer(session)
 
 
-async def test_the_clients_timeout_ends_the_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_the_clients_timeout_ends_the_session(cluster: Cluster, client: AsyncClient) -> None:
     async with opened(cluster, client, timeout_s=SESSION_DEADLINE_S) as session:
         await until(lambda: session.ended)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -255,20 +255,20 @@ def found_in_a_list() -> Iterator[Any]:
 
 @pytest.mark.parametrize("source", [found, found_in_a_list, lambda: list(found_in_a_list())])
 async def test_what_a_retriever_finds_is_appended_as_it_is_found(
-    cluster: Cluster, client: RachisClient, source: Any
+    cluster: Cluster, client: AsyncClient, source: Any
 ) -> None:
     async with opened(cluster, client) as session:
         assert await session.append_all(source()) == 3
         assert await answer(session) == session_text("hello1\nfirst\n\nsecond\n\nthird")
 
 
-async def test_stream_documents_opens_appends_finishes_and_answers(cluster: Cluster, client: RachisClient) -> None:
+async def test_stream_documents_opens_appends_finishes_and_answers(cluster: Cluster, client: AsyncClient) -> None:
     deltas = stream_documents(opened(cluster, client), found(), "?")
 
     assert "".join([delta.text async for delta in deltas]) == session_text("hello1\nfirst\n\nsecond\n\nthird?")
 
 
-async def test_a_retriever_that_fails_cancels_the_session(cluster: Cluster, client: RachisClient) -> None:
+async def test_a_retriever_that_fails_cancels_the_session(cluster: Cluster, client: AsyncClient) -> None:
     async def failing() -> AsyncIterator[str]:
         yield "first"
         raise ZeroDivisionError

@@ -3,10 +3,10 @@
 import pytest
 import redis.asyncio as redis
 from pydantic import ValidationError
-from rachis.redis_client import connect
 from redis.asyncio.cluster import RedisCluster
 
 from cluster_configs.schema import RedisSection
+from cluster_wire.redis_client import connect
 
 
 @pytest.mark.parametrize("url", ["redis://host:6379/0", "rediss://:secret@host:6379/0", "unix:///run/redis.sock"])

@@ -1,8 +1,7 @@
 """What a session has sent, told to one call and then to another."""
 
+from rachis.outbox import KeptBytes, Outbox, Sent
 from rachis.v1 import router_pb2 as api
-
-from control_plane.client.outbox import KeptBytes, Outbox, Sent
 
 
 def message(text: str) -> api.StreamGenerateRequest:

@@ -11,18 +11,19 @@ from typing import Any
 
 import grpc
 import pytest
-from rachis import wire as conventions
+from rachis import AsyncClient, Received, conventions
+from rachis.errors import InvalidInputError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 
-from cluster_core.errors import InvalidInputError, OverloadedError
-from control_plane.client import RachisClient, Received
+from cluster_core.errors import OverloadedError
+from cluster_wire import calls
 from tests.fakes.answers import retry_after_ms
 from tests.fakes.cluster import until
 
 _BOUND_S = 120.0
-Answer = Callable[[conventions.Context], Awaitable[None]]
+Answer = Callable[[calls.Context], Awaitable[None]]
 
 
 class MadeUpRouter(router_pb2_grpc.RouterServiceServicer):
@@ -31,16 +32,16 @@ class MadeUpRouter(router_pb2_grpc.RouterServiceServicer):
         self.calls = 0
 
     async def StreamGenerate(  # type: ignore[override]  # noqa: N802 - gRPC's name; it writes through the context
-        self, request_iterator: Any, context: conventions.Context
+        self, request_iterator: Any, context: calls.Context
     ) -> None:
         self.calls += 1
         await conventions.next_message(context)
-        await conventions.write(context, api.StreamGenerateResponse(accepted=api.SessionAccepted()))
+        await calls.write(context, api.StreamGenerateResponse(accepted=api.SessionAccepted()))
         await self._answer(context)
 
 
 @asynccontextmanager
-async def two_routers(answer: Answer) -> AsyncIterator[tuple[RachisClient, list[MadeUpRouter]]]:
+async def two_routers(answer: Answer) -> AsyncIterator[tuple[AsyncClient, list[MadeUpRouter]]]:
     routers = [MadeUpRouter(answer), MadeUpRouter(answer)]  # type: ignore[abstract]  # it has sessions only
     servers, addresses = [], []
     for router in routers:
@@ -50,20 +51,20 @@ async def two_routers(answer: Answer) -> AsyncIterator[tuple[RachisClient, list[
         await server.start()
         servers.append(server)
     try:
-        async with RachisClient(",".join(addresses)) as client:
+        async with AsyncClient(",".join(addresses)) as client:
             yield client, routers
     finally:
         await asyncio.gather(*(server.stop(None) for server in servers))
 
 
-async def never_reads(context: conventions.Context) -> None:
+async def never_reads(context: calls.Context) -> None:
     await asyncio.Event().wait()
 
 
-async def refuses(context: conventions.Context) -> None:
+async def refuses(context: calls.Context) -> None:
     for _ in range(5):
         await conventions.next_message(context)
-    await conventions.abort(context, OverloadedError("full", retry_after_ms=700))
+    await calls.abort(context, OverloadedError("full", retry_after_ms=700))
 
 
 async def fill(session: Any) -> None:
@@ -71,10 +72,10 @@ async def fill(session: Any) -> None:
         await session.append("x" * 1000)
 
 
-async def tells_and_refuses(context: conventions.Context) -> None:
+async def tells_and_refuses(context: calls.Context) -> None:
     for number in range(60):
         progress = generation.SessionProgress(received_tokens=number)
-        await conventions.write(context, api.StreamGenerateResponse(progress=progress))
+        await calls.write(context, api.StreamGenerateResponse(progress=progress))
     await refuses(context)
 
 
@@ -121,11 +122,11 @@ async def test_an_append_that_is_cancelled_while_it_is_sent_ends_the_session() -
 async def test_what_a_router_said_before_it_ended_the_call_is_read_to_its_end() -> None:
     """Writes fail before it is read."""
 
-    async def answers(context: conventions.Context) -> None:
+    async def answers(context: calls.Context) -> None:
         for number in range(150):
             delta = generation.CompletionDelta(token_ids=[number])
             event = {"delta": delta} if number else {"first_token": api.SessionFirstToken(delta=delta)}
-            await conventions.write(context, api.StreamGenerateResponse(**event))
+            await calls.write(context, api.StreamGenerateResponse(**event))
 
     async with two_routers(answers) as (client, routers), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
@@ -142,7 +143,7 @@ async def test_what_a_router_said_before_it_ended_the_call_is_read_to_its_end() 
 
 
 async def test_a_session_that_ended_well_says_so_to_who_appends() -> None:
-    async def ends(context: conventions.Context) -> None:
+    async def ends(context: calls.Context) -> None:
         for _ in range(5):
             await conventions.next_message(context)
 
@@ -154,9 +155,9 @@ async def test_a_session_that_ended_well_says_so_to_who_appends() -> None:
 
 
 async def test_who_stops_reading_finds_the_end_later() -> None:
-    async def answers(context: conventions.Context) -> None:
+    async def answers(context: calls.Context) -> None:
         for _ in range(100):
-            await conventions.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
+            await calls.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
 
     async with two_routers(answers) as (client, _), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
@@ -178,11 +179,11 @@ async def test_who_appends_and_does_not_read_is_told_of_the_end_by_the_deadline(
 ) -> None:
     """The end lies behind an answer that is longer than a client holds."""
 
-    async def answers_for_ever(context: conventions.Context) -> None:
+    async def answers_for_ever(context: calls.Context) -> None:
         while True:
-            await conventions.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
+            await calls.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
 
-    monkeypatch.setattr("control_plane.client.session._GRACE_S", 0.2)
+    monkeypatch.setattr("rachis.session._GRACE_S", 0.2)
     async with (
         two_routers(answers_for_ever) as (client, _),
         asyncio.timeout(_BOUND_S),
@@ -195,7 +196,7 @@ async def test_who_appends_and_does_not_read_is_told_of_the_end_by_the_deadline(
 async def test_what_was_given_up_while_it_was_sent_is_told_to_nobody_when_its_router_goes() -> None:
     """The call is over already when the append is cancelled, so that cancelling it does nothing."""
 
-    async def goes(context: conventions.Context) -> None:
+    async def goes(context: calls.Context) -> None:
         await gone.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
@@ -215,7 +216,7 @@ async def test_what_was_given_up_while_it_was_sent_is_told_to_nobody_when_its_ro
 
 
 async def test_what_is_given_up_while_another_router_is_waited_for_is_told_to_nobody() -> None:
-    async def goes(context: conventions.Context) -> None:
+    async def goes(context: calls.Context) -> None:
         await gone.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
@@ -238,16 +239,16 @@ async def test_what_is_given_up_while_another_router_is_waited_for_is_told_to_no
 
 
 async def test_what_was_received_is_what_was_taken_not_what_has_come() -> None:
-    async def answers(context: conventions.Context) -> None:
+    async def answers(context: calls.Context) -> None:
         for token in range(3):
             delta = generation.CompletionDelta(token_ids=[token], text="x")
-            await conventions.write(context, api.StreamGenerateResponse(delta=delta))
+            await calls.write(context, api.StreamGenerateResponse(delta=delta))
 
     async with two_routers(answers) as (client, _), asyncio.timeout(_BOUND_S):
         received = Received()
         async with client.session("hello", received=received) as session:
             assert session.received is received
-            async with aclosing(session.deltas()) as deltas:  # type: ignore[type-var]
+            async with aclosing(session.deltas()) as deltas:
                 await anext(deltas)
             await until(lambda: session.ended)
         assert len(received) == 1
@@ -258,7 +259,7 @@ async def test_what_was_received_is_what_was_taken_not_what_has_come() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:1,127.0.0.1:2", "dns:///routers:7421"])
 async def test_a_client_keeps_what_it_sent(address: str) -> None:
     """Of one router too: it may be started again, or be an address of several."""
-    async with RachisClient(address) as client:
+    async with AsyncClient(address) as client:
         outbox = client.session("hello")._outbox
         outbox.add(api.StreamGenerateRequest(open=api.SessionOpen(model="m")))
         await outbox.next()

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 import redis
-from rachis.redis_loop import LoopWords, RedisLoop
+
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 
 logger = logging.getLogger(__name__)
 WORDS = LoopWords(logger, away="away: %s", back="back", defect="a defect")

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import redis.asyncio as redis
-from rachis import registry
-from rachis.redis_client import REDIS_DOWN, connect
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.replicated_redis import ReplicatedRedis, replicated_redis
 from cluster_configs.loading import masked
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.service.lease import ServiceLease
 from worker_runtime.registration import Registration
 

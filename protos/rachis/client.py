@@ -1,35 +1,38 @@
-"""The Python client of a cluster: what the command line and the benchmarks use.
+"""The asyncio client of a service.
 
-async with RachisClient("127.0.0.1:7421") as client:
-    async for delta in client.stream(text_prompt("k1=blue; k1="), max_tokens=8):
+async with AsyncClient("127.0.0.1:7421") as client:
+    async for delta in client.stream("k1=blue; k1=", max_tokens=8):
         print(delta.text, end="")
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rachis import routers
+from rachis.errors import InvalidInputError, OverloadedError, RachisError, UnavailableError, typed
+from rachis.lost_routers import LostRouters, Received
+from rachis.outbox import KeptBytes
+from rachis.prompts import Prompt, prompt_of
+from rachis.retries import RetryBudget
+from rachis.session import AsyncSession
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-from cluster_core.clock import monotonic_s
-from control_plane.client import routers
-from control_plane.client.lost_routers import LostRouters, Received
-from control_plane.client.outbox import KeptBytes
-from control_plane.client.prompts import chat_prompt, prompt_of, text_prompt, token_prompt
-from control_plane.client.session import ClientSession
-
-__all__ = ["DEFAULT_TIMEOUT_S", "Generated", "RachisClient", "Received", "chat_prompt", "text_prompt", "token_prompt"]
-
 DEFAULT_TIMEOUT_S = 600.0
 Piece = generation.CompletionDelta | generation.Completion
+# grpc.health.v1.Health/Check without its library: what is asked of the whole server is an empty message, and SERVING is
+# these two bytes.
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_SERVING = b"\x08\x01"
 _MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
@@ -48,20 +51,28 @@ class Generated:
         self.logprobs += delta.logprobs
 
 
-class RachisClient:
-    """One channel to a service. Errors are `grpc.aio.AioRpcError`, with the router's sentence in `details()`.
+class AsyncClient:
+    """One channel to a service. Whatever a service refuses is raised as one of `rachis.errors`.
 
     address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn. Where a
     router is gone, another one goes on with the answer (`lost_routers`); `resumes` counts answers that went on so, each
-    time. Raises InvalidInputError.
+    time. credentials: of a router behind TLS, from `grpc.ssl_channel_credentials`; without them nothing is encrypted.
+    max_retries: how often an answer that was refused before it began is asked for again, when the service says that
+    this may help, as far as the client's budget goes (`RetryBudget`); `retries` counts them. Raises InvalidInputError.
     """
 
-    def __init__(self, address: str) -> None:
-        self.resumes = 0
+    def __init__(
+        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, max_retries: int = 0
+    ) -> None:
+        if max_retries < 0:
+            raise InvalidInputError.local(f"is {max_retries}, and at least 0", field="max_retries")
+        self.resumes = self.retries = 0
+        self._max_retries = max_retries
+        self._budget = RetryBudget()
         self._kept = KeptBytes(routers.KEPT_BYTES)
-        self._channel = grpc.aio.insecure_channel(routers.target(address), routers.channel_options())
+        self._channel = routers.channel(address, credentials)
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._health = self._channel.unary_unary(_HEALTH_CHECK, None, None)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -70,6 +81,10 @@ class RachisClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends every call of this client."""
         await self._channel.close(None)
 
     def call(self, request: api.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -84,16 +99,16 @@ class RachisClient:
         return self._router.Resume(api.ResumeRequest(request=request, received=told), timeout=timeout_s)
 
     async def stream(
-        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
-    ) -> AsyncIterator[Piece]:
+        self, prompt: Prompt, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
+    ) -> AsyncGenerator[Piece, None]:
         """Deltas, then the completion. Closing it early cancels the request. wishes: as of `stream_choices`."""
-        async with aclosing(self.stream_choices(prompt, 1, timeout_s=timeout_s, **wishes)) as pieces:  # type: ignore[type-var]
+        async with aclosing(self.stream_choices(prompt, 1, timeout_s=timeout_s, **wishes)) as pieces:
             async for _, piece in pieces:
                 yield piece
 
     async def stream_choices(
         self,
-        prompt: generation.PromptInput,
+        prompt: Prompt,
         n: int,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -101,25 +116,29 @@ class RachisClient:
         cache_salt: str = "",
         priority: int = 0,
         **sampling: Any,
-    ) -> AsyncIterator[tuple[int, Piece]]:
+    ) -> AsyncGenerator[tuple[int, Piece], None]:
         """Deltas of n answers, as they come, with the number of their answer, and the completion of each.
 
-        Closing the iterator early cancels the request. Choice i has seed + i, where there is a seed.
+        Closing the iterator early cancels the request. Choice i has seed + i, where there is a seed. prompt: a str,
+        token ids, chat messages as dicts, or a `PromptInput`. request_id: at most 128 characters; one is made where it
+        is empty. cache_salt: only requests with the same one share KV. priority: lower goes first. sampling: the fields
+        of `SamplingParams`. Raises RachisError, InvalidInputError.
         """
         request = api.GenerateRequest(
-            prompt=prompt,
-            sampling=generation.SamplingParams(**sampling),
+            prompt=prompt_of(prompt),
+            sampling=sampling_of(sampling),
             request_id=request_id,
             cache_salt=cache_salt,
             priority=priority,
             n=n,
         )
-        deadline_s, lost = monotonic_s() + timeout_s, LostRouters()
+        deadline_s, lost = monotonic() + timeout_s, LostRouters()
         received, completed = [Received() for _ in range(n)], set[int]()
+        retries_left = self._budget.of_request(self._max_retries)
         while True:
             try:
                 pieces = self._from_one_router(request, received, deadline_s)
-                async with aclosing(pieces) as stream:  # type: ignore[type-var]
+                async with aclosing(pieces) as stream:
                     async for choice, piece in stream:
                         if isinstance(piece, generation.CompletionDelta):
                             received[choice].add(piece)
@@ -133,14 +152,17 @@ class RachisClient:
             except grpc.aio.AioRpcError as error:
                 if len(completed) == n:
                     return
-                if not await self._goes_on(error, lost, sum(map(len, received)), deadline_s):
-                    raise
+                has_begun = any(received)
+                if not has_begun and retries_left and await self._may_repeat(typed(error), deadline_s):
+                    retries_left -= 1
+                elif not await self._goes_on(error, lost, sum(map(len, received)), deadline_s):
+                    raise typed(error) from None
 
     async def _from_one_router(
         self, request: api.GenerateRequest, received: Sequence[Received], deadline_s: float
-    ) -> AsyncIterator[tuple[int, Piece]]:
+    ) -> AsyncGenerator[tuple[int, Piece], None]:
         """What comes until it ends."""
-        left_s = max(0.0, deadline_s - monotonic_s())
+        left_s = max(0.0, deadline_s - monotonic())
         call = self.resume(request, received, left_s) if any(received) else self.call(request, left_s)
         try:
             async for response in call:
@@ -148,25 +170,34 @@ class RachisClient:
         finally:
             call.cancel()
 
+    async def _may_repeat(self, refused: RachisError, deadline_s: float) -> bool:
+        """Waits as long as the service says, where it says so, the budget has it, and there is time."""
+        wait_ms = refused.retry_after_ms
+        if wait_ms is None or not isinstance(refused, OverloadedError | UnavailableError):
+            return False
+        if monotonic() + wait_ms / 1000 >= deadline_s or not self._budget.take():
+            return False
+        self.retries += 1
+        await asyncio.sleep(wait_ms / 1000)
+        return True
+
     async def _goes_on(self, error: grpc.aio.AioRpcError, lost: LostRouters, received: int, deadline_s: float) -> bool:
         """Whether a router is gone, after so many tokens, and another one can be asked for what is missing."""
-        if not routers.is_lost(error) or not lost.may_go_on(received, monotonic_s()):
+        if not routers.is_lost(error) or not lost.may_go_on(received, monotonic()):
             return False
         await asyncio.sleep(routers.SETTLE_S)
-        if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic_s())):
+        if not await routers.connected(self._channel, min(lost.reconnect_s, deadline_s - monotonic())):
             return False
         self.resumes += bool(received)
         return True
 
-    async def generate(
-        self, prompt: generation.PromptInput, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
-    ) -> Generated:
+    async def generate(self, prompt: Prompt, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any) -> Generated:
         """The whole completion at once. wishes: as of `stream_choices`."""
         (generated,) = await self.generate_choices(prompt, 1, timeout_s=timeout_s, **wishes)
         return generated
 
     async def generate_choices(
-        self, prompt: generation.PromptInput, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
+        self, prompt: Prompt, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
     ) -> list[Generated]:
         """n whole completions at once. wishes: as of `stream_choices`."""
         choices = [Generated() for _ in range(n)]
@@ -179,7 +210,7 @@ class RachisClient:
 
     def session(
         self,
-        prefix: Any = None,
+        prefix: Prompt | None = None,
         *,
         mode: Literal["append", "update"] = "append",
         model: str = "",
@@ -189,8 +220,8 @@ class RachisClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         received: Received | None = None,
         **sampling: Any,
-    ) -> ClientSession:
-        """A streaming session, opened by `async with`; see `control_plane.client.session`.
+    ) -> AsyncSession:
+        """A streaming session, opened by `async with`; see `rachis.session`.
 
         prefix: what comes before the context: a str, token ids, chat messages or a `PromptInput`. Of chat messages the
         last one stays open, and the context goes into it. received: of an earlier session of the same input, whose
@@ -200,13 +231,13 @@ class RachisClient:
             model=model,
             mode=_MODES[mode],
             prefix=prompt_of(prefix),
-            sampling=generation.SamplingParams(**sampling),
+            sampling=sampling_of(sampling),
             request_id=request_id,
             cache_salt=cache_salt,
             priority=priority,
         )
         received = Received() if received is None else received
-        return ClientSession(self._router.StreamGenerate, opening, timeout_s, self._kept, self._goes_on, received)
+        return AsyncSession(self._router.StreamGenerate, opening, timeout_s, self._kept, self._goes_on, received)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
         request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
@@ -216,13 +247,27 @@ class RachisClient:
     async def is_serving(self, timeout_s: float) -> bool:
         """Whether a router takes requests: what its health service says, and False where it does not answer in time."""
         try:
-            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            answer = await self._health(b"", timeout=timeout_s)
         except grpc.aio.AioRpcError:
             return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(answer == _SERVING)
 
     async def router_status(self) -> admin.GetRouterStatusResponse:
         response: admin.GetRouterStatusResponse = await self.admin.GetRouterStatus(
             admin.GetRouterStatusRequest(), timeout=10
         )
         return response
+
+
+def sampling_of(given: dict[str, Any]) -> generation.SamplingParams:
+    """Raises InvalidInputError, naming the field."""
+    unknown = given.keys() - generation.SamplingParams.DESCRIPTOR.fields_by_name.keys()
+    if unknown:
+        raise InvalidInputError.local("is no sampling parameter", field=f"sampling.{min(unknown)}")
+    sampling = generation.SamplingParams()
+    for name, value in given.items():
+        try:
+            sampling.MergeFrom(generation.SamplingParams(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError.local(f"cannot be {value!r}: {error}", field=f"sampling.{name}") from None
+    return sampling
