@@ -18,13 +18,14 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
+SDKS := $(VENV)/sdks
 # Processes that tests are spread over: one more than cores, since many tests wait more than they compute.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
+.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
 	bench bench-papers bench-system bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,13 @@ $(STAMP): requirements/$(PROFILE).lock pyproject.toml
 	$$pip --quiet --no-build-isolation -e .
 	touch $@
 
+sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
+
+$(SDKS)/.rachis: requirements/sdks.lock | $(STAMP)
+	$(PYTHON) -m venv $(SDKS)
+	$(SDKS)/bin/pip install --disable-pip-version-check --no-deps --quiet -r requirements/sdks.lock
+	touch $@
+
 demo: setup ## Bring the service up, answer three recall questions through both pools, stop
 	$(BIN)/rachis demo
 
@@ -56,7 +64,7 @@ serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
 # Campaigns compute on one core and wait for nothing: beside the tests on many hosts, which mostly wait.
-test: setup ## All tests: many hosts beside those of one core and no engine, then the others over both cores; the time of each
+test: setup sdks ## All tests: many hosts beside those of one core and no engine, then the others over both cores; the time of each
 	failed=0
 	hosts=$$(mktemp)
 	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
@@ -80,7 +88,7 @@ contract: setup ## What every engine, registry and transport promises, asked of 
 campaign: setup ## Random sessions and fault plays with a few pinned seeds, and the planted bugs that they must find
 	$(PYTEST) tests/campaign $(SPREAD)
 
-integration: setup ## Whatever needs a real engine, Redis, Ray or NIXL, in any tier
+integration: setup sdks ## Whatever needs a real engine, Redis, Ray or NIXL, in any tier
 	$(PYTEST) tests --ignore=tests/hosts -m integration $(SPREAD)
 
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
@@ -145,6 +153,8 @@ lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
 			--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet \
 			$(UV_FLAGS) -o requirements/$$profile.lock
 	done
+	uv pip compile requirements/sdks.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate \
+		--no-header --quiet $(UV_FLAGS) -o requirements/sdks.lock
 
 $(BUF): package-lock.json
 	npm install --no-save --no-audit --no-fund --loglevel=error

@@ -1,4 +1,4 @@
-"""The one error tree. Each class names the gRPC status it becomes; `rachis.wire` holds the adapter.
+"""The one error tree. Each class names the gRPC status it becomes; `cluster_wire.calls` holds the adapter.
 
 `ClientFault` is bad input and names the field; `OperatingFault` is expected of any cluster and says when to
 try again. Anything else that is raised is a defect of ours and becomes INTERNAL.

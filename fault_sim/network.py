@@ -1,7 +1,7 @@
 """The simulated network: links between hosts, with latency, cuts and resets.
 
 A connection loses no message: what is sent over a link arrives in order, late, or the calls on it break. While a link
-is cut everything waits; a cut longer than `BREAK_S`, as gRPC's keepalive of `rachis.wire` notices it, breaks its calls
+is cut everything waits; a cut longer than `BREAK_S`, as keepalive (`rachis.conventions`) notices it, breaks its calls
 at both ends. A reset breaks them at the client at once; their server learns of it later.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-# Keepalive time and timeout of `rachis.wire.channel_options`.
+# Keepalive time and timeout of `rachis.conventions.channel_options`.
 BREAK_S = 30.0
 WINDOW_BYTES = 64 << 10
 _LATENCY_S = 0.0005

@@ -4,71 +4,24 @@ A thread runs the loop of an `AsyncClient`. A client may be used by several thre
 outlives a fork. What is raised is the same (`rachis.errors`).
 """
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable
+from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self
 
 import grpc
 
 from rachis.client import DEFAULT_TIMEOUT_S, AsyncClient, Generated, Piece
+from rachis.loop_thread import LoopThread
 from rachis.prompts import Prompt
 from rachis.session import AsyncSession, RefusedError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
-T = TypeVar("T")
-_END = object()
-
-
-class _Loop:
-    """An event loop in a thread of its own, to the end of the process or until it is closed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rachis-client", daemon=True)
-        self._thread.start()
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. Interrupted, for example by Ctrl-C, it cancels the coroutine."""
-        if self.closed:
-            coroutine.close()
-            raise RuntimeError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Ended early, it closes what it is given."""
-        # One that was interrupted in `anext` may be there for a moment still.
-        turn = asyncio.Lock()
-        try:
-            while (item := self.wait(_next_of(items, turn))) is not _END:
-                yield cast("T", item)
-        finally:
-            if not self.closed:
-                self.wait(_close(items, turn))
-
-    @property
-    def closed(self) -> bool:
-        return self._loop.is_closed()
-
-    def close(self) -> None:
-        """Once nothing runs there that anybody waits for."""
-        self.wait(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
 
 class Session:
     """A streaming session, as `AsyncSession`, opened by `with`; made by `Client.session`."""
 
-    def __init__(self, loop: _Loop, session: AsyncSession) -> None:
+    def __init__(self, loop: LoopThread, session: AsyncSession) -> None:
         self._loop = loop
         self._session = session
 
@@ -137,7 +90,7 @@ class Client:
     def __init__(
         self, address: str, *, credentials: grpc.ChannelCredentials | None = None, max_retries: int = 0
     ) -> None:
-        self._loop = _Loop()
+        self._loop = LoopThread()
         try:
             self._client = self._loop.wait(_made(address, credentials, max_retries))
         except BaseException:
@@ -201,20 +154,3 @@ class Client:
 
 async def _made(address: str, credentials: grpc.ChannelCredentials | None, max_retries: int) -> AsyncClient:
     return AsyncClient(address, credentials=credentials, max_retries=max_retries)
-
-
-async def _next_of(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | object:
-    async with turn:
-        return await anext(items, _END)
-
-
-async def _close(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> None:
-    async with turn:
-        await items.aclose()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
