@@ -47,6 +47,7 @@ class SamplingSpec:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -196,6 +197,8 @@ class EngineOutput:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[PositionLogprobs, ...] = ()
+    # Of the first output of an answer alone, where nothing of it had been emitted before.
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     # Of the last output alone, as are the lease and the session's record.
     finish_reason: FinishReason | None = None
     # Of the first output alone, as are the three after it.

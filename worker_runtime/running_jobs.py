@@ -159,7 +159,7 @@ class RunningJobs:
 
     def _convert(self, stream: JobStream, output: Any, *, counts_prefixes: bool) -> EngineOutput | Exception:
         """One vLLM output as ours: without text that has been sent, with what belongs to first and last outputs."""
-        from worker_runtime.vllm_conversion import finish_reason, position_logprobs
+        from worker_runtime.vllm_conversion import finish_reason, position_logprobs, prompt_logprobs
 
         completion, job = output.outputs[0], stream.job
         tokens, text, rows = list(completion.token_ids), completion.text, list(completion.logprobs or ())
@@ -185,6 +185,7 @@ class RunningJobs:
             logprobs=tuple(
                 position_logprobs(row, token, top or 0) for row, token in zip(rows, tokens, strict=top is not None)
             ),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs, job.token_ids, job.sampling.prompt_logprobs),
             finish_reason=reason,
             lease=self._end(stream, output, reason) if reason is not None else None,
             session=stream.prompt.take_record() if reason is not None and stream.prompt is not None else None,

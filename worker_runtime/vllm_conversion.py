@@ -1,5 +1,6 @@
 """Between the engine protocol and vLLM's own types: sampling parameters in, outputs and log-probabilities out."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
@@ -63,6 +64,8 @@ def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> Sampli
         frequency_penalty=spec.frequency_penalty,
         repetition_penalty=spec.repetition_penalty,
         logprobs=spec.logprobs,
+        # Whoever emitted the first token has told them.
+        prompt_logprobs=spec.prompt_logprobs if job.emitted is None else None,
         min_tokens=spec.min_tokens,
         ignore_eos=spec.ignore_eos,
         logit_bias=dict(spec.logit_bias) or None,
@@ -91,6 +94,16 @@ def structured_outputs_params(wanted: StructuredOutputs) -> StructuredOutputsPar
 def finish_reason(name: str | None) -> FinishReason | None:
     """vLLM's reason as ours; KeyError for one that is no proper end, such as `error` or `abort`."""
     return None if name is None else _FINISH_REASONS[name]
+
+
+def prompt_logprobs(
+    rows: "Sequence[dict[int, Logprob] | None] | None", token_ids: Sequence[int], top: int | None
+) -> tuple[PositionLogprobs, ...]:
+    """Of a prompt's tokens after the first, of which nobody can say anything."""
+    if not rows:
+        return ()
+    found = zip(rows[1:], token_ids[1:], strict=True)
+    return tuple(position_logprobs(row, token, top or 0) for row, token in found if row is not None)
 
 
 def position_logprobs(row: "dict[int, Logprob]", sampled: int, top: int) -> PositionLogprobs:

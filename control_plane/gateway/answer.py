@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 
 import numpy as np
+import torch
 from rachis import AsyncClient, RachisError, token_prompt
 from rachis.v1 import generation_pb2 as generation
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from control_plane.gateway.refusals import as_vllm_error
 from control_plane.gateway.sampling import wire_sampling
@@ -127,6 +128,7 @@ class Answer:
                 self._request.request_id,
                 list(piece.token_ids) if piece is not None else [],
                 new_logprobs=_logprobs(piece.logprobs) if piece is not None else None,
+                new_prompt_logprobs_tensors=_tensors(piece.prompt_logprobs) if piece is not None else None,
                 finish_reason=reason,
                 stop_reason=stop_reason,
                 prefill_stats=stats,
@@ -143,4 +145,16 @@ def _logprobs(rows: Iterable[generation.PositionLogprobs]) -> LogprobsLists | No
         np.array([[entry.token_id for entry in row] for row in entries]),
         np.array([[entry.logprob for entry in row] for row in entries]),
         np.array([row[0].rank for row in entries]),
+    )
+
+
+def _tensors(rows: Iterable[generation.PositionLogprobs]) -> LogprobsTensors | None:
+    """The same, of a prompt."""
+    found = _logprobs(rows)
+    if found is None:
+        return None
+    return LogprobsTensors(
+        torch.from_numpy(found.logprob_token_ids),
+        torch.from_numpy(found.logprobs),
+        torch.from_numpy(found.sampled_token_ranks),
     )

@@ -10,7 +10,6 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 # What may be asked for and has no field of `rachis.v1.SamplingParams`: the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
     "logprob_token_ids": (None, []),
     "thinking_token_budget": (None,),
@@ -19,7 +18,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # Hand-offs and emitted tokens travel there inside the cluster: nobody sets them from outside.
     "extra_args": (None, {}),
     "watermarking": (None, False),
-    "skip_reading_prefix_cache": (None, False),
 }
 # By vLLM's names; the others are called the same on the wire.
 _SAME = (
@@ -51,14 +49,16 @@ _NOT_STRUCTURED: Mapping[str, tuple[Any, ...]] = {
 def wire_sampling(params: SamplingParams) -> dict[str, Any]:
     """Fields of `rachis.v1.SamplingParams`. Raises VLLMValidationError."""
     _refuse(params, UNSUPPORTED)
-    if params.seed is not None and params.seed < 0:
-        raise VLLMValidationError(f"seed must not be negative, it is {params.seed}", parameter="seed")
-    top = params.num_logprobs
-    if top is not None and top < 0:
-        raise VLLMValidationError("logprobs of the whole vocabulary are not supported", parameter="logprobs")
-    fields = {name: getattr(params, name) for name in _SAME}
+    tops = {"logprobs": params.num_logprobs, "prompt_logprobs": params.prompt_logprobs}
+    for name, top in tops.items():
+        if top is not None and top < 0:
+            raise VLLMValidationError(f"{name} of the whole vocabulary are not supported", parameter=name)
+    fields = {name: getattr(params, name) for name in _SAME} | tops
     # vLLM's -1 is the wire's 0: all of them.
-    fields |= {"top_k": max(0, params.top_k), "logprobs": top}
+    fields["top_k"] = max(0, params.top_k)
+    if params.seed is not None:
+        # What torch makes of a negative one.
+        fields["seed"] = params.seed % (1 << 64)
     if params.structured_outputs is not None:
         fields["structured_outputs"] = _structured(params.structured_outputs)
     return {name: value for name, value in fields.items() if value is not None}

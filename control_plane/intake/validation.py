@@ -6,7 +6,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import InvalidInputError, OutOfRangeError
+from cluster_core.errors import InvalidInputError, NotSupportedError, OutOfRangeError
 from control_plane.model.limits import MOST_ENTRIES, max_tokens_of
 
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -23,6 +23,8 @@ MAX_BAD_WORDS = 64
 MAX_STRUCTURED_CHARACTERS = 65_536
 MAX_STRUCTURED_CHOICES = 1024
 MAX_LOGPROBS = 20
+# Log-probabilities of one prompt: an engine's thread makes them one by one.
+MAX_PROMPT_LOGPROBS = 131_072
 MAX_CHOICES = 16
 MAX_CHAT_MESSAGES = MOST_ENTRIES
 # Of one `update`.
@@ -41,11 +43,12 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "min_p": (0, True, 1),
     "presence_penalty": (-2, True, 2),
     "frequency_penalty": (-2, True, 2),
-    "repetition_penalty": (0, False, 2),
+    "repetition_penalty": (0, False, 1000),
     "max_tokens": (1, True, 2**31 - 1),
     "top_k": (0, True, 2**31 - 1),
     "logprobs": (0, True, MAX_LOGPROBS),
-    "seed": (0, True, 2**63 - 1),
+    "prompt_logprobs": (0, True, MAX_LOGPROBS),
+    "seed": (0, True, 2**64 - 1),
     "min_tokens": (0, True, 2**31 - 1),
 }
 
@@ -133,6 +136,13 @@ def check_tokens(token_ids: Sequence[int], sampling: generation.SamplingParams, 
     if not token_ids:
         raise InvalidInputError("has no tokens", field="prompt")
     check_vocabulary(token_ids, model, "prompt.token_ids")
+    rows = len(token_ids) * (sampling.prompt_logprobs + 1)
+    if sampling.HasField("prompt_logprobs") and rows > MAX_PROMPT_LOGPROBS:
+        raise OutOfRangeError(
+            f"{len(token_ids)} prompt tokens with {sampling.prompt_logprobs + 1} each are {rows} log-probabilities, at "
+            f"most {MAX_PROMPT_LOGPROBS} are told",
+            field="sampling.prompt_logprobs",
+        )
     wanted = len(token_ids) + max_tokens_of(sampling)
     if wanted > model.max_model_len:
         raise OutOfRangeError(
@@ -183,6 +193,8 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
     check_sampling(opened.sampling, model, "open.")
+    if opened.sampling.HasField("prompt_logprobs"):
+        raise NotSupportedError("a session's prompt has none", field="open.sampling.prompt_logprobs")
     check_received(opened.received, opened.sampling, model, "open.received")
     if max_tokens_of(opened.sampling) >= model.max_model_len:
         raise OutOfRangeError(

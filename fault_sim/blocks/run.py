@@ -90,6 +90,11 @@ class Run:
             token_ids=(token,),
             text=text,
             logprobs=logprobs((token,), sampling.logprobs),
+            prompt_logprobs=(
+                logprobs(self.job.token_ids[1:], sampling.prompt_logprobs)
+                if is_first and self.job.emitted is None
+                else ()
+            ),
             finish_reason=reason,
             handoff=self.report if is_first else None,
             cached_tokens=self.cached_tokens if is_first else 0,

@@ -44,11 +44,13 @@ class Generated:
     text: str = ""
     logprobs: list[generation.PositionLogprobs] = field(default_factory=list)
     completion: generation.Completion = field(default_factory=generation.Completion)
+    prompt_logprobs: list[generation.PositionLogprobs] = field(default_factory=list)
 
     def add(self, delta: generation.CompletionDelta) -> None:
         self.token_ids += delta.token_ids
         self.text += delta.text
         self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
 
 
 class AsyncClient:

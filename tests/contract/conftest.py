@@ -69,6 +69,7 @@ def make_job(
     stop: tuple[str, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     hand_off: bool = False,
     emitted: EmittedTokens | None = None,
 ) -> EngineJob:
@@ -79,6 +80,7 @@ def make_job(
         stop=stop,
         stop_token_ids=stop_token_ids,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
     return EngineJob(f"job-{next(_names)}", prompt, sampling, hand_off=hand_off, emitted=emitted)
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import FinishReason, HandoffOutcome
+from cluster_core.engine_jobs import EmittedTokens, FinishReason, HandoffOutcome
 from cluster_core.engine_reports import DecodeBatch, EngineInfo, EngineLoad, PrefixClaimChange, PrefixClaims
 from cluster_core.errors import InvalidInputError, UnavailableError
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
@@ -76,7 +76,26 @@ async def test_logprobs_come_one_position_per_token_with_so_many_likeliest(engin
 
 
 async def test_no_logprobs_come_unasked(engine: Engine) -> None:
-    assert all(output.logprobs == () for output in await outputs_of(engine, make_job(4)))
+    outputs = await outputs_of(engine, make_job(4))
+    assert all(output.logprobs == output.prompt_logprobs == () for output in outputs)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_those_of_the_prompt_come_with_the_first_output_whatever_is_cached(engine: Engine, count: int) -> None:
+    for _ in range(2):
+        first, *others = await outputs_of(engine, make_job(3, prompt_logprobs=count))
+        assert [row.sampled.token_id for row in first.prompt_logprobs] == list(PROMPT[1:])
+        assert all(len(row.top) == count for row in first.prompt_logprobs)
+        assert first.logprobs == ()
+        assert all(output.prompt_logprobs == () for output in others)
+
+
+async def test_an_answer_that_has_begun_says_nothing_of_its_prompt(engine: Engine) -> None:
+    plain = await outputs_of(engine, make_job(6))
+    so_far = EmittedTokens(tuple(tokens_of(plain)[:2]), 0)
+    outputs = await outputs_of(engine, make_job(6, prompt_logprobs=2, emitted=so_far))
+    assert tokens_of(outputs) == tokens_of(plain)[2:]
+    assert all(output.prompt_logprobs == () for output in outputs)
 
 
 async def test_closing_the_iterator_early_aborts_the_job_and_frees_its_blocks(engine: Engine) -> None:

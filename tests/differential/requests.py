@@ -50,7 +50,7 @@ def _turns(rng: Random) -> list[dict[str, str]]:
 def _sampling(rng: Random) -> dict[str, Any]:
     """Greedy, or with a seed: both sides have to say the same."""
     sampling: dict[str, Any] = {"max_tokens": rng.choice((1, 2, 6, 24, 60))}
-    sampling |= rng.choice(({"temperature": 0}, {"temperature": 1.0, "seed": rng.randrange(1000)}))
+    sampling |= rng.choice(({"temperature": 0}, {"temperature": 1.0, "seed": rng.randrange(-20, 1000)}))
     for name, values in _OPTIONS.items():
         if rng.random() < 0.2:
             sampling[name] = rng.choice(values)
@@ -65,7 +65,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "min_p": (0.05,),
     "presence_penalty": (1.0, -0.5),
     "frequency_penalty": (0.7,),
-    "repetition_penalty": (1.2, 1.9),
+    "repetition_penalty": (1.2, 1.9, 2.5),
     "stop": (["e;"], ["lu", "r"], "; "),
     "stop_token_ids": ([59], [32, 61]),
     "include_stop_str_in_output": (True,),
@@ -131,8 +131,10 @@ def _completion(rng: Random) -> dict[str, Any]:
         body["prompt"] = rng.choice(([_prompt(rng), _prompt(rng)], [rng.randrange(1, 300) for _ in range(20)]))
     if rng.random() < 0.3:
         body["logprobs"] = rng.choice((1, 3))
-    elif rng.random() < 0.1:
+    if rng.random() < 0.15:
         body["echo"] = True
+    if rng.random() < 0.1:
+        body["prompt_logprobs"] = rng.choice((0, 1, 4))
     return body
 
 
@@ -140,6 +142,8 @@ def _chat(rng: Random) -> dict[str, Any]:
     body = _structured(rng, {"messages": _turns(rng), **_sampling(rng)}, chat=True)
     if rng.random() < 0.3:
         body |= {"logprobs": True, "top_logprobs": rng.choice((0, 2))}
+    if rng.random() < 0.1:
+        body["prompt_logprobs"] = rng.choice((0, 3))
     return body
 
 

@@ -96,12 +96,14 @@ def test_every_parameter_of_vllm_is_said_refused_or_the_fronts_own() -> None:
     fronts_own = {
         *("n", "detokenize", "output_kind", "skip_clone", "include_stop_str_in_output", "skip_special_tokens"),
         *("spaces_between_special_tokens", "flat_logprobs", "output_text_buffer_length", "stream_interval"),
+        # Follows from `prompt_logprobs`; no request may say it.
+        "skip_reading_prefix_cache",
         # Of what is refused itself.
         *("prompt_logprob_start", "routed_experts_prompt_start"),
     }
     lists: dict[str, Any] = {"stop": ["x"], "logit_bias": {1: 1.0}, "allowed_token_ids": [1], "bad_words": ["x"]}
     lists["structured_outputs"] = StructuredOutputsParams(regex="a")
-    said = set(wire_sampling(SamplingParams(logprobs=1, seed=1, **lists))) | {"max_tokens"}
+    said = set(wire_sampling(SamplingParams(logprobs=1, prompt_logprobs=1, seed=1, **lists))) | {"max_tokens"}
     known = said | set(UNSUPPORTED) | fronts_own
     public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
     assert public - known == set()
@@ -116,10 +118,8 @@ def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
 @pytest.mark.parametrize(
     "wishes",
     [
-        {"prompt_logprobs": 1},
-        {"prompt_logprobs": 0},
+        {"prompt_logprobs": -1},
         {"extra_args": {"rachis_emitted": [1]}},
-        {"seed": -2},
         {"logprobs": -1},
         {"structured_outputs": StructuredOutputsParams(json_object=True, whitespace_pattern=" ")},
         {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},

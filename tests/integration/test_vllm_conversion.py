@@ -26,6 +26,7 @@ SPEC = SamplingSpec(
     frequency_penalty=0.25,
     repetition_penalty=1.5,
     logprobs=2,
+    prompt_logprobs=1,
     min_tokens=2,
     ignore_eos=True,
     logit_bias={5: -1.5},

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arachis/v1/generation.proto\x12\trachis.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"y\n\x0bPromptInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.rachis.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.rachis.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\xec\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\n\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\x0b\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12<\n\nlogit_bias\x18\x0f \x03(\x0b\x32(.rachis.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x10 \x03(\r\x12\x11\n\tbad_words\x18\x11 \x03(\t\x12\x38\n\x12structured_outputs\x18\x12 \x01(\x0b\x32\x1c.rachis.v1.StructuredOutputs\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\xd9\x01\n\x11StructuredOutputs\x12\x11\n\x04json\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bjson_object\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\x05regex\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x04 \x03(\t\x12\x14\n\x07grammar\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x1b\n\x0estructural_tag\x18\x06 \x01(\tH\x04\x88\x01\x01\x42\x07\n\x05_jsonB\x0e\n\x0c_json_objectB\x08\n\x06_regexB\n\n\x08_grammarB\x11\n\x0f_structural_tag\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\"b\n\x10PositionLogprobs\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.rachis.v1.TokenLogprob\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.rachis.v1.TokenLogprob\"\x91\x01\n\x0f\x43ompletionDelta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.rachis.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.rachis.v1.FinishReason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"h\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x05 \x01(\x01\"\xbd\x01\n\x05Route\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12*\n\x07handoff\x18\x03 \x01(\x0e\x32\x19.rachis.v1.HandoffOutcome\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x12\n\nmigrations\x18\x06 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\r\"\xb3\x01\n\x0fSessionProgress\x12\x17\n\x0freceived_tokens\x18\x01 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x1a\n\x12invalidated_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0cready_tokens\x18\x06 \x01(\r\x12\x0e\n\x06inputs\x18\x07 \x01(\r\"X\n\x0cSessionEvent\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.rachis.v1.SessionEventKind\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xd5\x01\n\rSessionRecord\x12*\n\x06tokens\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.SessionProgress\x12\x18\n\x10preemptions_swap\x18\x02 \x01(\r\x12\x1d\n\x15preemptions_recompute\x18\x03 \x01(\r\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.rachis.v1.SessionEvent\x12\x19\n\x11ttft_from_open_ms\x18\x05 \x01(\x01\x12\x1b\n\x13ttft_from_finish_ms\x18\x06 \x01(\x01\"\xce\x01\n\nCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.rachis.v1.Usage\x12#\n\x07timings\x18\x03 \x01(\x0b\x32\x12.rachis.v1.Timings\x12\x1f\n\x05route\x18\x04 \x01(\x0b\x32\x10.rachis.v1.Route\x12)\n\x07session\x18\x05 \x01(\x0b\x32\x18.rachis.v1.SessionRecord*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xa2\x01\n\x0eHandoffOutcome\x12\x1f\n\x1bHANDOFF_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14HANDOFF_OUTCOME_NONE\x10\x01\x12\x1a\n\x16HANDOFF_OUTCOME_PULLED\x10\x02\x12\x19\n\x15HANDOFF_OUTCOME_LOCAL\x10\x03\x12\x1e\n\x1aHANDOFF_OUTCOME_RECOMPUTED\x10\x04*]\n\x0bSessionMode\x12\x1c\n\x18SESSION_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13SESSION_MODE_APPEND\x10\x01\x12\x17\n\x13SESSION_MODE_UPDATE\x10\x02*\xd4\x02\n\x10SessionEventKind\x12\"\n\x1eSESSION_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19SESSION_EVENT_KIND_QUEUED\x10\x01\x12 \n\x1cSESSION_EVENT_KIND_SCHEDULED\x10\x02\x12#\n\x1fSESSION_EVENT_KIND_KV_ON_DEVICE\x10\x03\x12%\n!SESSION_EVENT_KIND_PREEMPTED_SWAP\x10\x04\x12*\n&SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE\x10\x05\x12\x1e\n\x1aSESSION_EVENT_KIND_RESUMED\x10\x06\x12\"\n\x1eSESSION_EVENT_KIND_INVALIDATED\x10\x07\x12\x1f\n\x1bSESSION_EVENT_KIND_FINISHED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arachis/v1/generation.proto\x12\trachis.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.rachis.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"y\n\x0bPromptInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.rachis.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.rachis.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\x9e\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\n\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\x0b\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12<\n\nlogit_bias\x18\x0f \x03(\x0b\x32(.rachis.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x10 \x03(\r\x12\x11\n\tbad_words\x18\x11 \x03(\t\x12\x38\n\x12structured_outputs\x18\x12 \x01(\x0b\x32\x1c.rachis.v1.StructuredOutputs\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x12\n\x10_prompt_logprobs\"\xd9\x01\n\x11StructuredOutputs\x12\x11\n\x04json\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bjson_object\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\x05regex\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x04 \x03(\t\x12\x14\n\x07grammar\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x1b\n\x0estructural_tag\x18\x06 \x01(\tH\x04\x88\x01\x01\x42\x07\n\x05_jsonB\x0e\n\x0c_json_objectB\x08\n\x06_regexB\n\n\x08_grammarB\x11\n\x0f_structural_tag\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\"b\n\x10PositionLogprobs\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.rachis.v1.TokenLogprob\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.rachis.v1.TokenLogprob\"\xc7\x01\n\x0f\x43ompletionDelta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.rachis.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x34\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1b.rachis.v1.PositionLogprobs\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"h\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x05 \x01(\x01\"\xbd\x01\n\x05Route\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12*\n\x07handoff\x18\x03 \x01(\x0e\x32\x19.rachis.v1.HandoffOutcome\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x12\n\nmigrations\x18\x06 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\r\"\xb3\x01\n\x0fSessionProgress\x12\x17\n\x0freceived_tokens\x18\x01 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x1a\n\x12invalidated_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0cready_tokens\x18\x06 \x01(\r\x12\x0e\n\x06inputs\x18\x07 \x01(\r\"X\n\x0cSessionEvent\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.rachis.v1.SessionEventKind\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xd5\x01\n\rSessionRecord\x12*\n\x06tokens\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.SessionProgress\x12\x18\n\x10preemptions_swap\x18\x02 \x01(\r\x12\x1d\n\x15preemptions_recompute\x18\x03 \x01(\r\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.rachis.v1.SessionEvent\x12\x19\n\x11ttft_from_open_ms\x18\x05 \x01(\x01\x12\x1b\n\x13ttft_from_finish_ms\x18\x06 \x01(\x01\"\xce\x01\n\nCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.rachis.v1.Usage\x12#\n\x07timings\x18\x03 \x01(\x0b\x32\x12.rachis.v1.Timings\x12\x1f\n\x05route\x18\x04 \x01(\x0b\x32\x10.rachis.v1.Route\x12)\n\x07session\x18\x05 \x01(\x0b\x32\x18.rachis.v1.SessionRecord*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xa2\x01\n\x0eHandoffOutcome\x12\x1f\n\x1bHANDOFF_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14HANDOFF_OUTCOME_NONE\x10\x01\x12\x1a\n\x16HANDOFF_OUTCOME_PULLED\x10\x02\x12\x19\n\x15HANDOFF_OUTCOME_LOCAL\x10\x03\x12\x1e\n\x1aHANDOFF_OUTCOME_RECOMPUTED\x10\x04*]\n\x0bSessionMode\x12\x1c\n\x18SESSION_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13SESSION_MODE_APPEND\x10\x01\x12\x17\n\x13SESSION_MODE_UPDATE\x10\x02*\xd4\x02\n\x10SessionEventKind\x12\"\n\x1eSESSION_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19SESSION_EVENT_KIND_QUEUED\x10\x01\x12 \n\x1cSESSION_EVENT_KIND_SCHEDULED\x10\x02\x12#\n\x1fSESSION_EVENT_KIND_KV_ON_DEVICE\x10\x03\x12%\n!SESSION_EVENT_KIND_PREEMPTED_SWAP\x10\x04\x12*\n&SESSION_EVENT_KIND_PREEMPTED_RECOMPUTE\x10\x05\x12\x1e\n\x1aSESSION_EVENT_KIND_RESUMED\x10\x06\x12\"\n\x1eSESSION_EVENT_KIND_INVALIDATED\x10\x07\x12\x1f\n\x1bSESSION_EVENT_KIND_FINISHED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2654
-  _globals['_FINISHREASON']._serialized_end=2749
-  _globals['_HANDOFFOUTCOME']._serialized_start=2752
-  _globals['_HANDOFFOUTCOME']._serialized_end=2914
-  _globals['_SESSIONMODE']._serialized_start=2916
-  _globals['_SESSIONMODE']._serialized_end=3009
-  _globals['_SESSIONEVENTKIND']._serialized_start=3012
-  _globals['_SESSIONEVENTKIND']._serialized_end=3352
+  _globals['_FINISHREASON']._serialized_start=2758
+  _globals['_FINISHREASON']._serialized_end=2853
+  _globals['_HANDOFFOUTCOME']._serialized_start=2856
+  _globals['_HANDOFFOUTCOME']._serialized_end=3018
+  _globals['_SESSIONMODE']._serialized_start=3020
+  _globals['_SESSIONMODE']._serialized_end=3113
+  _globals['_SESSIONEVENTKIND']._serialized_start=3116
+  _globals['_SESSIONEVENTKIND']._serialized_end=3456
   _globals['_CHATMESSAGE']._serialized_start=41
   _globals['_CHATMESSAGE']._serialized_end=85
   _globals['_CHATMESSAGES']._serialized_start=87
@@ -50,29 +50,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPTINPUT']._serialized_start=170
   _globals['_PROMPTINPUT']._serialized_end=291
   _globals['_SAMPLINGPARAMS']._serialized_start=294
-  _globals['_SAMPLINGPARAMS']._serialized_end=1042
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=815
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=863
-  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1045
-  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1262
-  _globals['_TOKENLOGPROB']._serialized_start=1264
-  _globals['_TOKENLOGPROB']._serialized_end=1327
-  _globals['_POSITIONLOGPROBS']._serialized_start=1329
-  _globals['_POSITIONLOGPROBS']._serialized_end=1427
-  _globals['_COMPLETIONDELTA']._serialized_start=1430
-  _globals['_COMPLETIONDELTA']._serialized_end=1575
-  _globals['_USAGE']._serialized_start=1577
-  _globals['_USAGE']._serialized_end=1657
-  _globals['_TIMINGS']._serialized_start=1659
-  _globals['_TIMINGS']._serialized_end=1763
-  _globals['_ROUTE']._serialized_start=1766
-  _globals['_ROUTE']._serialized_end=1955
-  _globals['_SESSIONPROGRESS']._serialized_start=1958
-  _globals['_SESSIONPROGRESS']._serialized_end=2137
-  _globals['_SESSIONEVENT']._serialized_start=2139
-  _globals['_SESSIONEVENT']._serialized_end=2227
-  _globals['_SESSIONRECORD']._serialized_start=2230
-  _globals['_SESSIONRECORD']._serialized_end=2443
-  _globals['_COMPLETION']._serialized_start=2446
-  _globals['_COMPLETION']._serialized_end=2652
+  _globals['_SAMPLINGPARAMS']._serialized_end=1092
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=845
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=893
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1095
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1312
+  _globals['_TOKENLOGPROB']._serialized_start=1314
+  _globals['_TOKENLOGPROB']._serialized_end=1377
+  _globals['_POSITIONLOGPROBS']._serialized_start=1379
+  _globals['_POSITIONLOGPROBS']._serialized_end=1477
+  _globals['_COMPLETIONDELTA']._serialized_start=1480
+  _globals['_COMPLETIONDELTA']._serialized_end=1679
+  _globals['_USAGE']._serialized_start=1681
+  _globals['_USAGE']._serialized_end=1761
+  _globals['_TIMINGS']._serialized_start=1763
+  _globals['_TIMINGS']._serialized_end=1867
+  _globals['_ROUTE']._serialized_start=1870
+  _globals['_ROUTE']._serialized_end=2059
+  _globals['_SESSIONPROGRESS']._serialized_start=2062
+  _globals['_SESSIONPROGRESS']._serialized_end=2241
+  _globals['_SESSIONEVENT']._serialized_start=2243
+  _globals['_SESSIONEVENT']._serialized_end=2331
+  _globals['_SESSIONRECORD']._serialized_start=2334
+  _globals['_SESSIONRECORD']._serialized_end=2547
+  _globals['_COMPLETION']._serialized_start=2550
+  _globals['_COMPLETION']._serialized_end=2756
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,7 @@ SET_SAMPLING: dict[str, Any] = {
     "frequency_penalty": 0.25,
     "repetition_penalty": 1.5,
     "logprobs": 0,
+    "prompt_logprobs": 1,
     "min_tokens": 2,
     "ignore_eos": True,
     "stop": ["a", "bc"],
@@ -94,9 +95,10 @@ def test_what_an_answer_has_to_be_keeps_its_kind(wanted: dict[str, Any]) -> None
 def test_logprobs_keep_their_order_on_the_wire() -> None:
     row = PositionLogprobs(TokenLogprob(7, -3.0, 9), (TokenLogprob(1, -0.5, 1), TokenLogprob(2, -1.0, 2)))
 
-    delta = to_wire(EngineOutput((7,), "x", (row,)), generation.CompletionDelta)
+    delta = to_wire(EngineOutput((7,), "x", (row,), prompt_logprobs=(row, row)), generation.CompletionDelta)
 
     [position] = delta.logprobs
+    assert list(delta.prompt_logprobs) == [position, position]
     assert (position.sampled.token_id, position.sampled.logprob, position.sampled.rank) == (7, -3.0, 9)
     assert [(entry.token_id, entry.rank) for entry in position.top] == [(1, 1), (2, 2)]
 

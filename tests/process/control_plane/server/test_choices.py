@@ -159,7 +159,7 @@ async def test_every_choice_is_resumed_after_what_was_received_of_it(cluster: Cl
     ("n", "fields", "field"),
     [
         (17, {}, "n"),
-        (2, {"seed": 2**63 - 1}, "sampling.seed"),
+        (2, {"seed": 2**64 - 1}, "sampling.seed"),
         (1, {"received": (api.ReceivedAnswer(), api.ReceivedAnswer())}, "received"),
         (2, {"received": (api.ReceivedAnswer(), api.ReceivedAnswer(token_ids=[256]))}, "received[1].token_ids"),
     ],

@@ -119,6 +119,14 @@ async def test_logprobs_come_for_every_token_on_both_sides_of_the_hand_off(clust
     assert all(len(row.top) == 2 for row in rows)
 
 
+async def test_those_of_the_prompt_come_once_with_the_first_piece(cluster: Cluster) -> None:
+    first, *others = await cluster.generate(prompt_logprobs=2)
+
+    assert bytes(row.sampled.token_id for row in first.delta.prompt_logprobs) == b"ello"
+    assert all(len(row.top) == 2 for row in first.delta.prompt_logprobs)
+    assert not any(response.delta.prompt_logprobs for response in others)
+
+
 async def test_a_hand_off_past_its_deadline_is_recomputed_and_its_lease_released(empty: Cluster) -> None:
     prefiller = await empty.add(PREFILL, deadline_s=0.0)
     await empty.add(DECODE)

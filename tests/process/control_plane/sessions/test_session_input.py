@@ -53,6 +53,7 @@ INVALID, TOO_MUCH = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RAN
             "open.sampling.structured_outputs.regex",
         ),
         (opening(max_tokens=512), TOO_MUCH, "open.sampling.max_tokens"),
+        (opening(prompt_logprobs=0), grpc.StatusCode.UNIMPLEMENTED, "open.sampling.prompt_logprobs"),
         (opening(prefix="x" * 505), TOO_MUCH, "open.prefix"),
         (
             opening_with(prefix=generation.PromptInput(token_ids=generation.TokenIds(ids=[256]))),

@@ -60,3 +60,14 @@ def test_an_update_that_cannot_fit_is_refused_by_its_size(pieces: list[api.Sessi
     with pytest.raises(OutOfRangeError) as caught:
         validation.check_pieces(pieces, MODEL, "update.context")
     assert caught.value.field == "update.context"
+
+
+@pytest.mark.parametrize(("tokens", "top"), [(6242, 20), (65_537, 1), (131_073, 0)])
+def test_a_prompt_has_log_probabilities_told_up_to_a_number(tokens: int, top: int) -> None:
+    model = wire.ModelInfo(vocabulary_size=256, max_model_len=200_000)
+    sampling = generation.SamplingParams(prompt_logprobs=top)
+    validation.check_tokens([1] * (tokens - 1), sampling, model)
+    with pytest.raises(OutOfRangeError, match="131072 are told") as refused:
+        validation.check_tokens([1] * tokens, sampling, model)
+    assert refused.value.field == "sampling.prompt_logprobs"
+    validation.check_tokens([1] * tokens, generation.SamplingParams(), model)
