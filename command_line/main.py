@@ -8,6 +8,7 @@ import typer
 from cluster_core.errors import RachisError
 from command_line import (
     chaos,
+    chat,
     cluster,
     config,
     demo,
@@ -26,7 +27,7 @@ from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 
-COMMANDS = (serve, route, gateway, generate, overview, pools, demo, verify, chaos, profile, simulate, plan)
+COMMANDS = (serve, route, gateway, generate, chat, overview, pools, demo, verify, chaos, profile, simulate, plan)
 GROUPS = (config, bench, index, placement, cluster)
 
 app = typer.Typer(
