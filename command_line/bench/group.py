@@ -14,6 +14,7 @@ from command_line.bench import (
     overhead,
     placement,
     prefix_cache,
+    serve,
     simulator,
     soak,
     streaming,
@@ -24,6 +25,7 @@ from command_line.bench import (
 COMMANDS = (
     overhead,
     gateway,
+    serve,
     simulator,
     ordering,
     streaming,

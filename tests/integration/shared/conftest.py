@@ -1,15 +1,17 @@
 """One service as it comes, and one with little memory, which is also one that has not seen what the other was asked."""
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from rachis import AsyncClient
 
 from cluster_core.ports import hold_port
 from command_line.own_service import Target
-from tests.integration.conftest import CHUNK_TOKENS, own_service
+from tests.integration.conftest import CHUNK_TOKENS, own_service, until
 
 # Of the small service: blocks for about seven of the sessions that are open at once there, host memory for two.
 MAX_BACKLOG_TOKENS = 256
@@ -23,6 +25,10 @@ SMALL: dict[str, Any] = {
     "handoff__deadline_s": 3,
     "handoff__lease_s": 600,
 }
+
+
+# Of a gateway, on a busy machine.
+START_S = 280.0
 
 
 @pytest.fixture(scope="package")
@@ -42,6 +48,14 @@ async def shared_service(
 
 
 @pytest_asyncio.fixture(scope="package")
+async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
+    """The URL of the one that `rachis serve` has started."""
+    url = f"http://127.0.0.1:{gateway_port}"
+    await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
+    return url
+
+
+@pytest_asyncio.fixture(scope="package")
 async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, AsyncClient]]:
     """A service with few blocks, a small backlog and a short hand-off deadline, which tells of every progress."""
     async with own_service(tmp_path_factory.mktemp("small"), **SMALL) as running:
@@ -56,3 +70,11 @@ def client(shared_service: tuple[Target, AsyncClient]) -> AsyncClient:
 @pytest.fixture
 def target(shared_service: tuple[Target, AsyncClient]) -> Target:
     return shared_service[0]
+
+
+async def _is_healthy(url: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"{url}/health")).status_code == 200
+        except httpx.HTTPError:
+            return False

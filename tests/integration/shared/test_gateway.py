@@ -16,7 +16,6 @@ import pytest_asyncio
 from rachis import AsyncClient, chat_prompt, text_prompt
 from rachis.v1 import generation_pb2 as generation
 
-from command_line.own_service import Target
 from tests.integration.conftest import until
 from tests.integration.session_play import idle
 
@@ -25,15 +24,6 @@ pytestmark = pytest.mark.integration
 MODEL = "rachis-builtin"
 PROMPT = "k1=blue; k2=red; k17=melon; the sky; k9=pear; k1="
 TURNS: Any = [{"role": "user", "content": PROMPT}]
-START_S = 280.0
-
-
-@pytest_asyncio.fixture(scope="package")
-async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
-    """The URL of the one that `rachis serve` has started."""
-    url = f"http://127.0.0.1:{gateway_port}"
-    await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
-    return url
 
 
 @pytest_asyncio.fixture
@@ -46,14 +36,6 @@ async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
 async def openai_client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-async def _is_healthy(url: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"{url}/health")).status_code == 200
-        except httpx.HTTPError:
-            return False
 
 
 # Each beside the same request over gRPC.
