@@ -242,6 +242,26 @@ class RouterSection(Section):
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
 
 
+class WebSocketSection(Section):
+    """`/v1/responses` as a WebSocket; the limits are those of one gateway process and of each of its connections."""
+
+    max_connections: int = Field(1024, ge=1, le=100_000, description="One more is answered with 429.")
+    max_frame_mib: float = Field(16.0, gt=0, le=256, description="Of one event of a client.")
+    max_responses: int = Field(64, ge=1, le=10_000, description="Kept by a connection to go on from; the oldest go.")
+    max_kept_mib: float = Field(16.0, gt=0, le=1024, description="Of these, as JSON; the latest is kept in any case.")
+    idle_timeout_s: Seconds = Field(600.0, description="A connection without an event for so long is ended.")
+    lifetime_s: Seconds = Field(3600.0, description="A connection is ended then, whatever it does.")
+
+
+class StoredResponsesSection(Section):
+    """Responses that gateways keep in Redis, to be gone on from by their id at any of them; for the whole service."""
+
+    lifetime_s: float = Field(2_592_000.0, gt=0, le=31_536_000, description="Of each, from its end.")
+    max_responses: int = Field(10_000, ge=1, le=10_000_000, description="The oldest go.")
+    max_total_mib: float = Field(256.0, gt=0, le=1_048_576, description="Of all of them; the oldest go.")
+    max_response_mib: float = Field(4.0, gt=0, le=64, description="A larger one is answered, and not stored.")
+
+
 class GatewaySection(Section):
     """The HTTP APIs of OpenAI and Anthropic, which `rachis serve` starts beside its router."""
 
@@ -251,6 +271,8 @@ class GatewaySection(Section):
     options: tuple[str, ...] = Field(
         (), description="Of vLLM's front, such as --enable-auto-tool-choice; docs/http.md lists them."
     )
+    websocket: WebSocketSection = WebSocketSection()
+    stored_responses: StoredResponsesSection = StoredResponsesSection()
 
 
 class StreamingSection(Section):

@@ -2,13 +2,18 @@
 
 import asyncio
 import json
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster_core.errors import ConfigError
 from command_line import options
 from command_line.lossy_output import lossy_output
 from command_line.output import out
+
+if TYPE_CHECKING:
+    from cluster_configs.schema import GatewaySection
 
 _DEFAULT_PORT = 8000
 
@@ -26,12 +31,17 @@ def gateway_command(
     host: Annotated[str, typer.Option(help="Address that HTTP is served on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Several gateways may share a port.")] = _DEFAULT_PORT,
     wait_s: Annotated[float, typer.Option(min=0.0, help="How long a router with a worker is waited for.")] = 300.0,
+    redis: Annotated[
+        str, typer.Option(help="URL where responses are stored; - reads it from standard input; default: nowhere.")
+    ] = "",
+    assignments: options.Assignments = None,
     as_json: options.AsJson = False,
 ) -> None:
     """HTTP for a running service: the APIs of OpenAI and Anthropic, as `vllm serve` answers them.
 
     Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
-    --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key.
+    --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key. Keys of --set are those of
+    `gateway.websocket` and `gateway.stored_responses`, see docs/http.md.
     """
     # Imported here: no other command needs it.
     from control_plane.gateway.gateway import run
@@ -43,6 +53,23 @@ def gateway_command(
         out.print(f"HTTP for {model} on {url}")
         out.print("Ctrl-C stops it")
 
+    section = _section(host, port, assignments or [])
     where = options.running_address(address)
     with lossy_output():
-        asyncio.run(run(where, host, port, context.args, wait_s=wait_s, on_listening=listening))
+        asyncio.run(
+            run(where, section, context.args, redis_url=_redis_url(redis), wait_s=wait_s, on_listening=listening)
+        )
+
+
+def _redis_url(given: str) -> str:
+    """A password has no place among a process's arguments, where all users of the host see it."""
+    return sys.stdin.readline().strip() if given == "-" else given
+
+
+def _section(host: str, port: int, assignments: list[str]) -> "GatewaySection":
+    """Of the configuration in force here, with `--set`. Raises ConfigError."""
+    for assignment in assignments:
+        if not assignment.startswith("gateway."):
+            raise ConfigError("a gateway is told its own keys only: gateway.websocket.…", field="--set")
+    extra = {"gateway.host": host, "gateway.port": port}
+    return options.load_config(None, None, assignments, None, extra).config.gateway

@@ -1,4 +1,4 @@
-"""vLLM's HTTP front, put together over a router: every name of vLLM's entry points that Rachis touches is here.
+"""vLLM's HTTP front, put together over a router: names of vLLM's entry points are here and in `vllm_responses` only.
 
 `tests/integration/gateway/test_front.py` fails loudly on another version. Configuration is made as `vllm launch render`
 makes it: no kernels, no KV cache. The app is that of vLLM's `build_app` without its last step, SageMaker's bootstrap,
@@ -81,8 +81,8 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
     return app
 
 
-async def serve(app: FastAPI, args: argparse.Namespace, sock: Any) -> None:
-    """Until a signal."""
+async def serve(app: FastAPI, args: argparse.Namespace, sock: Any, max_frame_bytes: int) -> None:
+    """Until a signal. max_frame_bytes: of a WebSocket; a longer one ends its connection."""
     stopped = await serve_http(
         app,
         sock=sock,
@@ -91,6 +91,7 @@ async def serve(app: FastAPI, args: argparse.Namespace, sock: Any) -> None:
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        ws_max_size=max_frame_bytes,
         **{name: getattr(args, name) for name in _SERVER_OPTIONS},
     )
     await stopped

@@ -2,18 +2,23 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import grpc
+from prometheus_client import REGISTRY
 from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_configs.schema import ModelSection
+from cluster_configs.schema import GatewaySection, ModelSection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
+from cluster_wire.redis_client import connect
+from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
 _ASK_AGAIN_S = 0.5
 _BACKLOG = 2048
+# Beyond the largest frame that is answered: what is longer still ends its connection.
+_FRAME_SLACK_BYTES = 1 << 20
 
 
 async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
@@ -36,23 +41,61 @@ def front_arguments(model: wire.ModelInfo, host: str, port: int, given: Sequence
 
 
 async def run(
-    address: str, host: str, port: int, given: Sequence[str], *, wait_s: float, on_listening: Callable[[str, str], None]
+    address: str,
+    section: GatewaySection,
+    given: Sequence[str],
+    *,
+    redis_url: str = "",
+    wait_s: float,
+    on_listening: Callable[[str, str], None],
 ) -> None:
-    """Serves until a signal. address: of routers, as `AsyncClient` takes it. on_listening: gets model and URL."""
-    async with AsyncClient(address) as client:
+    """Serves until a signal. address: of routers, as `AsyncClient` takes it. given: options of vLLM's front.
+    redis_url: where responses are stored; empty: nowhere. on_listening: gets model and URL."""
+    assert section.port is not None, "it is given"
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(address))
         model = await served_model(client, wait_s)
+        store = await _store(client, section, redis_url, stack) if redis_url else None
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front
+        from control_plane.gateway.gateway_metrics import GatewayCollector
+        from control_plane.gateway.responses_socket import max_bytes
         from control_plane.gateway.router_core import RouterCore
+        from control_plane.gateway.socket_endpoint import SocketEndpoint
+        from control_plane.gateway.stored_http import StoredRoutes, StoringResponses
+        from control_plane.gateway.vllm_responses import VllmResponses
 
-        args = front.parsed(front_arguments(model, host, port, given))
+        args = front.parsed(front_arguments(model, section.host, section.port, given))
         url, sock = front.listen(args)
         try:
             engine = front.make_engine(args, RouterCore(client))
             app = await front.make_app(args, engine)
+            responses = VllmResponses(app.state.openai_serving_responses)
+            if store is not None:
+                app.state.openai_serving_responses = StoringResponses(app.state.openai_serving_responses, store)
+                StoredRoutes(store).attach(app)
+            endpoint = SocketEndpoint(responses, client, store, section.websocket)
+            endpoint.attach(app)
+            REGISTRY.register(GatewayCollector(endpoint, store))
             # Bound before, it takes connections from now on: those of others that share the port had no place here.
             sock.listen(_BACKLOG)
             on_listening(model.name, url)
-            await front.serve(app, args, sock)
+            await front.serve(app, args, sock, max_bytes(section.websocket) + _FRAME_SLACK_BYTES)
         finally:
             sock.close()
+
+
+async def _store(
+    client: AsyncClient, section: GatewaySection, redis_url: str, stack: AsyncExitStack
+) -> StoredResponses:
+    """Of the routers' service. Raises StartError."""
+    try:
+        service_id = (await client.router_status()).service_id
+        redis = connect(redis_url, TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        raise StartError(f"the router does not say which service it is of ({error.details()})") from None
+    except ValueError as error:
+        raise StartError(f"is no URL of a Redis: {error}", field="--redis") from None
+    store = StoredResponses(redis, service_id, section.stored_responses)
+    stack.push_async_callback(store.close)
+    return store

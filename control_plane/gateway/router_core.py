@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from cluster_core.clock import monotonic_s
 from control_plane.gateway.answer import Answer
 from control_plane.gateway.sampling import wire_sampling
+from control_plane.gateway.warm_prompt import CLIENT
 
 TASKS = ("generate",)
 _HEALTH_TIMEOUT_S = 2.0
@@ -54,7 +55,7 @@ class RouterCore(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         name = request.request_id
         answer = self._answers[name] = Answer(
-            self._client,
+            CLIENT.get() or self._client,
             request,
             self._outputs.put_nowait,
             lambda tokens: self._tell_cached(name, tokens),

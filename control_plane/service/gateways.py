@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cluster_configs.schema import GatewaySection
@@ -27,11 +28,14 @@ _MOST_LOG_BYTES = 16 << 20
 class Gateways:
     """`start`, then `first_url`, then `stop`. router: where they find it. folder: of their logs."""
 
-    def __init__(self, section: GatewaySection, router: str, folder: Path, command: Sequence[str] = ()) -> None:
-        """command: what is run, with options behind it; a test has another."""
+    def __init__(
+        self, section: GatewaySection, router: str, folder: Path, command: Sequence[str] = (), *, redis_url: str = ""
+    ) -> None:
+        """command: what is run, with options behind it; a test has another. redis_url: where they store responses."""
         self._section = section
         self._router = router
         self._folder = folder
+        self._redis_url = redis_url
         self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
         self._up = [asyncio.Event() for _ in range(section.processes)]
         self._url = ""
@@ -94,13 +98,17 @@ class Gateways:
         with kept.open("wb" if is_long else "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--address", self._router, "--host", section.host, "--port", str(port), "--json",
-                "--disable-uvicorn-access-log", *section.options,
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
+                "--redis", "-", *_settings(section), "--disable-uvicorn-access-log", *section.options,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 preexec_fn=bind_to_parent, start_new_session=True,
             )  # fmt: skip
         self.starts += 1
         self._processes[number] = process
-        assert process.stdout is not None
+        assert process.stdout is not None and process.stdin is not None
+        with suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(f"{self._redis_url}\n".encode())
+            await process.stdin.drain()
+        process.stdin.close()
         async for line in process.stdout:
             url = _listening_url(line)
             if url:
@@ -110,6 +118,13 @@ class Gateways:
 
     def _log(self, number: int) -> Path:
         return self._folder / f"gateway-{number}.log"
+
+
+def _settings(section: GatewaySection) -> Iterator[str]:
+    """What a gateway is told of its section, beside its place."""
+    for part in ("websocket", "stored_responses"):
+        for name, value in getattr(section, part).model_dump().items():
+            yield from ("--set", f"gateway.{part}.{name}={value}")
 
 
 def _listening_url(line: bytes) -> str:

@@ -123,7 +123,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
         collect_rarely()
-        gateways = await _started_gateways(config, router.address, state_file.folder, stack)
+        gateways = await _started_gateways(config, router.address, redis_url, state_file.folder, stack)
         yield Service(service_id, router, pools, lease, gateways)
         on_phase("service", "stopping")
 
@@ -143,11 +143,13 @@ def _check_ports_free(config: RachisConfig) -> None:
             ) from None
 
 
-async def _started_gateways(config: RachisConfig, router: str, folder: Path, stack: AsyncExitStack) -> Gateways | None:
+async def _started_gateways(
+    config: RachisConfig, router: str, redis_url: str, folder: Path, stack: AsyncExitStack
+) -> Gateways | None:
     """Behind the workers: it is no use without them, and has more to load than the router."""
     if config.gateway.port is None:
         return None
-    gateways = Gateways(config.gateway, _reachable(router), folder)
+    gateways = Gateways(config.gateway, _reachable(router), folder, redis_url=redis_url)
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways

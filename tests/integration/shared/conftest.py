@@ -13,6 +13,7 @@ from cluster_core.ports import hold_port
 from command_line.own_service import Target
 from tests.integration.conftest import CHUNK_TOKENS, own_service, until
 
+GATEWAY_START_S = 280.0
 # Of the small service: blocks for about seven of the sessions that are open at once there, host memory for two.
 MAX_BACKLOG_TOKENS = 256
 SMALL: dict[str, Any] = {
@@ -25,10 +26,6 @@ SMALL: dict[str, Any] = {
     "handoff__deadline_s": 3,
     "handoff__lease_s": 600,
 }
-
-
-# Of a gateway, on a busy machine.
-START_S = 280.0
 
 
 @pytest.fixture(scope="package")
@@ -48,14 +45,6 @@ async def shared_service(
 
 
 @pytest_asyncio.fixture(scope="package")
-async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
-    """The URL of the one that `rachis serve` has started."""
-    url = f"http://127.0.0.1:{gateway_port}"
-    await until(functools.partial(_is_healthy, url), "the gateway serves", START_S)
-    return url
-
-
-@pytest_asyncio.fixture(scope="package")
 async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, AsyncClient]]:
     """A service with few blocks, a small backlog and a short hand-off deadline, which tells of every progress."""
     async with own_service(tmp_path_factory.mktemp("small"), **SMALL) as running:
@@ -70,6 +59,20 @@ def client(shared_service: tuple[Target, AsyncClient]) -> AsyncClient:
 @pytest.fixture
 def target(shared_service: tuple[Target, AsyncClient]) -> Target:
     return shared_service[0]
+
+
+@pytest_asyncio.fixture(scope="package")
+async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
+    """The URL of the one that `rachis serve` has started."""
+    url = f"http://127.0.0.1:{gateway_port}"
+    await until(functools.partial(_is_healthy, url), "the gateway serves", GATEWAY_START_S)
+    return url
+
+
+@pytest_asyncio.fixture
+async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway, timeout=120) as client:
+        yield client
 
 
 async def _is_healthy(url: str) -> bool:

@@ -27,12 +27,6 @@ TURNS: Any = [{"role": "user", "content": PROMPT}]
 
 
 @pytest_asyncio.fixture
-async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway, timeout=120) as client:
-        yield client
-
-
-@pytest_asyncio.fixture
 async def openai_client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
         yield client

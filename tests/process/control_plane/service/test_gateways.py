@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster_configs.schema import GatewaySection
+from cluster_configs.schema import GatewaySection, WebSocketSection
 from control_plane.service import gateways as module
 from control_plane.service.gateways import Gateways
 from tests.fakes.cluster import until
@@ -51,6 +51,25 @@ async def test_its_address_is_known_once_it_listens(tmp_path: Path) -> None:
     async with running(tmp_path / "logs", _SAYS, port=8123, host="127.0.0.9") as gateways:
         assert await gateways.first_url() == "http://127.0.0.9:8123"
         assert len(gateways.pids) == 1
+
+
+async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_path: Path) -> None:
+    """A password has no place among a process's arguments."""
+    told = tmp_path / "told"
+    code = f"import sys; open({str(told)!r}, 'w').write(sys.stdin.readline() + ' '.join(sys.argv[1:]))\n{_SAYS}"
+    section = GatewaySection(port=8123, websocket=WebSocketSection(idle_timeout_s=7))
+    made = Gateways(
+        section, "127.0.0.1:7421", tmp_path, (sys.executable, "-c", code), redis_url="redis://:secret@r:1/0"
+    )
+    made.start()
+    await made.first_url()
+    await made.stop()
+    redis_url, arguments = told.read_text().splitlines()
+    assert redis_url == "redis://:secret@r:1/0"
+    assert "secret" not in arguments
+    assert "--redis - --set gateway.websocket.max_connections=1024" in arguments
+    assert "--set gateway.websocket.idle_timeout_s=7.0" in arguments
+    assert "--set gateway.stored_responses.max_responses=10000" in arguments
 
 
 async def test_several_share_a_port(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Responses in Redis, for whichever gateway process is asked to go on from one: bounded in size, number and time.
+
+rachis:{<service>}:response:<id>     a `stored_record`; expires
+rachis:{<service>}:response-order    sorted set: ids by the time they were stored, in ms of Redis's clock
+rachis:{<service>}:response-sizes    hash: bytes of each, and their sum under the empty name
+
+One script stores and makes room, the oldest going first, so that the three agree whoever else stores. Redis that does
+not answer costs nobody an answer: what cannot be stored is counted, and what is asked for is refused for a while.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any
+
+from cluster_configs.schema import StoredResponsesSection
+from cluster_core.clock import monotonic_s
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
+from control_plane.gateway.stored_record import Record, is_response_id, read, written
+
+logger = logging.getLogger(__name__)
+
+# How long Redis may take to answer.
+TIMEOUT_S = 1.0
+_PAUSE_S = 1.0
+_MIB = 1 << 20
+
+_ROOM = """
+local function drop(id)
+  redis.call('DEL', ARGV[1] .. id)
+  redis.call('ZREM', KEYS[1], id)
+  local size = redis.call('HGET', KEYS[2], id)
+  if size then
+    redis.call('HDEL', KEYS[2], id)
+    redis.call('HINCRBY', KEYS[2], '', -size)
+  end
+end
+"""
+_STORE = (
+    _ROOM
+    + """
+local id, lifetime_ms = ARGV[2], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+if not redis.call('SET', ARGV[1] .. id, ARGV[3], 'NX', 'PX', lifetime_ms) then return 0 end
+redis.call('ZADD', KEYS[1], now_ms, id)
+redis.call('HSET', KEYS[2], id, #ARGV[3])
+redis.call('HINCRBY', KEYS[2], '', #ARGV[3])
+while true do
+  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+  local is_over = redis.call('ZCARD', KEYS[1]) > tonumber(ARGV[5])
+    or tonumber(redis.call('HGET', KEYS[2], '')) > tonumber(ARGV[6])
+    or tonumber(oldest[2]) + lifetime_ms <= now_ms
+  if oldest[1] == id or not is_over then break end
+  drop(oldest[1])
+end
+redis.call('PEXPIRE', KEYS[1], lifetime_ms)
+redis.call('PEXPIRE', KEYS[2], lifetime_ms)
+return 1
+"""
+)
+_DELETE = (
+    _ROOM
+    + """
+local is_there = redis.call('EXISTS', ARGV[1] .. ARGV[2])
+drop(ARGV[2])
+return is_there
+"""
+)
+
+
+class StoreAwayError(Exception):
+    """Redis does not answer."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """Of one process, by what became of responses that were to be stored."""
+
+    stored: int = 0
+    too_large: int = 0
+    not_stored: int = 0
+
+
+class StoredResponses:
+    """Of one service."""
+
+    def __init__(self, redis: RedisClient, service_id: str, section: StoredResponsesSection) -> None:
+        self._redis: Any = redis
+        self._section = section
+        self._prefix = f"rachis:{{{service_id}}}:response:"
+        self._keys = (f"rachis:{{{service_id}}}:response-order", f"rachis:{{{service_id}}}:response-sizes")
+        # From when on Redis is asked again; 0 where it has answered.
+        self._ask_again_s = 0.0
+        self.counts = StoreCounts()
+
+    async def store(self, record: Record) -> None:
+        """As far as Redis answers and there is room for it: the answer does not depend on it."""
+        value = written(record)
+        if len(value) > self._section.max_response_mib * _MIB:
+            self.counts.too_large += 1
+            return
+        section = self._section
+        limits = (round(section.lifetime_s * 1000), section.max_responses, int(section.max_total_mib * _MIB))
+        try:
+            is_new = await self._asked(
+                self._redis.eval(_STORE, 2, *self._keys, self._prefix, record.response_id, value, *limits)
+            )
+        except StoreAwayError:
+            self.counts.not_stored += 1
+            return
+        if is_new:
+            self.counts.stored += 1
+        else:
+            self.counts.not_stored += 1
+
+    async def find(self, response_id: str) -> Record | None:
+        """Raises StoreAwayError."""
+        if not is_response_id(response_id):
+            return None
+        value = await self._asked(self._redis.get(f"{self._prefix}{response_id}"))
+        return None if value is None else read(response_id, value)
+
+    async def delete(self, response_id: str) -> bool:
+        """Whether there was one. Raises StoreAwayError."""
+        if not is_response_id(response_id):
+            return False
+        return bool(await self._asked(self._redis.eval(_DELETE, 2, *self._keys, self._prefix, response_id)))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _asked(self, call: Awaitable[Any]) -> Any:
+        """Raises StoreAwayError: once Redis does not answer, nobody waits for it again for a while."""
+        asking = asyncio.ensure_future(call)
+        try:
+            if monotonic_s() < self._ask_again_s:
+                raise StoreAwayError
+            # The client tries again by itself, for longer than anybody would wait.
+            await asyncio.wait({asking}, timeout=TIMEOUT_S)
+            if not asking.done():
+                raise TimeoutError("no answer in time")
+            answer = asking.result()
+        except REDIS_DOWN as error:
+            if not self._ask_again_s:
+                logger.warning("responses are answered and not stored: Redis does not answer (%s)", error)
+            self._ask_again_s = monotonic_s() + _PAUSE_S
+            raise StoreAwayError from error
+        finally:
+            asking.cancel()
+        if self._ask_again_s:
+            logger.warning("responses are stored again")
+        self._ask_again_s = 0.0
+        return answer

@@ -1,0 +1,110 @@
+"""vLLM's Responses API, asked for the events of one response: the same objects that become server-sent events.
+
+Every name of vLLM's Responses API that Rachis touches is here. What comes before a response is put into its input: vLLM
+never hears of `previous_response_id`, since it looks for that in a store of its own, which leaves tool calls out.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any, cast
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.responses.protocol import (
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseInProgressEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+)
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+from control_plane.gateway.client_events import SocketError
+from control_plane.gateway.conversation import Event
+from control_plane.gateway.kept_responses import Item
+from control_plane.gateway.refusals import headers_of
+
+_OF_A_RESPONSE = (ResponseCreatedEvent, ResponseInProgressEvent, ResponseCompletedEvent)
+_CODES = {404: "not_found", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_overloaded", 504: "timeout"}
+
+
+class VllmResponses:
+    """See `conversation.Responses`. serving: of vLLM's app."""
+
+    def __init__(self, serving: OpenAIServingResponses) -> None:
+        self._serving = serving
+
+    async def events(
+        self, fields: Mapping[str, Any], items: Sequence[Item], previous_response_id: str | None, connection: Any
+    ) -> AsyncIterator[Event]:
+        request = _checked(fields, items)
+        try:
+            made = await self._serving.create_responses(request, connection)
+            if isinstance(made, ErrorResponse):
+                raise _as_socket_error(made)
+            stream = cast(AsyncIterator[Any], made)
+            async with aclosing(stream) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if isinstance(event, _OF_A_RESPONSE):
+                        event.response.previous_response_id = previous_response_id
+                    yield _event(event)
+        except SocketError:
+            raise
+        except Exception as error:
+            # Whatever it is, its client has to hear of it as of any refusal.
+            raise _as_socket_error(create_error_response(error), headers_of(error)) from error
+
+    def prepared(self, created: Event) -> Event:
+        response = ResponseCreatedEvent.model_validate_json(created.frame).response
+        response.status = "completed"
+        return _event(ResponseCompletedEvent(type="response.completed", sequence_number=2, response=response))
+
+
+def _event(event: Any) -> Event:
+    frame = event.model_dump_json(indent=None, by_alias=True)
+    if not isinstance(event, _OF_A_RESPONSE):
+        return Event(frame)
+    response: ResponsesResponse = event.response
+    output = tuple(item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in response.output)
+    return Event(frame, response.id, output, isinstance(event, ResponseCompletedEvent))
+
+
+def request_of(fields: Mapping[str, Any], items: Sequence[Item]) -> ResponsesRequest:
+    """Raises ValidationError and what vLLM's own checks raise."""
+    return ResponsesRequest.model_validate({**fields, "input": [dict(item) for item in items]})
+
+
+def missing(response_id: str, param: str) -> ErrorResponse:
+    sentence = f"Response with id '{response_id}' not found."
+    return create_error_response(sentence, "invalid_request_error", HTTPStatus.NOT_FOUND, param)
+
+
+def is_refusal(made: Any) -> bool:
+    return isinstance(made, ErrorResponse)
+
+
+def completed(event: Any) -> bool:
+    return isinstance(event, ResponseCompletedEvent)
+
+
+def _checked(fields: Mapping[str, Any], items: Sequence[Item]) -> ResponsesRequest:
+    unknown = fields.keys() - ResponsesRequest.model_fields.keys()
+    if unknown:
+        name = min(unknown)
+        raise SocketError(f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
+    try:
+        return request_of({**fields, "stream": True}, items)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"][:1])
+        raise SocketError(f"{place}: {first['msg']}.", code="invalid_value", param=place or None) from None
+    except Exception as error:  # noqa: BLE001 - vLLM's own checks raise errors of several kinds
+        raise _as_socket_error(create_error_response(error)) from None
+
+
+def _as_socket_error(refusal: ErrorResponse, headers: dict[str, str] | None = None) -> SocketError:
+    error = refusal.error
+    code = _CODES.get(error.code, "invalid_value" if error.code < 500 else "server_error")
+    return SocketError(error.message, code=code, param=error.param, status=error.code, headers=headers)

@@ -1,0 +1,161 @@
+"""Stored responses in a real Redis: bounded, expiring, and away without costing anybody an answer."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from cluster_configs.schema import StoredResponsesSection
+from cluster_core.ports import hold_port
+from cluster_wire.redis_client import RedisClient, connect
+from control_plane.gateway import stored_responses as module
+from control_plane.gateway.stored_record import Record, written
+from control_plane.gateway.stored_responses import StoreAwayError, StoreCounts, StoredResponses
+from tests.fakes.redis_server import running_redis
+
+KIB = 1 / 1024
+
+
+def record(number: int, characters: int = 10) -> Record:
+    text = "a" * characters
+    return Record(f"resp_{number}", ({"role": "user", "content": text},), {"id": f"resp_{number}"})
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["server", "cluster"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with running_redis(tmp_path_factory.mktemp("redis"), is_cluster=request.param) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def redis(url: str) -> AsyncIterator[Any]:
+    client: Any = connect(url, 5)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+def store_of(redis: RedisClient, **section: Any) -> StoredResponses:
+    return StoredResponses(redis, "svc", StoredResponsesSection(**section))
+
+
+async def test_what_is_stored_is_found_until_it_is_deleted(redis: Redis) -> None:
+    store = store_of(redis)
+    await store.store(record(1))
+    assert await store.find("resp_1") == record(1)
+    assert await store_of(redis).find("resp_1") == record(1), "another process has it too"
+    assert [await store.delete("resp_1"), await store.delete("resp_1")] == [True, False]
+    assert [await store.find(name) for name in ("resp_1", "resp_2", "no id", "resp_*")] == [None] * 4
+    assert await holds(redis) == (0, 0)
+
+
+async def test_a_response_is_never_another_ones(redis: Redis) -> None:
+    store = store_of(redis)
+    await store.store(record(1))
+    await store.store(Record("resp_1", (), {"id": "forged"}))
+    assert await store.find("resp_1") == record(1)
+    assert store.counts == StoreCounts(stored=1, not_stored=1)
+    other = StoredResponses(redis, "other", StoredResponsesSection())
+    assert await other.find("resp_1") is None, "of another service on the same Redis"
+
+
+async def test_it_expires(redis: Redis) -> None:
+    await store_of(redis, lifetime_s=1000).store(record(1))
+    left_ms = await redis.pttl("rachis:{svc}:response:resp_1")
+    assert 990_000 < left_ms <= 1_000_000
+
+
+async def test_what_has_expired_takes_no_room(redis: Redis) -> None:
+    await store_of(redis, lifetime_s=0.001).store(record(1))
+    while await redis.exists("rachis:{svc}:response:resp_1"):  # noqa: ASYNC110 - it is Redis that waits
+        await asyncio.sleep(0.001)
+    await store_of(redis, lifetime_s=0.001).store(record(2))
+    assert (await holds(redis))[0] <= 1
+
+
+async def test_the_oldest_go_for_the_number(redis: Redis) -> None:
+    store = store_of(redis, max_responses=3)
+    for number in range(5):
+        await store.store(record(number))
+    found = [await store.find(f"resp_{number}") is not None for number in range(5)]
+    assert sum(found) == 3
+    assert found[4]
+
+
+async def test_the_oldest_go_for_the_bytes_and_a_large_one_is_not_stored(redis: Redis) -> None:
+    store = store_of(redis, max_total_mib=8 * KIB, max_response_mib=4 * KIB)
+    for number in range(9):
+        await store.store(record(number, 3000))
+    assert await store.find("resp_8") is not None
+    assert (await holds(redis))[1] <= 8192
+    await store.store(record(9, 5000))
+    assert await store.find("resp_9") is None
+    assert store.counts == StoreCounts(stored=9, too_large=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_books_agree_with_what_is_there(redis: Redis, seed: int) -> None:
+    rng = random.Random(seed)
+    await redis.flushall()
+    stores = [store_of(redis, max_responses=5, max_total_mib=6 * KIB) for _ in range(2)]
+    for _ in range(60):
+        store, number = rng.choice(stores), rng.randrange(12)
+        if rng.random() < 0.3:
+            await store.delete(f"resp_{number}")
+        else:
+            await store.store(record(number, rng.randrange(2500)))
+        assert (await holds(redis))[0] <= 5
+    sizes = [len(written(found)) for number in range(12) if (found := await stores[0].find(f"resp_{number}"))]
+    assert await holds(redis) == (len(sizes), sum(sizes))
+
+
+async def holds(redis: Redis) -> tuple[int, int]:
+    """(responses, bytes), by its books."""
+    total = await redis.hget("rachis:{svc}:response-sizes", "")
+    return await redis.zcard("rachis:{svc}:response-order"), int(total or 0)
+
+
+# Away.
+
+
+async def test_away_it_costs_no_answer_and_is_asked_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis: Any = connect(f"redis://127.0.0.1:{hold_port('127.0.0.1')}/0", 5)
+    store = store_of(redis)
+    for number in range(3):
+        await store.store(record(number))
+    for asked in (store.find("resp_1"), store.delete("resp_1")):
+        with pytest.raises(StoreAwayError):
+            await asked
+    assert store.counts == StoreCounts(not_stored=3)
+    assert [each.message.startswith("responses are answered and not stored") for each in caplog.records] == [True]
+    monkeypatch.setattr(module, "monotonic_s", lambda: float("inf"))
+    with pytest.raises(StoreAwayError):
+        await store.find("resp_1")
+    await store.close()
+
+
+async def test_one_that_takes_a_call_and_says_nothing_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = store_of(connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 60))
+        await store.store(record(1))
+        assert store.counts == StoreCounts(not_stored=1)
+        await store.close()
+
+
+async def test_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    with running_redis(tmp_path) as url:
+        store = store_of(connect(url, 5))
+        await store.store(record(1))
+    await store.store(record(2))
+    assert store.counts == StoreCounts(stored=1, not_stored=1)
+    await store.close()
