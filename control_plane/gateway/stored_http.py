@@ -4,6 +4,7 @@
 input, and stores what was answered before the end of the answer is sent, so that whoever has it may go on from it.
 """
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
@@ -32,7 +33,8 @@ class StoringResponses:
         self._store = store
 
     async def create_responses(self, request: Any, raw_request: Request) -> Any:
-        fields = await raw_request.json()
+        # What FastAPI has parsed is no more as it came: vLLM's checks put objects of their own into it.
+        fields = json.loads(await raw_request.body())
         previous, before = request.previous_response_id, tuple[Item, ...]()
         if previous is not None:
             found = await _asked(self._store.find(previous))

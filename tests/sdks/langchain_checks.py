@@ -33,7 +33,7 @@ def plain(address: str, prompt: Any) -> str:
         return client.generate(prompt, **GREEDY).text
 
 
-def check_a_chat_says_what_the_client_says(address: str) -> None:
+def check_a_chat_says_what_the_client_says(address: str, _http: str) -> None:
     chat = ChatRachis(address=address, sampling={"ignore_eos": True}, **GREEDY)
     with Client(address) as client:
         expected = client.generate([{"role": "user", "content": FACTS}], ignore_eos=True, **GREEDY).text
@@ -53,7 +53,7 @@ def check_a_chat_says_what_the_client_says(address: str) -> None:
     assert whole.usage_metadata["total_tokens"] == answer.usage_metadata["total_tokens"]
 
 
-async def check_it_says_it_in_any_event_loop(address: str) -> None:
+async def check_it_says_it_in_any_event_loop(address: str, _http: str) -> None:
     chat = ChatRachis(address=address, **GREEDY)
     expected = await asyncio.to_thread(plain, address, [{"role": "user", "content": FACTS}])
     assert (await chat.ainvoke(FACTS)).content == expected
@@ -63,7 +63,7 @@ async def check_it_says_it_in_any_event_loop(address: str) -> None:
     assert (await asyncio.to_thread(chat.invoke, FACTS)).content == expected
 
 
-def check_a_chain_is_a_chain(address: str) -> None:
+def check_a_chain_is_a_chain(address: str, _http: str) -> None:
     prompt = ChatPromptTemplate.from_messages([("system", "Facts: {facts}"), ("human", "{question}")])
     chain = prompt | ChatRachis(address=address, max_tokens=6, temperature=0.0) | StrOutputParser()
     turns = [{"role": "system", "content": "Facts: k1=blue;"}, {"role": "user", "content": "k1="}]
@@ -75,7 +75,7 @@ def check_a_chain_is_a_chain(address: str) -> None:
     assert stopped.response_metadata["finish_reason"] == "stop"
 
 
-def check_what_cannot_be_said_is_refused_by_its_field(address: str) -> None:
+def check_what_cannot_be_said_is_refused_by_its_field(address: str, _http: str) -> None:
     chat = ChatRachis(address=address, **GREEDY)
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     refused: list[tuple[Any, str]] = [
@@ -98,7 +98,7 @@ def check_what_cannot_be_said_is_refused_by_its_field(address: str) -> None:
         raise AssertionError("top_p 7 was taken")
 
 
-def check_retrievers_fill_a_session(address: str) -> None:
+def check_retrievers_fill_a_session(address: str, _http: str) -> None:
     first, second = Pages(pages=["k1=blue; ", "k2=red; "]), Pages(pages=["k3=pear; "])
     answer = SessionAnswer(
         address=address,
@@ -122,7 +122,7 @@ def check_retrievers_fill_a_session(address: str) -> None:
     assert asyncio.run(answer.ainvoke("k2")) in possible
 
 
-def check_a_retriever_that_fails_ends_the_session(address: str) -> None:
+def check_a_retriever_that_fails_ends_the_session(address: str, _http: str) -> None:
     answer = SessionAnswer(
         address=address, retrievers=[Pages(pages=["k1=blue; "]), Pages(pages=[], fails=True)], sampling=GREEDY
     )

@@ -29,7 +29,7 @@ def plain(address: str, prompt: Any) -> str:
         return client.generate(prompt, **GREEDY).text
 
 
-def check_a_completion_says_what_the_client_says(address: str) -> None:
+def check_a_completion_says_what_the_client_says(address: str, _http: str) -> None:
     llm, expected = RachisLLM(address=address, **GREEDY), plain(address, FACTS)
     answer = llm.complete(FACTS)
     assert answer.text == expected
@@ -39,7 +39,7 @@ def check_a_completion_says_what_the_client_says(address: str) -> None:
     assert "".join(piece.delta or "" for piece in pieces) == expected
 
 
-def check_a_chat_does(address: str) -> None:
+def check_a_chat_does(address: str, _http: str) -> None:
     llm, expected = RachisLLM(address=address, **GREEDY), plain(address, [{"role": "user", "content": FACTS}])
     turns = [ChatMessage(role=MessageRole.USER, content=FACTS)]
     assert llm.chat(turns).message.content == expected
@@ -52,7 +52,7 @@ def check_a_chat_does(address: str) -> None:
         raise AssertionError("a picture was taken")
 
 
-async def check_it_does_in_an_event_loop(address: str) -> None:
+async def check_it_does_in_an_event_loop(address: str, _http: str) -> None:
     llm = RachisLLM(address=address, **GREEDY)
     expected = await asyncio.to_thread(plain, address, FACTS)
     assert (await llm.acomplete(FACTS)).text == expected
@@ -63,7 +63,7 @@ async def check_it_does_in_an_event_loop(address: str) -> None:
     assert [piece.message.content async for piece in await llm.astream_chat(turns)][-1] == chatted
 
 
-def check_retrievers_fill_a_session(address: str) -> None:
+def check_retrievers_fill_a_session(address: str, _http: str) -> None:
     engine = SessionQueryEngine(
         address=address,
         retrievers=[Nodes(["k1=blue; ", "k2=red; "])],

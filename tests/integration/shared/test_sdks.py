@@ -1,4 +1,4 @@
-"""LangChain and LlamaIndex, the real ones, over the client's own package against a running service."""
+"""LangChain, LlamaIndex and OpenAI's Agents SDK, the real ones, against a running service."""
 
 import asyncio
 import os
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.integration
 SDKS = Path(sys.prefix) / "sdks" / "bin" / "python"
 
 
-async def test_what_people_build_on_works_over_the_clients_package(target: Target) -> None:
+async def test_what_people_build_on_works(target: Target, gateway: str) -> None:
     assert SDKS.exists(), "run `make sdks`"
     environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
     ran = await asyncio.to_thread(
         subprocess.run,
-        [str(SDKS), "-m", "tests.sdks", "--address", target.address],
+        [str(SDKS), "-m", "tests.sdks", "--address", target.address, "--http", gateway],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protos")))},
         capture_output=True,
