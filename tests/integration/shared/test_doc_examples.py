@@ -1,0 +1,72 @@
+"""The examples of the guides, as they are written, against a running service."""
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line.own_service import Target
+from tests import ROOT
+
+pytestmark = pytest.mark.integration
+
+GUIDES = ("README.md", "docs/using.md", "docs/streaming.md", "docs/client.md", "docs/http.md")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_CALL = re.compile(r"^curl .*?[^\\]$", re.DOTALL | re.MULTILINE)
+# What an example leaves to its reader: a retriever, an index, a client that is open already.
+_FROM_ELSEWHERE = ("retrievers=", "await client.", "retriever)")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """With the guide in which each stands."""
+    return [
+        (guide, text)
+        for guide in GUIDES
+        for found, text in _FENCE.findall((ROOT / guide).read_text())
+        if found == language
+    ]
+
+
+SCRIPTS = [
+    pytest.param(text, id=f"{guide}-{number}")
+    for number, (guide, text) in enumerate(blocks("python"))
+    if "import" in text and not ("asyncio.run(" not in text and any(each in text for each in _FROM_ELSEWHERE))
+]
+CALLS = [
+    pytest.param(call, id=f"{guide}-{number}")
+    for number, (guide, text) in enumerate(blocks(""))
+    for call in _CALL.findall(text)
+]
+
+
+async def printed(*command: str, folder: Path) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def here(text: str, target: Target, gateway: str) -> str:
+    return text.replace("127.0.0.1:7421", target.address).replace("http://127.0.0.1:8000", gateway)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_a_script_runs_as_it_is_written(script: str, target: Target, gateway: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(here(script, target, gateway))
+    assert (await printed(sys.executable, "example.py", folder=tmp_path)).strip()
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_by_curl_is_answered(call: str, target: Target, gateway: str, tmp_path: Path) -> None:
+    answer = json.loads(await printed("bash", "-c", here(call, target, gateway), folder=tmp_path))
+    assert "error" not in answer, answer
+
+
+def test_there_are_examples_of_both() -> None:
+    assert len(SCRIPTS) >= 7
+    assert len(CALLS) >= 2
