@@ -31,16 +31,19 @@ _AT_ONCE = 4
 # As engines here have it. With vLLM's `auto` one schema that xgrammar does not take makes guidance the compiler of all
 # that come later, and strict tools end with 500 from then on.
 STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
-_TOOL_OPTIONS = "--enable-auto-tool-choice --tool-call-parser hermes"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tool-call-parser", default="hermes")
+    parser.add_argument("--reasoning-parser", help="of both; none by default")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    tally = asyncio.run(_compared(range(given.seed, given.seed + given.requests)))
+    options = f"--enable-auto-tool-choice --tool-call-parser {given.tool_call_parser}"
+    options += f" --reasoning-parser {given.reasoning_parser}" if given.reasoning_parser else ""
+    tally = asyncio.run(_compared(range(given.seed, given.seed + given.requests), options))
     if given.json:
         print_json(tally.as_json())
     else:
@@ -80,10 +83,10 @@ class Tally:
         }
 
 
-async def _compared(seeds: range) -> Tally:
+async def _compared(seeds: range, options: str) -> Tally:
     tally, places = Tally(), asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="rachis-differential-") as folder:
-        async with _both(Path(folder)) as (ours, theirs), httpx.AsyncClient(timeout=300) as client:
+        async with _both(Path(folder), options) as (ours, theirs), httpx.AsyncClient(timeout=300) as client:
             with Progress(disable=not sys.stderr.isatty(), transient=True) as progress:
                 bar = progress.add_task("requests", total=len(seeds))
 
@@ -98,16 +101,16 @@ async def _compared(seeds: range) -> Tally:
 
 
 @asynccontextmanager
-async def _both(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    """URLs of a gateway and of `vllm serve`, which end with this."""
+async def _both(folder: Path, options: str) -> AsyncIterator[tuple[str, str]]:
+    """URLs of a gateway and of `vllm serve`, which end with this. options: of both."""
     model, longest = ModelSection().resolved_path, str(load().config.engine.max_model_len)
     async with target_service(None, StateFile(folder / "state.json"), load(), always_own=True) as target:
         ports = {"gateway": hold_port("127.0.0.1"), "plain": hold_port("127.0.0.1")}
         commands = {
-            "gateway": f"command_line.main gateway --address {target.address} {_TOOL_OPTIONS}",
+            "gateway": f"command_line.main gateway --address {target.address} {options}",
             "plain": f"vllm.entrypoints.launchers.api_server.entry --model {model} --served-model-name {MODEL} "
             f"--max-model-len {longest} --dtype float32 --enforce-eager --kv-cache-memory-bytes 500000000 "
-            f"--structured-outputs-config.backend {STRUCTURED_OUTPUTS_BACKEND} {_TOOL_OPTIONS}",
+            f"--structured-outputs-config.backend {STRUCTURED_OUTPUTS_BACKEND} {options}",
         }
         processes = [
             child_process.start_bound(

@@ -13,6 +13,7 @@ _MADE_UP = re.compile(
     r'|(?<="created":)\d+|(?<="created_at":)[0-9.]+|(?<="completed_at":)[0-9.]+|(?<="system_fingerprint":)"[^"]+"'
 )
 _CLOSE = 1e-3
+_WITH_REASONING = "structured_outputs together with a reasoning parser"
 # What vLLM says in place of minus infinity; of the tokens that a grammar forbids any may be told as the likeliest.
 _IMPOSSIBLE = -9999.0
 
@@ -32,6 +33,8 @@ def explained(request: Request, ours: Answer, theirs: Answer) -> str:
     """Why they differ on purpose; empty where they should not."""
     if request.is_streamed and ours.status >= 400 and theirs.status == 200 and '"error"' in theirs.text:
         return "a stream that is refused has the refusal's status"
+    if ours.status == 400 and _WITH_REASONING in ours.text:
+        return "a grammar before the end of a reasoning is refused by name"
     return ""
 
 

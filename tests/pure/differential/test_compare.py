@@ -70,6 +70,13 @@ def test_a_refused_stream_has_its_status_on_purpose() -> None:
     assert not explained(request, theirs, ours)
 
 
+def test_a_grammar_beside_a_reasoning_is_refused_on_purpose() -> None:
+    said = "structured_outputs together with a reasoning parser is not supported by this service"
+    ours, theirs = Answer(400, JSON, f'{{"error": {{"message": "{said}"}}}}'), whole()
+    assert explained(COMPLETION, ours, theirs)
+    assert not explained(COMPLETION, Answer(400, JSON, '{"error": {}}'), theirs)
+
+
 def test_requests_of_all_kinds_are_drawn_and_the_same_for_a_seed() -> None:
     requests = [drawn(seed) for seed in range(400)]
     assert requests == [drawn(seed) for seed in range(400)]
