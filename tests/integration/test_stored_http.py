@@ -1,5 +1,6 @@
 """Stored responses over HTTP without a service: what is put before an input, what is stored, and Redis that is away."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -69,8 +70,8 @@ class Raw:
     def __init__(self, body: dict[str, Any]) -> None:
         self._body = body
 
-    async def json(self) -> dict[str, Any]:
-        return self._body
+    async def body(self) -> bytes:
+        return json.dumps(self._body).encode()
 
 
 async def asked(storing: StoringResponses, **fields: Any) -> Any:

@@ -102,6 +102,8 @@ async def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(cluster: Cluster) -> N
     await until(lambda: shown.count(b"> ") == 1)
     os.write(mine, b"hello\n")
     await engine.held.wait()
+    # The engine is held before the client has shown what came before.
+    await until(lambda: re.search(rb"hello\r\n\w", shown) is not None)
     os.write(mine, b"\x03")
     await until(lambda: shown.count(b"> ") == 2)
     await until(lambda: not engine.status().load.running_requests)

@@ -156,6 +156,8 @@ async def test_an_answer_that_got_lost_writes_nothing_twice(server: Server, clie
     async with feeding(server, client=cast(RedisClient, losing)) as feed:
         feed.changed(device(1))
         await reads(client, on_device(1))
+        # It is read before its answer has come, and that answer is not the one to lose.
+        await until(lambda: holds(lambda: feed.sequence == 1))
         losing.first.append(lambda: feed.changed(device(3)))
         feed.changed(device(2))
 
