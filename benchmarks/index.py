@@ -26,6 +26,7 @@ from cluster_core.ids import RequestId
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
@@ -101,7 +102,7 @@ class IndexWorld:
     def fill(self, entries: int, progress: Callable[[int], None]) -> None:
         """Prompts first: each lies on one worker in full and on another in part. Then prefixes that nobody asks for."""
         for prompt in self._prompts:
-            keys = self._placer.packed(prompt, "").keys
+            keys = self._placer.packed(prompt, PrefixScope()).keys
             whole, part = self._random.choice(len(self._names), 2, replace=len(self._names) < 2)
             self.index.apply(self._names[whole], ClaimChange(device_stored=keys))
             begun = keys[: int(self._random.integers(1, len(keys)))]
@@ -133,14 +134,14 @@ class IndexWorld:
 
     def hash(self) -> None:
         self._decisions += 1
-        self._placer.packed(self._prompts[self._decisions % len(self._prompts)], "")
+        self._placer.packed(self._prompts[self._decisions % len(self._prompts)], PrefixScope())
 
     def look_up(self) -> None:
         self._decisions += 1
         self.index.lookup(self._hashed[self._decisions % len(self._hashed)])
 
     def prepare_lookups(self) -> None:
-        self._hashed = [self._placer.packed(prompt, "").keys for prompt in self._prompts]
+        self._hashed = [self._placer.packed(prompt, PrefixScope()).keys for prompt in self._prompts]
 
     def batches(self) -> list[tuple[str, bytes]]:
         """Encoded batches of workers, in pairs: chunks come, and leave again."""

@@ -77,7 +77,7 @@ async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
 
 
 async def _serve(config: RachisConfig) -> None:
-    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE, lora=config.lora)
     os.environ.update(engine_environment(settings))
     # Imported here because they read the environment.
     from decode_worker.service import DecodeService

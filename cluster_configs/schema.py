@@ -5,6 +5,7 @@ what differs.
 """
 
 import ipaddress
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +18,9 @@ BUILTIN_MODEL = "builtin"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9._/-]{1,64}")
+ADAPTER_NAME_RULE = "a name has 1 to 64 letters, digits, dots, dashes, underscores or slashes"
 
 
 class Section(BaseModel):
@@ -192,6 +196,34 @@ class PoolsSection(Section):
             if not 1024 <= first <= last <= 65_535:
                 raise ValueError("ports must be a range within 1024-65535, the lower one first")
         return ports
+
+
+class LoraSection(Section):
+    """LoRA adapters, which requests name as their model; see docs/adapters.md."""
+
+    max_loaded: int = Field(
+        0, ge=0, le=4096, description="Adapters that the service has, all in the memory of each worker; 0: none."
+    )
+    max_in_batch: int = Field(4, ge=1, le=256, description="Different adapters that one engine step computes at most.")
+    max_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = Field(16, description="Of an adapter's matrices.")
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        description="By name, folders that every worker's host has; loaded when the service starts.",
+    )
+
+    @property
+    def places(self) -> int:
+        """Adapters of one engine step."""
+        return min(self.max_in_batch, self.max_loaded)
+
+    @model_validator(mode="after")
+    def _has_places(self) -> "LoraSection":
+        if len(self.adapters) > self.max_loaded:
+            raise ValueError(f"adapters has {len(self.adapters)} entries, max_loaded is {self.max_loaded}")
+        for name in self.adapters:
+            if not ADAPTER_NAME.fullmatch(name):
+                raise ValueError(f"adapters has `{name}`: {ADAPTER_NAME_RULE}")
+        return self
 
 
 class HandoffSection(Section):
@@ -434,6 +466,7 @@ class DecodeWeights(Section):
     pull: Weight = Field(0.5, description="KV that does not have to be pulled.")
     room: Weight = Field(2.0, description="Free places in the batch.")
     memory: Weight = Field(1.0, description="KV memory left.")
+    adapter: Weight = Field(1.0, description="The request's LoRA adapter is loaded.")
 
 
 class PlacementSection(Section):
@@ -526,6 +559,7 @@ class RachisConfig(Section):
     streaming: StreamingSection = StreamingSection()
     tiers: TiersSection = TiersSection()
     decode: DecodeSection = DecodeSection()
+    lora: LoraSection = LoraSection()
     index: IndexSection = IndexSection()
     placement: PlacementSection = PlacementSection()
     redis: RedisSection = RedisSection()

@@ -6,9 +6,10 @@ what comes out are `cluster_core.engine_jobs`, what an engine says of itself `cl
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionMode, SessionProgress
+from cluster_core.engine_jobs import Adapter, EngineJob, EngineOutput, SessionMode, SessionProgress
 from cluster_core.engine_reports import (
     DecodeBatch,
     EngineInfo,
@@ -82,6 +83,22 @@ class Engine(Protocol):
 
     async def release(self, lease_id: str) -> bool:
         """Frees the blocks of a lease that nobody will pull; False when there is no such lease any more."""
+        ...
+
+    def holding(self, adapter: Adapter | None) -> AbstractAsyncContextManager[str]:
+        """Around the jobs of an adapter: it is loaded, if it is not, and stays so. Gives its digest; nothing for None.
+
+        Raises AdapterNotLoadedError where the engine takes no adapters, this is none of its model's, the folder holds
+        another one than the digest says, or all places are in use.
+        """
+        ...
+
+    async def unload_adapter(self, digest: str) -> bool:
+        """Gives its memory back. False where it is held, or not there."""
+        ...
+
+    def adapters(self) -> Sequence[str]:
+        """Digests of those that are loaded."""
         ...
 
     def status(self) -> EngineStatus: ...

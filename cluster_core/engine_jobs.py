@@ -77,6 +77,17 @@ class EmittedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: weights beside the model's, and KV that is nobody else's."""
+
+    name: str
+    # Of a folder on the engine's host.
+    path: str
+    # Of what the folder holds: an engine knows the adapter, and names its KV, by this alone. Empty: not known yet.
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineJob:
     """One prompt for the engine."""
 
@@ -95,6 +106,18 @@ class EngineJob:
     priority: int = 0
     # Seconds from now that anybody waits for the job; None: nobody said.
     deadline_s: float | None = None
+    # None: the model alone. It has to be held until the job has ended, see `Engine.holding`.
+    adapter: Adapter | None = None
+
+    @property
+    def kv_scope(self) -> str:
+        """What besides its tokens its KV depends on: KV is shared within one scope only."""
+        return kv_scope(self.cache_salt, self.adapter.digest if self.adapter is not None else "")
+
+
+def kv_scope(cache_salt: str, adapter_digest: str) -> str:
+    """A salt has printable characters alone, so that no two pairs are one scope."""
+    return f"{cache_salt}\n{adapter_digest}" if adapter_digest else cache_salt
 
 
 class SessionMode(Enum):

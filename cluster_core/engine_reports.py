@@ -19,6 +19,7 @@ class EngineInfo:
     block_size_tokens: int
     max_running_requests: int
     dtype: str
+    max_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class EngineCosts:
     pull_s_per_token: float = 0.0
     prefill_s: float = 0.0
     prefill_s_per_pair: float = 0.0
+    adapter_load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

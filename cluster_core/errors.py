@@ -96,6 +96,12 @@ class PoisonedRequestError(OperatingFault):
     status = "INTERNAL"
 
 
+class AdapterNotLoadedError(OperatingFault):
+    """This worker cannot load the adapter of the request; another one may have it."""
+
+    status = "NOT_FOUND"
+
+
 class StaleGenerationError(OperatingFault):
     """The call was meant for an earlier start of this worker."""
 

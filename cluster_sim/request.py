@@ -14,6 +14,7 @@ from cluster_sim.workloads.requests import SimRequest
 from control_plane.dispatch.journey import Journey, JourneyLimits
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.placer import Flight, Placement
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
@@ -102,7 +103,7 @@ def job_of(number: int, request: SimRequest, timeout_s: float) -> Job:
         lifecycle=RequestLifecycle(name),
         arrived_s=request.arrival_s,
         deadline_s=request.arrival_s + timeout_s,
-        cache_salt=request.tenant,
+        scope=PrefixScope(request.tenant),
         prompt_changes=first is not None,
         packed=PackedPrompt(tokens, request.keys) if first is None else None,
         nonce="",

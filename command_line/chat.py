@@ -39,6 +39,7 @@ def chat_command(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int | None = None,
+    model: options.AskedModel = "",
     cache_salt: options.CacheSalt = "",
     timeout_s: float = 600.0,
     address: options.Addresses = None,
@@ -49,6 +50,7 @@ def chat_command(
         "max_tokens": options.whole_number(max_tokens, "--max-tokens"),
         "temperature": temperature,
         "top_p": top_p,
+        "model": model,
         "cache_salt": cache_salt,
         "timeout_s": timeout_s,
     }

@@ -33,6 +33,7 @@ def generate_command(
     frequency_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
     logprobs: int | None = None,
+    model: options.AskedModel = "",
     cache_salt: options.CacheSalt = "",
     priority: Annotated[
         int, typer.Option(min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Decode workers admit the lowest first.")
@@ -59,6 +60,7 @@ def generate_command(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "repetition_penalty": repetition_penalty,
+        "model": model,
         "cache_salt": cache_salt,
         "priority": priority,
     }

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
-from rachis.v1 import generation_pb2 as generation
 
 from command_line import options
 from command_line.output import out, print_json, print_table, short_number
@@ -36,13 +35,15 @@ def lookup_command(
     prompt: options.Prompt = None,
     chat: options.Chat = False,
     tokens: options.Tokens = None,
+    model: options.AskedModel = "",
     cache_salt: options.CacheSalt = "",
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
     """What of a prompt lies where, how hot it is, and who would get it now."""
     given = options.prompt_input(prompt, chat=chat, tokens=tokens)
-    asyncio.run(lookup(options.running_address(address), given, cache_salt, as_json=as_json))
+    request = admin.LookupPrefixRequest(prompt=given, cache_salt=cache_salt, model=model)
+    asyncio.run(lookup(options.running_address(address), request, as_json=as_json))
 
 
 def check_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
@@ -88,11 +89,9 @@ async def top(address: str, at_most: int, *, as_json: bool) -> None:
         print_table("", ("prefix", "tokens", "requests/s", "on the device of", "in host memory of"), rows)
 
 
-async def lookup(address: str, prompt: generation.PromptInput, cache_salt: str, *, as_json: bool) -> None:
+async def lookup(address: str, request: admin.LookupPrefixRequest, *, as_json: bool) -> None:
     async with AsyncClient(address) as client:
-        found = await client.admin.LookupPrefix(
-            admin.LookupPrefixRequest(prompt=prompt, cache_salt=cache_salt), timeout=TIMEOUT_S
-        )
+        found = await client.admin.LookupPrefix(request, timeout=TIMEOUT_S)
     result = {
         "prompt_tokens": found.prompt_tokens,
         "chunks": found.chunks,

@@ -7,6 +7,7 @@ import typer
 
 from cluster_core.errors import RachisError
 from command_line import (
+    adapters,
     chaos,
     chat,
     cluster,
@@ -28,7 +29,7 @@ from command_line.simulation import plan, simulate
 from command_line.status import overview
 
 COMMANDS = (serve, route, gateway, generate, chat, overview, pools, demo, verify, chaos, profile, simulate, plan)
-GROUPS = (config, bench, index, placement, cluster)
+GROUPS = (config, bench, index, placement, adapters, cluster)
 
 app = typer.Typer(
     name="rachis",

@@ -43,6 +43,9 @@ Addresses = Annotated[
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's chat message.")]
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Token ids instead of a text, for example 1,2,3.")]
+AskedModel = Annotated[
+    str, typer.Option("--model", help="A LoRA adapter of the service, by its name; by default the model alone.")
+]
 CacheSalt = Annotated[
     str, typer.Option("--cache-salt", "--salt", help="Share cached KV only with prompts of the same salt.")
 ]

@@ -39,6 +39,7 @@ def explain_command(
     chat: options.Chat = False,
     tokens: options.Tokens = None,
     max_tokens: Annotated[int, typer.Option(help="Of the completion that is not asked for.")] = DEFAULT_MAX_TOKENS,
+    model: options.AskedModel = "",
     cache_salt: options.CacheSalt = "",
     address: options.Address = None,
     as_json: options.AsJson = False,
@@ -53,14 +54,17 @@ def explain_command(
         request = supposed(
             options.prompt_input(prompt, chat=chat, tokens=tokens),
             cache_salt,
+            model,
             options.whole_number(max_tokens, "--max-tokens"),
         )
     asyncio.run(explain(options.running_address(address), request, as_json=as_json))
 
 
-def supposed(prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -> admin.ExplainPlacementRequest:
+def supposed(
+    prompt: generation.PromptInput, cache_salt: str, model: str, max_tokens: int
+) -> admin.ExplainPlacementRequest:
     """Asks where a request would go that is not sent."""
-    request = admin.SupposedRequest(prompt=prompt, cache_salt=cache_salt, max_tokens=max_tokens)
+    request = admin.SupposedRequest(prompt=prompt, cache_salt=cache_salt, model=model, max_tokens=max_tokens)
     return admin.ExplainPlacementRequest(supposed=request)
 
 

@@ -22,7 +22,7 @@ class DecodeService(WorkerServiceBase):
                 job = decode_job(request, context.time_remaining())
                 generated = 0 if job.emitted is None else len(job.emitted.token_ids)
                 started = False
-                async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
+                async with self._holding(job), aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]
                     output: EngineOutput
                     async for output in outputs:
                         if not started:

@@ -218,7 +218,7 @@ class World:
         """The engine's process ends with it, and is started again."""
         nonce = nonce_of(engine_job.request_id)
         asked_s, job = self._jobs[nonce]
-        wish = f"{job.cache_salt} {job.sampling.SerializeToString(deterministic=True)!r} {job.token_ids}"
+        wish = f"{job.scope.cache_salt} {job.sampling.SerializeToString(deterministic=True)!r} {job.token_ids}"
         self.note(f"{host} dies of {job.request_id}")
         if not job.prompt_changes:
             self.deaths.append(Death(self._now_s(), nonce, asked_s, wish))

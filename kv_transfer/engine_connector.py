@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine_jobs import HandoffReport
+from cluster_core.engine_jobs import HandoffReport, kv_scope
 from kv_transfer import vllm_private
 from kv_transfer.handoff.block_checksums import BlockChecksums
 from kv_transfer.handoff.content_check import (
@@ -75,10 +75,14 @@ def _is_of_its_tokens(request: "Request", params: dict[str, Any]) -> bool:
     """Compared once: a request may wait for its turn over many steps."""
     if TOKENS_DIGEST_PARAM in params and params[TOKENS_DIGEST_PARAM] is None:
         return True
-    if not is_of(params.get(TOKENS_DIGEST_PARAM), request.all_token_ids[:], request.cache_salt):
+    if not is_of(params.get(TOKENS_DIGEST_PARAM), request.all_token_ids[:], _scope_of(request)):
         return False
     params[TOKENS_DIGEST_PARAM] = None
     return True
+
+
+def _scope_of(request: "Request") -> str:
+    return kv_scope(request.cache_salt or "", request.lora_request.lora_name if request.lora_request else "")
 
 
 class RachisNixlConnector(HostTiering, NixlPullConnector):
@@ -141,7 +145,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         """What a lease says, with what its blocks are of: all tokens but the last, which was just sampled."""
         if params is not None:
             tokens = request.num_tokens - 1
-            params[TOKENS_DIGEST_PARAM] = stamp(request.all_token_ids[:tokens], request.cache_salt)
+            params[TOKENS_DIGEST_PARAM] = stamp(request.all_token_ids[:tokens], _scope_of(request))
             params[CHECKSUMS_PARAM] = self.content.lease(request.request_id, params["remote_block_ids"][0], tokens)
         return is_kept, params
 

@@ -324,10 +324,10 @@ def truncate_blocks(scheduler: Any, request: Any, keep_tokens: int) -> int:
     return keep_tokens
 
 
-def core_request(engine: Any, request_id: str, prompt: Any, params: Any) -> Any:
+def core_request(engine: Any, request_id: str, prompt: Any, params: Any, adapter: Any = None) -> Any:
     """vLLM's own request for a prompt in its form, checked and named as by `LLMEngine.add_request`, added nowhere."""
     request = engine.input_processor.process_inputs(
-        request_id, prompt, params, supported_tasks=engine.get_supported_tasks()
+        request_id, prompt, params, lora_request=adapter, supported_tasks=engine.get_supported_tasks()
     )
     engine.input_processor.assign_request_id(request)
     return request

@@ -14,7 +14,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode
 from cluster_core.errors import InvalidInputError
 from cluster_wire import calls
 from cluster_wire.calls import Context
@@ -44,8 +44,10 @@ class PrefillService(WorkerServiceBase):
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
         async with answering(context):
+            job = prefill_job(request)
             with self._taken(request.generation):
-                output = await self._first_output(prefill_job(request))
+                async with self._holding(job):
+                    output = await self._first_output(job)
         return self._response(output, request)
 
     async def PrefillSession(  # type: ignore[override]  # it reads and writes through the context
@@ -57,20 +59,16 @@ class PrefillService(WorkerServiceBase):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
             mode = session_mode_from_wire(opened.mode)
-            with (
-                self._taken(opened.generation),
-                closing(self._engine.open_session(prefill_job(opened), mode)) as session,
-            ):
-                stream = SessionStream(
-                    session,
-                    mode,
-                    context,
-                    self._progress_interval_s,
-                    list(opened.token_ids),
-                    self._sessions_move,
-                )
-                output = await stream.run()
+            job = prefill_job(opened)
+            with self._taken(opened.generation):
+                async with self._holding(job):
+                    output = await self._session_output(job, mode, context)
             await calls.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
+
+    async def _session_output(self, job: EngineJob, mode: SessionMode, context: Context) -> EngineOutput:
+        interval_s, moves = self._progress_interval_s, self._sessions_move
+        with closing(self._engine.open_session(job, mode)) as session:
+            return await SessionStream(session, mode, context, interval_s, list(job.token_ids), moves).run()
 
     async def _first_output(self, job: EngineJob) -> EngineOutput:
         async with aclosing(self._engine.generate(job)) as outputs:  # type: ignore[type-var]

@@ -100,7 +100,8 @@ class SessionHandle:
 class SessionPrompt:
     """A session's request in the engine. Everything here runs on the engine thread, between two steps."""
 
-    def __init__(self, engine: Any, job: EngineJob, mode: SessionMode, params: Any) -> None:
+    def __init__(self, engine: Any, job: EngineJob, mode: SessionMode, params: Any, adapter: Any) -> None:
+        """adapter: vLLM's request for it, or None."""
         from vllm.v1.request import Request
 
         from worker_runtime.vllm_conversion import prompt_of
@@ -109,7 +110,9 @@ class SessionPrompt:
         self._scheduler = vllm_private.scheduler_of(engine)
         # vLLM checks the parameters together with a prompt, which must not be empty.
         placeholder = {} if job.token_ids else {"prompt_token_ids": [0]}
-        self._core_request = vllm_private.core_request(engine, job.request_id, prompt_of(job) | placeholder, params)
+        self._core_request = vllm_private.core_request(
+            engine, job.request_id, prompt_of(job) | placeholder, params, adapter
+        )
         self._core_request.prompt_token_ids = list(job.token_ids)
         self.internal_id: str = self._core_request.request_id
         self.length = len(job.token_ids)

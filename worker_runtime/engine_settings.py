@@ -8,6 +8,7 @@ from cluster_configs.schema import (
     EngineSection,
     HandoffSection,
     IndexSection,
+    LoraSection,
     ModelSection,
     StreamingSection,
     TiersSection,
@@ -45,6 +46,7 @@ class EngineSettings:
     tiers: TiersSection = field(default_factory=TiersSection)
     decode: DecodeSection = field(default_factory=DecodeSection)
     index: IndexSection = field(default_factory=IndexSection)
+    lora: LoraSection = field(default_factory=LoraSection)
     # Names of prefixes begin with it; the worker's host fills it in.
     service_id: str = ""
     network: str | None = None

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster_core.clock import ClusterClock, monotonic_s
-from cluster_core.engine_jobs import EngineOutput
+from cluster_core.engine_jobs import Adapter, EngineOutput
 from cluster_core.engine_reports import DecodeBatch, EngineInfo, HotPrefix, PrefixClaims
+from cluster_core.errors import RachisError
 from kv_transfer import vllm_private
 from worker_runtime.engine_claims import EngineClaims
 from worker_runtime.engine_figures import EngineFigures
@@ -67,6 +68,14 @@ class EngineWork:
     def decode_batch(self, at_most: int) -> DecodeBatch:
         batch = vllm_private.decode_batch_of(self.engine, at_most) if self.jobs.dead is None else None
         return batch if batch is not None else DecodeBatch()
+
+    def load_adapter(self, adapter: Adapter) -> RachisError | None:
+        """Why it cannot be."""
+        try:
+            self.jobs.load_adapter(adapter)
+        except RachisError as error:
+            return error
+        return None
 
     def audited_claims(self) -> PrefixClaims:
         return self.claims.audited() if self.jobs.dead is None else PrefixClaims()

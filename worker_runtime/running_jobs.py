@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import (
+    Adapter,
     EngineJob,
     EngineOutput,
     FinishReason,
@@ -23,7 +24,13 @@ from cluster_core.engine_jobs import (
     SessionMode,
     SessionProgress,
 )
-from cluster_core.errors import InvalidInputError, JobFailedError, NotSupportedError, UnavailableError
+from cluster_core.errors import (
+    AdapterNotLoadedError,
+    InvalidInputError,
+    JobFailedError,
+    NotSupportedError,
+    UnavailableError,
+)
 from kv_transfer import vllm_private
 from kv_transfer.handoff.lease_params import REMOTE_DECODE, encode_params
 from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
@@ -64,6 +71,9 @@ class RunningJobs:
             lambda name: vllm_private.connector_of(engine).content.taken(name),
             lambda name: vllm_private.connector_of(engine).content.forget(name),
         )
+        # vLLM's requests for the adapters that are loaded, by digest.
+        self._adapters: dict[str, Any] = {}
+        self._adapter_numbers = 0
         self.dead: str | None = None
 
     # How they begin.
@@ -78,7 +88,10 @@ class RunningJobs:
                 model = self._engine.vllm_config.model_config
                 room = vllm_private.block_counts(self._engine)[1] * self._block_size
                 check_emitted(job, min(model.max_model_len, room), model.get_vocab_size())
-            name: str = self._engine.add_request(job.request_id, prompt_of(job), params, priority=job.priority)
+            adapter = self._adapter_of(job)
+            name: str = self._engine.add_request(
+                job.request_id, prompt_of(job), params, lora_request=adapter, priority=job.priority
+            )
             if job.emitted is not None:
                 feed_front_end(self._engine, name, job.emitted.token_ids)
             self._counters.prompt_tokens += len(job.token_ids)
@@ -93,10 +106,37 @@ class RunningJobs:
             return
 
         def begin(params: Any) -> str:
-            stream.prompt = SessionPrompt(self._engine, stream.job, mode, params)
+            stream.prompt = SessionPrompt(self._engine, stream.job, mode, params, self._adapter_of(stream.job))
             return stream.prompt.internal_id
 
         self._begin(stream, begin)
+
+    def _adapter_of(self, job: EngineJob) -> Any:
+        return self._adapters[job.adapter.digest] if job.adapter is not None else None
+
+    # Their adapters.
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Between two steps, which wait for it. Raises AdapterNotLoadedError for what vLLM does not take."""
+        from vllm.lora.request import LoRARequest
+
+        if self.dead is not None:
+            raise UnavailableError(f"the engine died: {self.dead}")
+        self._adapter_numbers += 1
+        began_s = monotonic_s()
+        # Named by what it is, so that vLLM's names of blocks are, too.
+        request = LoRARequest(adapter.digest, self._adapter_numbers, adapter.path)
+        try:
+            self._engine.add_lora(request)
+        except Exception as error:  # noqa: BLE001 - whatever a folder makes vLLM raise is the end of this adapter alone
+            raise AdapterNotLoadedError(f"adapter `{adapter.name}` cannot be loaded: {_first_line(error)}") from None
+        self._adapters[adapter.digest] = request
+        self._costs.adapter_loaded(monotonic_s() - began_s)
+
+    def unload_adapter(self, digest: str) -> None:
+        request = self._adapters.pop(digest, None)
+        if request is not None and self.dead is None:
+            self._engine.remove_lora(request.lora_int_id)
 
     def _begin(self, stream: JobStream, begin: Callable[[Any], str]) -> None:
         """Starts a job by `begin`, which gets vLLM's parameters and returns its name there; what is refused fails."""
@@ -335,6 +375,10 @@ def _ended_badly(stream: JobStream, how: str) -> Exception:
     if job.emitted is not None and not stream.started:
         return InvalidInputError("is nothing that `structured_outputs` takes", field="emitted")
     return InvalidInputError("no token satisfies it and the other options", field="sampling.structured_outputs")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _report(changed: Sequence[tuple[SessionHandle, SessionProgress]]) -> None:

@@ -16,13 +16,20 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import KvLease
+from cluster_core.engine_jobs import Adapter, EngineJob, KvLease
 from cluster_core.engine_reports import HotPrefix
-from cluster_core.errors import DrainingError, NotSupportedError, RachisError, StaleGenerationError, UnavailableError
+from cluster_core.errors import (
+    DrainingError,
+    InvalidInputError,
+    NotSupportedError,
+    RachisError,
+    StaleGenerationError,
+    UnavailableError,
+)
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from worker_runtime.claim_feed import ClaimAudit
-from worker_runtime.wire_conversion import claims_to_wire, to_wire
+from worker_runtime.wire_conversion import claims_to_wire, from_wire, to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +157,39 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             except TimeoutError:
                 raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
             return claims_to_wire(self._registration.generation, sequence, claims)
+
+    async def LoadAdapter(self, request: wire.LoadAdapterRequest, context: Context) -> wire.LoadAdapterResponse:
+        async with answering(context):
+            if not request.adapter.path:
+                raise InvalidInputError("must be given", field="adapter.path")
+            async with self._engine.holding(from_wire(request.adapter, Adapter)) as digest:
+                self._on_adapters()
+                return wire.LoadAdapterResponse(digest=digest)
+
+    async def UnloadAdapter(self, request: wire.UnloadAdapterRequest, context: Context) -> wire.UnloadAdapterResponse:
+        async with answering(context):
+            await self._engine.unload_adapter(request.digest)
+            self._on_adapters()
+            return wire.UnloadAdapterResponse(is_loaded=request.digest in self._engine.adapters())
+
+    @asynccontextmanager
+    async def _holding(self, job: EngineJob) -> AsyncIterator[None]:
+        """Around a job, whose adapter stays loaded. Raises AdapterNotLoadedError."""
+        if job.adapter is None:
+            yield
+            return
+        if not job.adapter.digest:
+            raise InvalidInputError("must be given", field="adapter.digest")
+        async with self._engine.holding(job.adapter):
+            self._on_adapters()
+            yield
+
+    def _on_adapters(self) -> None:
+        """The registration says at once which adapters are loaded."""
+        loaded = sorted(self._engine.adapters())
+        if loaded != list(self._registration.adapters):
+            self._registration.adapters[:] = loaded
+            self._on_state()
 
     @contextmanager
     def _taken(self, generation: int) -> Iterator[None]:

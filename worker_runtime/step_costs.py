@@ -105,6 +105,7 @@ class StepCosts:
         self._decode = _Average()
         self._load = _Average()
         self._pull = _Line()
+        self._adapter = _Average()
         self._loaded: tuple[float, int] = (0.0, 0)
         self._costs: EngineCosts | None = EngineCosts()
 
@@ -134,6 +135,10 @@ class StepCosts:
         self._costs = None
         self._pull.add(seconds, tokens)
 
+    def adapter_loaded(self, seconds: float) -> None:
+        self._costs = None
+        self._adapter.add(seconds, 1)
+
     def costs(self) -> EngineCosts:
         if self._costs is None:
             prefill_s, prefill_s_per_token, prefill_s_per_pair = self._prefill.values
@@ -146,5 +151,6 @@ class StepCosts:
                 decode_step_s=self._decode.value,
                 pull_s=pull_s,
                 pull_s_per_token=pull_s_per_token,
+                adapter_load_s=self._adapter.value,
             )
         return self._costs

@@ -38,6 +38,14 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     }
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    if settings.lora.max_loaded:
+        # As many as the worker ever has: vLLM itself never drops one, nor reads one in the middle of a step.
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": settings.lora.places,
+            "max_cpu_loras": settings.lora.max_loaded,
+            "max_lora_rank": settings.lora.max_rank,
+        }
     if settings.role is not EngineRole.ALONE:
         arguments |= _scheduler(settings)
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
@@ -60,6 +68,7 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
         block_size_tokens=block_size,
         max_running_requests=config.scheduler_config.max_num_seqs,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
+        max_adapters=settings.lora.max_loaded,
     )
 
 

@@ -6,13 +6,14 @@ of a job reaches its caller through a `JobStream`.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from cluster_core.clock import ClusterClock
 from cluster_core.engine import EngineSession
-from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionMode
+from cluster_core.engine_jobs import Adapter, EngineJob, EngineOutput, SessionMode
 from cluster_core.engine_reports import (
     DecodeBatch,
     EngineInfo,
@@ -22,11 +23,13 @@ from cluster_core.engine_reports import (
     PrefixClaims,
 )
 from cluster_core.errors import NotSupportedError
+from worker_runtime.adapter_files import digest_apart
 from worker_runtime.engine_sessions import SessionHandle
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_thread import BringUp, Command, EngineThread
 from worker_runtime.engine_work import EngineWork
 from worker_runtime.job_stream import JobStream
+from worker_runtime.loaded_adapters import LoadedAdapters
 from worker_runtime.vllm_start import bring_up_vllm
 
 _Found = TypeVar("_Found")
@@ -42,6 +45,12 @@ class VllmEngine:
         self._settings = settings
         self._thread = EngineThread(bring_up or partial(bring_up_vllm, settings, clock or ClusterClock()))
         self._max_prompt_tokens = 0
+        self._adapters = LoadedAdapters(
+            settings.lora.max_loaded,
+            digest_of=digest_apart,
+            load=self._load_adapter,
+            unload=self._unload_adapter,
+        )
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         info = await self._thread.start(on_phase, on_death)
@@ -88,6 +97,28 @@ class VllmEngine:
 
     async def release(self, lease_id: str) -> bool:
         return await self._thread.answer(lambda work: work.jobs.release(lease_id))
+
+    def holding(self, adapter: Adapter | None) -> AbstractAsyncContextManager[str]:
+        return self._adapters.holding(adapter)
+
+    async def unload_adapter(self, digest: str) -> bool:
+        return await self._adapters.unload(digest)
+
+    def adapters(self) -> Sequence[str]:
+        return self._adapters.digests
+
+    async def _load_adapter(self, adapter: Adapter) -> None:
+        try:
+            failed = await self._thread.answer(lambda work: work.load_adapter(adapter), unless_left=True)
+        except asyncio.CancelledError:
+            # It may be loaded all the same, and would have a place that nobody knows of.
+            self._thread.put(lambda work: work.jobs.unload_adapter(adapter.digest))
+            raise
+        if failed is not None:
+            raise failed
+
+    async def _unload_adapter(self, digest: str) -> None:
+        await self._thread.answer(lambda work: work.jobs.unload_adapter(digest))
 
     def status(self) -> EngineStatus:
         """A snapshot of when the last step had ended, but for how long the one that runs now hangs."""

@@ -18,6 +18,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_jobs import (
+    Adapter,
     EmittedTokens,
     EngineJob,
     EngineOutput,
@@ -68,6 +69,7 @@ ROWS = (
     Row(StructuredOutputs, generation.StructuredOutputs),
     Row(KvLease, wire.KvHandoff, given=frozenset({"worker_id", "generation"})),
     Row(EmittedTokens, wire.EmittedTokens),
+    Row(Adapter, wire.Adapter),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),
     Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode"})),
     Row(EngineJob, wire.DecodeRequest, pairs={"pull": "handoff"}, given=frozenset({"generation"})),

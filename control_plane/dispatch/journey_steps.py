@@ -111,6 +111,8 @@ class WorkerLost:
     has_died: bool = False
     # It was never there: that counts as no attempt either.
     is_unreachable: bool = False
+    # It cannot load the request's adapter, and serves all others.
+    lacks_adapter: bool = False
 
     @property
     def is_attempt(self) -> bool:
@@ -120,7 +122,7 @@ class WorkerLost:
     @property
     def may_have_pulled(self) -> bool:
         """A decode worker that was told of a lease."""
-        return self.is_attempt or self.was_left
+        return (self.is_attempt and not self.lacks_adapter) or self.was_left
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,6 @@ class PoisonMemory:
 def _fingerprint(job: Job) -> bytes:
     """What an engine is given: another prompt, sampling or tenant is another request."""
     digest = hashlib.blake2b(job.sampling.SerializeToString(deterministic=True), digest_size=16)
-    digest.update(job.cache_salt.encode())
+    digest.update(f"{job.scope.cache_salt}\n{job.scope.adapter_digest}".encode())
     digest.update(np.asarray(job.token_ids, dtype=np.uint32).tobytes())
     return digest.digest()

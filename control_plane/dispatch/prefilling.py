@@ -45,7 +45,8 @@ class WholePrompt:
             token_ids=self._job.token_ids,
             sampling=self._job.sampling,
             hand_off=hand_off,
-            cache_salt=self._job.cache_salt,
+            cache_salt=self._job.scope.cache_salt,
+            adapter=self._job.scope.adapter,
         )
         say_emitted(request, self._job)
         return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))

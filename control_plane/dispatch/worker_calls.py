@@ -18,6 +18,7 @@ from control_plane.fleet.worker_client import (
     WorkerClient,
     WorkerDiedError,
     WorkerDrainingError,
+    WorkerLacksAdapterError,
     WorkerLeftError,
     WorkerLostError,
     WorkerUnreachableError,
@@ -219,7 +220,8 @@ class WorkerCalls:
             generation=call.worker.generation,
             token_ids=job.token_ids,
             sampling=job.sampling,
-            cache_salt=job.cache_salt,
+            cache_salt=job.scope.cache_salt,
+            adapter=job.scope.adapter,
             priority=job.priority,
         )
         if call.pulls and self._handoff is not None:
@@ -240,6 +242,7 @@ def _lost(error: WorkerLostError) -> steps.WorkerLost:
         was_left=isinstance(error, WorkerLeftError),
         has_died=isinstance(error, WorkerDiedError),
         is_unreachable=isinstance(error, WorkerUnreachableError),
+        lacks_adapter=isinstance(error, WorkerLacksAdapterError),
     )
 
 

@@ -19,6 +19,7 @@ _ROUGH_COSTS = {
     "load_s_per_token": 5e-6,
     "pull_s": 0.01,
     "pull_s_per_token": 2e-6,
+    "adapter_load_s": 0.2,
 }
 
 
@@ -27,6 +28,7 @@ _COST_GROUPS = (
     ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair"),
     ("load_s_per_token",),
     ("pull_s", "pull_s_per_token"),
+    ("adapter_load_s",),
 )
 
 
@@ -48,6 +50,9 @@ class Fixed:
     # Of any pull, and for each token of it.
     pull_s: Floats
     pull_s_per_token: Floats
+    adapter_load_s: Floats
+    # Digests of those that are loaded.
+    adapters: tuple[frozenset[str], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +103,7 @@ def fixed_columns(
         total_tokens=_column([record.load.total_blocks * record.block_size_tokens for record in registrations]),
         free_tokens=_column([record.load.free_blocks * record.block_size_tokens for record in registrations]),
         max_running_requests=_column([record.max_running_requests for record in registrations]),
+        adapters=tuple(frozenset(record.adapters) for record in registrations),
         **costs,
     )
 

@@ -58,6 +58,10 @@ class WorkerUnreachableError(WorkerLostError):
     """The worker was not reached: it has nothing of the request."""
 
 
+class WorkerLacksAdapterError(WorkerLostError):
+    """The worker cannot load the request's adapter: nothing else is wrong with it."""
+
+
 class WorkerDiedError(WorkerLostError):
     """The worker's process or its engine ended under the call; who could not be reached at all has not died of it."""
 
@@ -71,6 +75,7 @@ _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: WorkerLostError,
     grpc.StatusCode.CANCELLED: WorkerLostError,
     grpc.StatusCode.ABORTED: WorkerDrainingError,
+    grpc.StatusCode.NOT_FOUND: WorkerLacksAdapterError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
     grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
     grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
@@ -159,6 +164,20 @@ class WorkerClient:
                 request, timeout=timeout_s
             )
             return response
+
+    async def load_adapter(self, address: str, adapter: wire.Adapter, timeout_s: float) -> str:
+        """The digest of what the worker has loaded."""
+        with _translated(None):
+            request = wire.LoadAdapterRequest(adapter=adapter)
+            response = await self._stub(address).LoadAdapter(request, timeout=timeout_s)
+            return str(response.digest)
+
+    async def unload_adapter(self, address: str, digest: str, timeout_s: float) -> bool:
+        """Whether the worker still has it: a request uses it."""
+        with _translated(None):
+            request = wire.UnloadAdapterRequest(digest=digest)
+            response = await self._stub(address).UnloadAdapter(request, timeout=timeout_s)
+            return bool(response.is_loaded)
 
     def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to workers that are no longer registered, once the calls on them have ended."""

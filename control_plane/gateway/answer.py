@@ -85,6 +85,8 @@ class Answer:
             request_id=request.request_id[-_LONGEST_NAME:],
             cache_salt=request.cache_salt or "",
             priority=request.priority,
+            # An adapter's name; what the model itself is called here, nobody else has to know.
+            model=request.lora_request.lora_name if request.lora_request is not None else "",
             **wire_sampling(request.sampling_params),
         )
 

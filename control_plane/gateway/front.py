@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from rachis.v1 import worker_pb2 as wire
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -25,6 +26,7 @@ from vllm.entrypoints.serve import register_vllm_serve_api_routers
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
+from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from control_plane.gateway.late_status import LateStatus
@@ -79,6 +81,17 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
     init_entrypoints_middleware(args, app, TASKS)
     await init_app_state(engine, app.state, args, TASKS)
     return app
+
+
+def serve_adapters(app: FastAPI, adapters: Sequence[wire.Adapter]) -> None:
+    """From now on these are the models beside the model. Requests that run go on."""
+    known = app.state.openai_serving_models.lora_requests
+    wanted = {adapter.name: adapter for adapter in adapters}
+    for name in known.keys() - wanted.keys():
+        del known[name]
+    for name, adapter in wanted.items():
+        if name not in known or known[name].lora_path != adapter.path:
+            known[name] = LoRARequest(name, len(known) + 1, adapter.path)
 
 
 async def serve(app: FastAPI, args: argparse.Namespace, sock: Any, max_frame_bytes: int) -> None:

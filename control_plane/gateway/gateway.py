@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import grpc
 from prometheus_client import REGISTRY
@@ -13,6 +14,7 @@ from cluster_configs.schema import GatewaySection, ModelSection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_wire.redis_client import connect
+from control_plane.gateway import adapters
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
 _ASK_AGAIN_S = 0.5
@@ -70,6 +72,10 @@ async def run(
         try:
             engine = front.make_engine(args, RouterCore(client))
             app = await front.make_app(args, engine)
+            on_adapters = partial(front.serve_adapters, app)
+            await adapters.look(client, on_adapters)
+            following = asyncio.create_task(adapters.follow(client, on_adapters))
+            stack.callback(following.cancel)
             responses = VllmResponses(app.state.openai_serving_responses)
             if store is not None:
                 app.state.openai_serving_responses = StoringResponses(app.state.openai_serving_responses, store)

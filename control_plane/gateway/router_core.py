@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from rachis import AsyncClient
-from vllm.config import VllmConfig
+from vllm.config import LoRAConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -115,6 +115,8 @@ class RouterEngine(AsyncLLM):
             super().__init__(config, None, log_stats=log_stats, log_requests=log_requests)
         # The router checks grammars, in a process that it may end over one: here a large one would hold all up.
         self.input_processor.structured_outputs_config = None
+        # Which adapters there are the router knows; vLLM refuses all of them without a configuration.
+        self.input_processor.lora_config = LoRAConfig()
         self._core = core
         core.processor = self.output_processor
 
@@ -151,7 +153,5 @@ def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any]) -> Non
             "structured_outputs together with a reasoning parser is not supported by this service",
             parameter="structured_outputs",
         )
-    if options.get("lora_request") is not None:
-        raise VLLMValidationError("LoRA adapters are not supported by this service", parameter="model")
     if isinstance(prompt, dict) and prompt.get("type") not in (None, "token"):
         raise VLLMValidationError("only text prompts are supported by this service", parameter="prompt")

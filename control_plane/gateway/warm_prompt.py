@@ -33,7 +33,7 @@ UNSURE_TOKENS = 4
 _ENDED = (RachisError, RefusedError, asyncio.InvalidStateError, TimeoutError)
 # What opens a session that only computes, since how much may be generated is known with the whole prompt only.
 _COMPUTES: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1}
-_KEPT_WISHES = ("cache_salt", "priority")
+_KEPT_WISHES = ("model", "cache_salt", "priority")
 
 
 class Sessions(Protocol):

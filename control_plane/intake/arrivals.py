@@ -1,7 +1,9 @@
 """What every request gets when it arrives: a lifecycle, the time of its arrival, and its deadline."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import RequestId
@@ -34,6 +36,8 @@ class Arrivals:
     now_s: Callable[[], float] = monotonic_s
     make_lifecycle: Callable[[RequestId], RequestLifecycle] = RequestLifecycle
     make_job: Callable[..., Job] = Job
+    # By name, those that may be asked for now.
+    adapters: Mapping[str, wire.Adapter] = field(default_factory=dict)
 
     def timeout_s(self, remaining_s: float | None) -> float:
         """remaining_s: what the client gave the call; None or 0 where it gave nothing."""

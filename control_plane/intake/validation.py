@@ -1,6 +1,6 @@
 """What a client may ask for: every field of a request against its limit, before any worker hears of it. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -26,6 +26,8 @@ MAX_LOGPROBS = 20
 # Log-probabilities of one prompt: an engine's thread makes them one by one.
 MAX_PROMPT_LOGPROBS = 131_072
 MAX_CHOICES = 16
+# Of adapters, in a sentence.
+_MOST_NAMES = 8
 MAX_CHAT_MESSAGES = MOST_ENTRIES
 # Of one `update`.
 MAX_PIECES = MOST_ENTRIES
@@ -74,9 +76,15 @@ def check_priority(priority: int, within: str = "") -> None:
         )
 
 
-def check_model(asked: str, served: str, within: str = "") -> None:
+def check_model(asked: str, served: str, adapters: Mapping[str, wire.Adapter], within: str = "") -> wire.Adapter | None:
+    """The adapter that is asked for; None: the model alone. adapters: by name."""
+    if asked in adapters:
+        return adapters[asked]
     if asked and asked != served:
-        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves `{served}`", field=f"{within}model")
+        known = ", ".join(f"`{name}`" for name in (served, *sorted(adapters)[:_MOST_NAMES]))
+        more = f" and {len(adapters) - _MOST_NAMES} more adapters" if len(adapters) > _MOST_NAMES else ""
+        raise InvalidInputError(f"unknown model `{asked}`; this cluster serves {known}{more}", field=f"{within}model")
+    return None
 
 
 def check_prompt_form(prompt: generation.PromptInput, model: wire.ModelInfo) -> None:
@@ -184,12 +192,14 @@ def check_received(
     check_vocabulary(received.token_ids, model, f"{name}.token_ids")
 
 
-def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
+def check_session_open(
+    opened: api.SessionOpen, model: wire.ModelInfo, adapters: Mapping[str, wire.Adapter]
+) -> wire.Adapter | None:
     """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
     check_request_id(opened.request_id, "open.")
     check_cache_salt(opened.cache_salt, "open.")
     check_priority(opened.priority, "open.")
-    check_model(opened.model, model.name, "open.")
+    adapter = check_model(opened.model, model.name, adapters, "open.")
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")
     check_sampling(opened.sampling, model, "open.")
@@ -207,6 +217,7 @@ def check_session_open(opened: api.SessionOpen, model: wire.ModelInfo) -> None:
     check_vocabulary(opened.prefix.token_ids.ids, model, "open.prefix.token_ids")
     if opened.prefix.HasField("chat"):
         check_chat(opened.prefix.chat.messages, "open.prefix.chat.messages")
+    return adapter
 
 
 def check_count(tokens: int, model: wire.ModelInfo, field: str) -> None:

@@ -11,6 +11,7 @@ from cluster_core.errors import DeadlineError
 from cluster_core.ids import RequestId
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.limits import max_tokens_of
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
@@ -33,7 +34,7 @@ class Job:
     lifecycle: RequestLifecycle
     arrived_s: float
     deadline_s: float
-    cache_salt: str = ""
+    scope: PrefixScope = field(default_factory=PrefixScope)
     priority: int = 0
     # A session's prompt may still grow or change.
     prompt_changes: bool = False

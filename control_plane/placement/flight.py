@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Member, Membership
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.running_prefixes import RunningPrefixes
 from kv_transfer.claims.prefix_chunks import PackedPrompt
@@ -21,7 +22,7 @@ class Placement:
     worker: WorkerSnapshot
     work: Work
     prompt: PackedPrompt
-    cache_salt: str
+    scope: PrefixScope
 
 
 class Flight:

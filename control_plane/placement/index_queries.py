@@ -3,7 +3,7 @@
 No question changes anything: it counts as no access and no request, and leaves the seeded choice of placement alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
@@ -14,6 +14,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.explanation import equals, explained, not_known
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
@@ -40,7 +41,10 @@ class IndexQueries:
         *,
         health: Callable[[], IndexHealth],
         policy: str,
+        adapters: Mapping[str, wire.Adapter],
     ) -> None:
+        """adapters: by name, those that may be asked for now."""
+        self._adapters = adapters
         self._membership = membership
         self._index = index.index
         self._placer = placer
@@ -56,10 +60,10 @@ class IndexQueries:
 
     async def lookup(self, request: admin.LookupPrefixRequest) -> admin.LookupPrefixResponse:
         """Raises ClientFault, or UnavailableError while no worker is known."""
-        token_ids = await self._checked_tokens(request.prompt, request.cache_salt, _SHORTEST)
-        prompt = self._placer.packed(token_ids, request.cache_salt)
+        token_ids, scope = await self._checked(request, _SHORTEST)
+        prompt = self._placer.packed(token_ids, scope)
         keys = prompt.keys
-        explanation = self._placer.supposed(prompt, _SHORTEST)
+        explanation = self._placer.supposed(prompt, _SHORTEST, scope.adapter_digest)
         matches = self._placer.matches(keys)
         first, whole = self._rates(keys)
         return admin.LookupPrefixResponse(
@@ -92,9 +96,9 @@ class IndexQueries:
             raise InvalidInputError("one of request_id or supposed must be set", field="asked")
         supposed = request.supposed
         max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
-        token_ids = await self._checked_tokens(supposed.prompt, supposed.cache_salt, max_tokens)
-        prompt = self._placer.packed(token_ids, supposed.cache_salt)
-        return explained(self._placer.supposed(prompt, max_tokens), self._policy)
+        token_ids, scope = await self._checked(supposed, max_tokens)
+        prompt = self._placer.packed(token_ids, scope)
+        return explained(self._placer.supposed(prompt, max_tokens, scope.adapter_digest), self._policy)
 
     async def check(self) -> admin.CheckIndexResponse:
         return await self._check.run()
@@ -131,16 +135,20 @@ class IndexQueries:
             disaggregation={reason.value: count for reason, count in self._placer.counts.reasons.items()},
         )
 
-    async def _checked_tokens(self, prompt: generation.PromptInput, cache_salt: str, max_tokens: int) -> list[int]:
-        """The prompt's tokens after the checks of `Generate`."""
+    async def _checked(
+        self, asked: admin.LookupPrefixRequest | admin.SupposedRequest, max_tokens: int
+    ) -> tuple[list[int], PrefixScope]:
+        """The prompt's tokens and their scope, after the checks of `Generate`."""
+        prompt = asked.prompt
         model = self._membership.served_model()
         sampling = generation.SamplingParams(max_tokens=max_tokens)
-        validation.check_cache_salt(cache_salt)
+        validation.check_cache_salt(asked.cache_salt)
+        adapter = validation.check_model(asked.model, model.name, self._adapters)
         validation.check_prompt_form(prompt, model)
         validation.check_sampling(sampling, model)
         token_ids = await self._tokenizer.token_ids(prompt)
         validation.check_tokens(token_ids, sampling, model)
-        return token_ids
+        return token_ids, PrefixScope(asked.cache_salt, adapter)
 
     def _prefix(self, prefix: HotPrefix) -> admin.IndexedPrefix:
         return admin.IndexedPrefix(

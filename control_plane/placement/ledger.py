@@ -66,10 +66,10 @@ class Ledger:
         if choice.pool == wire.POOL_PREFILL:
             work = Work(question.prompt_tokens, uncomputed, expected_s, arriving=job.prompt_changes)
             self.long_prompts.add(expected_s)
-            self.recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.cache_salt, expected_s))
+            self.recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.scope, expected_s))
         else:
             work = Work(job.tokens, uncomputed, expected_s) if prefills else Work(job.tokens)
-        return Placement(worker, work, prompt, job.cache_salt)
+        return Placement(worker, work, prompt, job.scope)
 
     def begin(self, placement: Placement) -> Flight:
         """The request is sent to the worker: counted there, and its prefix is predicted to be there from now on."""

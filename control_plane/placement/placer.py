@@ -20,6 +20,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.limits import max_tokens_of
 from control_plane.model.memory_use import MemoryUse
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.counts import PlacementCounts
 from control_plane.placement.decision import BOTH_POOLS, Rules
@@ -68,10 +69,11 @@ class Placer:
 
     # Requests.
 
-    def packed(self, token_ids: Sequence[int] | NDArray[np.uint32], cache_salt: str) -> PackedPrompt:
-        """A tenant's prompt with the names of its chunks."""
+    def packed(self, token_ids: Sequence[int] | NDArray[np.uint32], scope: PrefixScope) -> PackedPrompt:
+        """A prompt with the names of its chunks."""
         tokens = np.asarray(token_ids, dtype=np.uint32)
-        return PackedPrompt(tokens, chunk_keys(tokens, root_key(self._service_id, cache_salt), self.chunk_tokens))
+        root = root_key(self._service_id, scope.cache_salt, scope.adapter_digest)
+        return PackedPrompt(tokens, chunk_keys(tokens, root, self.chunk_tokens))
 
     def keep(self, job: Job) -> None:
         """The request's prompt is whole, and counts as an access to its prefixes."""
@@ -123,10 +125,10 @@ class Placer:
         """What is remembered of requests that have been placed."""
         return self._ledger.recent.memory(), self._ledger.log.memory()
 
-    def supposed(self, prompt: PackedPrompt, max_tokens: int) -> Explanation:
+    def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt: whether it would be disaggregated, and which
-        worker each pool would choose."""
-        question, rng = Question(len(prompt.token_ids), max_tokens), copy.copy(self._rng)
+        worker each pool would choose. adapter: its digest."""
+        question, rng = Question(len(prompt.token_ids), max_tokens, adapter=adapter), copy.copy(self._rng)
         views = self._views_of(prompt.keys, BOTH_POOLS, self._now_s())
         route = self._rules.route(views, question, rng, is_whole=True)
         decode = self._rules.decide(views[wire.POOL_DECODE], question, rng)
@@ -165,7 +167,7 @@ class Placer:
         prompt = PackedPrompt(tokens, prompts[0].keys[: wanted.chunks])
         expected_s = len(tokens) * float(candidates.fixed.prefill_s_per_token[rows[0]])
         work = Work(len(tokens), len(tokens), expected_s)
-        return Placement(candidates.workers[rows[0]], work, prompt, prompts[0].cache_salt)
+        return Placement(candidates.workers[rows[0]], work, prompt, prompts[0].scope)
 
     def _current_views(self, keys: Keys, pools: Sequence[Pool]) -> dict[Pool, PoolView]:
         """For a decision that will be committed."""
@@ -180,11 +182,18 @@ class Placer:
     def _prompt(self, job: Job) -> PackedPrompt:
         """As it stands."""
         if job.packed is None or job.prompt_changes:
-            job.packed = self.packed(job.token_ids, job.cache_salt)
+            job.packed = self.packed(job.token_ids, job.scope)
         return job.packed
 
 
 def _question(
     job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
 ) -> Question:
-    return Question(len(job.token_ids), max_tokens_of(job.sampling), excluded, alone=job.deaths > 0, avoided=avoided)
+    return Question(
+        len(job.token_ids),
+        max_tokens_of(job.sampling),
+        excluded,
+        alone=job.deaths > 0,
+        avoided=avoided,
+        adapter=job.scope.adapter_digest,
+    )

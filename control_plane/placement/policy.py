@@ -31,6 +31,8 @@ class Question:
     # An engine died while it worked on the request: it goes where it harms nobody else, if there is such a worker.
     alone: bool = False
     avoided: frozenset[tuple[str, int]] = frozenset()
+    # Digest; empty: the model alone.
+    adapter: str = ""
 
 
 Filter = Callable[[Question, PoolView], NDArray[np.bool_]]

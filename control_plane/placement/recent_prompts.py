@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from control_plane.model.memory_use import MemoryUse
+from control_plane.model.prefix_scope import PrefixScope
 from kv_transfer.claims.prefix_chunks import Keys
 
 _MOST_PROMPTS = 1024
@@ -21,7 +22,7 @@ class RecentPrompt:
 
     token_ids: NDArray[np.uint32]
     keys: Keys
-    cache_salt: str
+    scope: PrefixScope
     # Engine time that its prefill was expected to take where it was sent.
     expected_s: float
 

@@ -109,7 +109,8 @@ class Replicator:
             token_ids=placement.prompt.token_ids.tolist(),
             sampling=generation.SamplingParams(max_tokens=1, temperature=0.0),
             hand_off=False,
-            cache_salt=placement.cache_salt,
+            cache_salt=placement.scope.cache_salt,
+            adapter=placement.scope.adapter,
         )
         flight = self._placer.begin(placement)
         try:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError
@@ -39,12 +40,30 @@ def prefill_s(question: Question, view: PoolView) -> Floats:
     uncached = view.uncached(question.prompt_tokens)
     kept = prompt - uncached
     seconds: Floats = (
-        fixed.prefill_s
+        adapter_s(question, view)
+        + fixed.prefill_s
         + uncached * fixed.prefill_s_per_token
         + (prompt * prompt - kept * kept) / 2 * fixed.prefill_s_per_pair
         + view.host * fixed.load_s_per_token
     )
     return seconds
+
+
+def adapter_s(question: Question, view: PoolView) -> Floats:
+    """Seconds until the request's adapter is loaded: 0 where it is, and without one."""
+    fixed = view.candidates.fixed
+    if not question.adapter:
+        return np.zeros(len(view.candidates))
+    return np.where(_has_loaded(question, view), 0.0, fixed.adapter_load_s)
+
+
+def adapter(question: Question, view: PoolView) -> Floats:
+    """1 where the request's adapter is loaded, and without one."""
+    return np.ones(len(view.candidates)) if not question.adapter else _has_loaded(question, view).astype(np.float64)
+
+
+def _has_loaded(question: Question, view: PoolView) -> NDArray[np.bool_]:
+    return np.array([question.adapter in each for each in view.candidates.fixed.adapters], dtype=np.bool_)
 
 
 def expected_ttft_s(question: Question, view: PoolView) -> Floats:
@@ -131,7 +150,13 @@ def _lowest_over(cost: Floats) -> Floats:
 Terms = tuple[tuple[str, Term, float], ...]
 
 _PREFILL: Terms = (("ttft", ttft, 1.0),)
-_DECODE: Terms = (("affinity", affinity, 2.0), ("pull", pull, 0.5), ("room", room, 2.0), ("memory", memory, 1.0))
+_DECODE: Terms = (
+    ("affinity", affinity, 2.0),
+    ("pull", pull, 0.5),
+    ("room", room, 2.0),
+    ("memory", memory, 1.0),
+    ("adapter", adapter, 1.0),
+)
 
 _POLICIES: Mapping[str, tuple[Terms, Terms]] = {
     "hotness": (_PREFILL, _DECODE),

@@ -287,6 +287,7 @@ class Controller:
             config.tiers,
             config.decode,
             config.index,
+            config.lora,
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
         )

@@ -12,6 +12,7 @@ from cluster_configs.loading import LoadedConfig, masked
 from cluster_core.errors import NotFoundError, NotSupportedError, RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
+from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_views import WorkerViews
@@ -35,6 +36,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         status: RouterStatus,
         queries: IndexQueries,
         pools: Pools | None,
+        adapters: Adapters,
     ) -> None:
         """pools: None where their controller runs elsewhere."""
         self._loaded = loaded
@@ -44,6 +46,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._status = status
         self._queries = queries
         self._pools = pools
+        self._adapters = adapters
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
         views = await self._views.gather(
@@ -132,6 +135,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin.GetIndexStatusRequest, context: Context
     ) -> admin.GetIndexStatusResponse:
         return self._queries.status()
+
+    async def ListAdapters(self, request: admin.ListAdaptersRequest, context: Context) -> admin.ListAdaptersResponse:
+        return self._adapters.views()
+
+    async def LoadAdapter(
+        self, request: admin.LoadNamedAdapterRequest, context: Context
+    ) -> admin.LoadNamedAdapterResponse:
+        async with _answering(context):
+            adapter, worker_ids = await self._adapters.load(request.name, request.path)
+            return admin.LoadNamedAdapterResponse(adapter=adapter, worker_ids=worker_ids)
+
+    async def UnloadAdapter(
+        self, request: admin.UnloadNamedAdapterRequest, context: Context
+    ) -> admin.UnloadNamedAdapterResponse:
+        async with _answering(context):
+            return admin.UnloadNamedAdapterResponse(left_at=await self._adapters.unload(request.name))
 
     async def _set_draining(self, worker_id: str, draining: bool, context: Context) -> wire.WorkerState.ValueType:
         async with _answering(context):

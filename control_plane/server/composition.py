@@ -17,6 +17,7 @@ from cluster_core.ids import RequestId
 from cluster_wire.redis_client import RedisClient
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
+from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.load_sharing import LoadSharing
@@ -120,6 +121,7 @@ def build_router(
     client = WorkerClient((config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR, ports.channel)
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
+    adapters = Adapters(ports.redis(_REDIS_TIMEOUT_S), service_id, membership, client, refresh_s=config.redis.refresh_s)
     follower = _follower(config, service_id, membership, prefixes, ports)
     index = _index_ports(prefixes)
     placer = _placer(config, service_id, membership, index, ports)
@@ -130,7 +132,13 @@ def build_router(
     limits, admission = config.router, _admission(config, ports)
     grammars = _grammars(config, ports)
     arrivals = Arrivals(
-        limits.request_timeout_s, limits.send_timeout_s, grammars, ports.now_s, ports.lifecycle, ports.job
+        limits.request_timeout_s,
+        limits.send_timeout_s,
+        grammars,
+        ports.now_s,
+        ports.lifecycle,
+        ports.job,
+        adapters.known,
     )
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
@@ -139,13 +147,16 @@ def build_router(
     router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
     health, policy = prefixes.claims.health, config.placement.policy
-    queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy)
+    queries = IndexQueries(
+        membership, index, placer, tokenizer, check, health=health, policy=policy, adapters=adapters.known
+    )
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
     parts = RouterParts(
         membership=membership,
         sharing=_sharing(config, service_id, membership, prefixes, ports),
         follower=follower,
+        adapters=adapters,
         client=client,
         probes=probes,
         views=views,
@@ -163,7 +174,7 @@ def build_router(
         router=router,
         first_worker=first_worker,
         status=status,
-        admin=AdminService(loaded, membership, client, views, status, queries, pools),
+        admin=AdminService(loaded, membership, client, views, status, queries, pools, adapters),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
         server=_server(config, membership, ports),

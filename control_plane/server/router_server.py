@@ -13,6 +13,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
 from control_plane.dispatch.dispatcher import Dispatcher
+from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
@@ -69,6 +70,7 @@ class RouterParts:
     membership: Membership
     sharing: LoadSharing
     follower: RegistryFollower
+    adapters: Adapters
     client: WorkerClient
     probes: WorkerProbes
     views: WorkerViews
@@ -127,6 +129,7 @@ class RouterServer:
         await parts.server.start()
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())
+        self._background.start(parts.adapters.follow())
         self._background.start(parts.probes.run())
         self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
         self._background.start(self._watch_health())
@@ -150,6 +153,7 @@ class RouterServer:
         await parts.client.close()
         await parts.sharing.close()
         await parts.follower.close()
+        await parts.adapters.close()
         await parts.prefixes.close()
         await parts.replicator.close()
 

@@ -34,6 +34,7 @@ from control_plane.intake.turns import Turns
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.sessions.serving import StreamingSessions
 
 logger = logging.getLogger(__name__)
@@ -133,9 +134,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         # Text is there while it waits to be tokenized, and as long as its request.
         as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
         with self._admission.prompts.holding(as_tokens + had) as held:
-            token_ids = await self._checked_tokens(request, received)
+            token_ids, scope = await self._checked(request, received)
             held.resize(max(as_tokens, len(token_ids)) + had)
-            jobs = self._jobs(request, received, token_ids, lifecycle, arrived_s, context.time_remaining())
+            jobs = self._jobs(request, received, token_ids, scope, lifecycle, arrived_s, context.time_remaining())
             await self._answer(jobs, context, lifecycle)
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
@@ -168,6 +169,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         request: api.GenerateRequest,
         received: _Received,
         token_ids: list[int],
+        scope: PrefixScope,
         lifecycle: RequestLifecycle,
         arrived_s: float,
         remaining_s: float | None,
@@ -184,7 +186,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 request_id=lifecycle.request_id,
                 token_ids=token_ids,
                 sampling=sampling,
-                cache_salt=request.cache_salt,
+                scope=scope,
                 priority=request.priority,
                 lifecycle=lifecycle if choices == 1 else RequestLifecycle(lifecycle.request_id),
                 arrived_s=arrived_s,
@@ -203,13 +205,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
-    async def _checked_tokens(self, request: api.GenerateRequest, received: _Received) -> list[int]:
-        """The prompt's tokens, after every check. Raises ClientFault, or UnavailableError where no worker is known."""
+    async def _checked(self, request: api.GenerateRequest, received: _Received) -> tuple[list[int], PrefixScope]:
+        """The prompt's tokens and their scope, after every check.
+
+        Raises ClientFault, or UnavailableError where no worker is known.
+        """
         model = await self._first_worker.model()
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
         validation.check_priority(request.priority)
-        validation.check_model(request.model, model.name)
+        adapter = validation.check_model(request.model, model.name, self._arrivals.adapters)
         validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
         validation.check_choices(request.n, request.sampling, received)
@@ -218,7 +223,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         await self._arrivals.grammars.check(request.sampling, model)
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
-        return token_ids
+        return token_ids, PrefixScope(request.cache_salt, adapter)
 
 
 def _lifecycles(lifecycle: RequestLifecycle, jobs: Sequence[Job]) -> list[RequestLifecycle]:

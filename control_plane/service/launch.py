@@ -1,7 +1,7 @@
 """The composition root: one service from one configuration, brought up and taken down in order.
 
 up:    Ray -> embedded Redis -> lease of the name -> workers of a former start, or preflight of the nodes
-       -> router (NOT_SERVING while workers start) -> workers -> SERVING -> gateways
+       -> router (NOT_SERVING while workers start) -> workers -> SERVING -> adapters -> gateways
 down:  gateways -> router drains -> workers -> Redis -> Ray -> what is left
        (control_plane.service.reaper, also when this is killed)
 
@@ -27,7 +27,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import ids
-from cluster_core.errors import StartError
+from cluster_core.errors import RachisError, StartError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_wire.redis_client import connect
 from control_plane.pools.controller import Controller
@@ -120,6 +120,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
             await pools.take_over(running)
         else:
             await pools.start(on_phase)
+        await _load_adapters(config, router, on_phase)
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
         collect_rarely()
@@ -141,6 +142,16 @@ def _check_ports_free(config: RachisConfig) -> None:
             raise StartError(
                 f"cannot listen on {place}: {error.strerror or error}{hint}", field=f"{name}.port"
             ) from None
+
+
+async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: OnPhase) -> None:
+    """Those of the configuration, in place of others under their names. Raises StartError."""
+    for name, path in config.lora.adapters.items():
+        on_phase("adapters", f"loading {name}")
+        try:
+            await router.parts.adapters.load_instead(name, path)
+        except RachisError as error:
+            raise StartError(f"`{name}` is not served: {error}", field="lora.adapters") from None
 
 
 async def _started_gateways(

@@ -75,7 +75,8 @@ class PromptInPieces:
             token_ids=self._session.tokens,
             sampling=self._job.sampling,
             hand_off=hand_off,
-            cache_salt=self._job.cache_salt,
+            cache_salt=self._job.scope.cache_salt,
+            adapter=self._job.scope.adapter,
         )
         self._attach()
         try:

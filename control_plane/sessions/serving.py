@@ -26,6 +26,7 @@ from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.limits import max_tokens_of
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.sessions.backlog import Backlog
 from control_plane.sessions.changes import SessionChanges
 from control_plane.sessions.events import SessionEvents
@@ -83,13 +84,14 @@ class StreamingSessions:
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
+        adapter = validation.check_session_open(opened, model, self._arrivals.adapters)
         session = await self._session(opened, model)
         held.resize(len(session.tokens) + len(opened.received.token_ids))
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
             sampling=opened.sampling,
-            cache_salt=opened.cache_salt,
+            scope=PrefixScope(opened.cache_salt, adapter),
             priority=opened.priority,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
@@ -123,7 +125,6 @@ class StreamingSessions:
         return message.open
 
     async def _session(self, opened: api.SessionOpen, model: wire.ModelInfo) -> Session:
-        validation.check_session_open(opened, model)
         await self._arrivals.grammars.check(opened.sampling, model, "open.")
         frame = await self._tokenizer.frame(opened.prefix)
         room = model.max_model_len - max_tokens_of(opened.sampling)

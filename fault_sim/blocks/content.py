@@ -28,7 +28,7 @@ class BlockContent:
 
     def compute(self, run: Run, count: int) -> None:
         """Writes the KV of its next tokens; full blocks are found by others from now on."""
-        before = self._kv(run, run.computed - 1) if run.computed else first_kv(run.job.cache_salt)
+        before = self._kv(run, run.computed - 1) if run.computed else first_kv(run.job.kv_scope)
         for place in range(run.computed, run.computed + count):
             before = next_kv(before, run.tokens[place])
             self.pool.kv[run.blocks[place // self.size]][place % self.size] = before
@@ -77,13 +77,15 @@ class BlockContent:
                 self._check_content(run, place)
                 tokens = run.tokens[place * size : (place + 1) * size]
                 parent = names[place - 1] if place else None
-                self.claims.stored(Tier.DEVICE, [names[place]], parent, tokens, run.job.cache_salt)
+                job = run.job
+                adapter = job.adapter.digest if job.adapter is not None else ""
+                self.claims.stored(Tier.DEVICE, [names[place]], parent, tokens, job.cache_salt, adapter)
 
     def _check_content(self, run: Run, place: int) -> None:
         """A run that finds a block by its name has to find what the name says."""
         size, end = self.size, (place + 1) * self.size
         if len(run.right) * size < end:
-            kv = run.right[-1] if run.right else first_kv(run.job.cache_salt)
+            kv = run.right[-1] if run.right else first_kv(run.job.kv_scope)
             for position in range(len(run.right) * size, end):
                 kv = next_kv(kv, run.tokens[position])
                 if (position + 1) % size == 0:
@@ -96,5 +98,5 @@ class BlockContent:
         while len(run.names) < blocks:
             place = len(run.names) * size
             parent = run.names[-1] if run.names else None
-            run.names.append(block_hash(parent, run.tokens[place : place + size], run.job.cache_salt))
+            run.names.append(block_hash(parent, run.tokens[place : place + size], run.job.kv_scope))
         return run.names[:blocks]

@@ -14,11 +14,12 @@ Who holds the blocks of a request:
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
 from cluster_core.clock import ClusterClock
-from cluster_core.engine_jobs import EngineJob, EngineOutput, FinishReason, KvLease, SessionMode
+from cluster_core.engine_jobs import Adapter, EngineJob, EngineOutput, FinishReason, KvLease, SessionMode
 from cluster_core.engine_reports import (
     DecodeBatch,
     EngineCosts,
@@ -32,6 +33,7 @@ from cluster_core.engine_reports import (
 )
 from cluster_core.errors import InvalidInputError, UnavailableError
 from cluster_core.heartbeat import Heartbeat
+from fault_sim.blocks.adapters import BlockAdapters
 from fault_sim.blocks.commands import Commands
 from fault_sim.blocks.content import BlockContent
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
@@ -93,14 +95,17 @@ class BlockEngine:
         self._stepping: asyncio.Task[None] | None = None
         self._costs = EngineCosts()
         self._dead: str | None = None
+        self._adapters = BlockAdapters(settings.max_adapters, fabric)
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
         self._begin_stepping()
-        settings = self.settings
-        return EngineInfo(
-            "blocks", "bytes", VOCABULARY, settings.max_model_len, settings.block_tokens, MOST_RUNNING, "float32"
+        length, block_tokens, adapters = (
+            self.settings.max_model_len,
+            self.settings.block_tokens,
+            self.settings.max_adapters,
         )
+        return EngineInfo("blocks", "bytes", VOCABULARY, length, block_tokens, MOST_RUNNING, "float32", adapters)
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
         run = self._admit(job)
@@ -122,6 +127,15 @@ class BlockEngine:
 
     async def release(self, lease_id: str) -> bool:
         return bool(await self._between_steps(lambda: self._release(lease_id)))
+
+    def holding(self, adapter: Adapter | None) -> AbstractAsyncContextManager[str]:
+        return self._adapters.holding(adapter)
+
+    async def unload_adapter(self, digest: str) -> bool:
+        return await self._adapters.unload(digest)
+
+    def adapters(self) -> Sequence[str]:
+        return self._adapters.digests
 
     def status(self) -> EngineStatus:
         sessions = sum(run.is_open for run in self._names.values())
@@ -293,6 +307,7 @@ class BlockEngine:
             raise InvalidInputError(f"the prompt has {len(job.token_ids)} tokens", field="request")
         if emitted and len(emitted) >= min(job.sampling.max_tokens, self.settings.max_model_len - len(job.token_ids)):
             raise InvalidInputError(f"has {len(emitted)} tokens", field="emitted")
+        assert job.adapter is None or job.adapter.digest in self._adapters.digests, "it is held"
         if max(emitted, default=0) >= VOCABULARY:
             raise InvalidInputError(f"has token {max(emitted)}", field="emitted")
         run = Run(job, [*job.token_ids, *emitted], len(job.token_ids))

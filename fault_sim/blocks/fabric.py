@@ -28,6 +28,7 @@ class BlockEngineSettings:
     pull_token_s: float = 0.0005
     chunk_tokens: int = 128
     service_id: str = ""
+    max_adapters: int = 2
 
 
 class Peer(Protocol):
@@ -47,6 +48,8 @@ class Fabric:
         self.engines: dict[str, Peer] = {}
         # An engine that computes one of these prompts dies of it.
         self.poison: set[tuple[int, ...]] = set()
+        # Folders with adapters, by their paths, the same on all hosts: digests of what they hold.
+        self.adapters: dict[str, str] = {}
         # Gets the host of an engine that has died so, and its job.
         self.on_poisoned: Callable[[str, EngineJob], None] = lambda host, job: None
         # Gets the host of an engine that is asked, and its job, whose prompt is whole.

@@ -2,8 +2,8 @@
 
 The KV of a token is a digest of the KV before it and of the token; the next token is a digest of all KV that the blocks
 of its request hold at that moment. So an answer is right only when every block held what it should, and
-`expected_tokens` says what is right without any blocks. KV also depends on the tenant's salt: a request that computes
-under another's gives itself away.
+`expected_tokens` says what is right without any blocks. KV also depends on salt and adapter (`EngineJob.kv_scope`): a
+request that computes under another's gives itself away.
 
 Who holds a block:
     refs > 0               its holders: requests, leases; nothing else writes to it
@@ -21,9 +21,9 @@ BlockHash = bytes
 Kv = bytes
 
 
-def first_kv(salt: str) -> Kv:
+def first_kv(scope: str) -> Kv:
     """What stands before the first token."""
-    return _digest(b"root", salt.encode())
+    return _digest(b"root", scope.encode())
 
 
 def next_kv(before: Kv, token: int) -> Kv:
@@ -36,21 +36,21 @@ def next_token(kv: Iterable[Kv], sampling: SamplingSpec, draws: int) -> int:
     return ord("a") + int.from_bytes(_digest(b"".join(kv), repr(drawn).encode()), "little") % 26
 
 
-def expected_tokens(prompt: Sequence[int], sampling: SamplingSpec, salt: str = "") -> list[int]:
+def expected_tokens(prompt: Sequence[int], sampling: SamplingSpec, scope: str = "") -> list[int]:
     """What a cluster has to answer, up to max_tokens."""
     kv: list[Kv] = []
     generated: list[int] = []
     for token in prompt:
-        kv.append(next_kv(kv[-1] if kv else first_kv(salt), token))
+        kv.append(next_kv(kv[-1] if kv else first_kv(scope), token))
     while len(generated) < sampling.max_tokens:
         generated.append(next_token(kv, sampling, len(generated)))
         kv.append(next_kv(kv[-1], generated[-1]))
     return generated
 
 
-def block_hash(parent: BlockHash | None, tokens: Sequence[int], salt: str) -> BlockHash:
+def block_hash(parent: BlockHash | None, tokens: Sequence[int], scope: str) -> BlockHash:
     """Of a full block, with all before it."""
-    return _digest(parent or first_kv(salt), repr(list(tokens)).encode())
+    return _digest(parent or first_kv(scope), repr(list(tokens)).encode())
 
 
 def _digest(*parts: bytes) -> bytes:

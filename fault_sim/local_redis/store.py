@@ -96,6 +96,10 @@ class Store:
         fields[name] = encoded(value)
         return int(is_new)
 
+    def hsetnx(self, key: str, field: Any, value: Any) -> int:
+        fields: dict[bytes, bytes] = self._made(key, dict)
+        return self.hset(key, field, value) if encoded(field) not in fields else 0
+
     def hgetall(self, key: str) -> dict[bytes, bytes]:
         return dict(self._live(key, dict) or {})
 

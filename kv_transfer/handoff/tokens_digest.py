@@ -16,21 +16,21 @@ TOKENS_DIGEST_PARAM = "rachis_tokens"
 _DIGEST_BYTES = 16
 
 
-def tokens_digest(token_ids: Sequence[int], cache_salt: str | None) -> str:
-    """Of the tokens whose KV it is, in order, and of the salt that they are cached under."""
+def tokens_digest(token_ids: Sequence[int], kv_scope: str) -> str:
+    """Of the tokens whose KV it is, in order, and of what else it depends on: see `EngineJob.kv_scope`."""
     hashed = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=_DIGEST_BYTES)
-    hashed.update((cache_salt or "").encode())
+    hashed.update((kv_scope).encode())
     return hashed.hexdigest()
 
 
-def stamp(token_ids: Sequence[int], cache_salt: str | None) -> list[Any]:
+def stamp(token_ids: Sequence[int], kv_scope: str) -> list[Any]:
     """What is sent."""
-    return [len(token_ids), tokens_digest(token_ids, cache_salt)]
+    return [len(token_ids), tokens_digest(token_ids, kv_scope)]
 
 
-def is_of(stamped: Any, token_ids: Sequence[int], cache_salt: str | None) -> bool:
+def is_of(stamped: Any, token_ids: Sequence[int], kv_scope: str) -> bool:
     """The blocks are of the first of these tokens. What nobody has stamped is of none."""
     match stamped:
         case [int(count), str(digest)] if 0 < count <= len(token_ids):
-            return tokens_digest(token_ids[:count], cache_salt) == digest
+            return tokens_digest(token_ids[:count], kv_scope) == digest
     return False

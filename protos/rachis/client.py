@@ -114,6 +114,7 @@ class AsyncClient:
         n: int,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        model: str = "",
         request_id: str = "",
         cache_salt: str = "",
         priority: int = 0,
@@ -122,11 +123,13 @@ class AsyncClient:
         """Deltas of n answers, as they come, with the number of their answer, and the completion of each.
 
         Closing the iterator early cancels the request. Choice i has seed + i, where there is a seed. prompt: a str,
-        token ids, chat messages as dicts, or a `PromptInput`. request_id: at most 128 characters; one is made where it
-        is empty. cache_salt: only requests with the same one share KV. priority: lower goes first. sampling: the fields
-        of `SamplingParams`. Raises RachisError, InvalidInputError.
+        token ids, chat messages as dicts, or a `PromptInput`. model: the name of a LoRA adapter; empty: the model
+        alone. request_id: at most 128 characters; one is made where it is empty. cache_salt: only requests with the
+        same one share KV. priority: lower goes first. sampling: the fields of `SamplingParams`. Raises RachisError,
+        InvalidInputError.
         """
         request = api.GenerateRequest(
+            model=model,
             prompt=prompt_of(prompt),
             sampling=sampling_of(sampling),
             request_id=request_id,

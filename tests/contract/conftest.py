@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from cluster_configs.schema import RachisConfig
+from cluster_configs.schema import LoraSection, RachisConfig
 from cluster_core.engine import Engine
-from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec
+from cluster_core.engine_jobs import Adapter, EmittedTokens, EngineJob, EngineOutput, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, EngineLoad
 from fault_sim.blocks.engine import BlockEngine
 from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.network import Network
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, fabric
+from tests.lora_adapters import write_adapter
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
 PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rome, and so on and so forth. ")
@@ -28,7 +29,7 @@ async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine,
     engine: Engine
     match request.param:
         case "fake":
-            engine = FakeEngine()
+            engine = FakeEngine(fabric_of_it=_with_adapters(fabric()))
         case "blocks":
             engine = block_engine()
         case _:
@@ -50,12 +51,27 @@ async def engine(started: tuple[Engine, EngineInfo]) -> AsyncIterator[Engine]:
 def block_engine() -> Engine:
     """Steps of it take next to no time."""
     settings = BlockEngineSettings(blocks=2048, step_s=1e-5, token_s=1e-7)
-    return BlockEngine("alone", "alone", Fabric(Network(random.Random(0))), settings)
+    return BlockEngine("alone", "alone", _with_adapters(Fabric(Network(random.Random(0)))), settings)
+
+
+def _with_adapters(made: Fabric) -> Fabric:
+    made.adapters.update({f"/adapters/{number}": f"digest-{number}" for number in range(4)})
+    return made
+
+
+@pytest.fixture(scope="module")
+def adapters(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
+    """More than the engine has places for; what they hold is not known yet."""
+    if isinstance(started[0], BlockEngine):
+        return [Adapter(f"a{number}", f"/adapters/{number}") for number in range(4)]
+    folder = tmp_path_factory.mktemp("adapters")
+    return [Adapter(f"a{number}", write_adapter(folder / str(number), number)) for number in range(4)]
 
 
 def vllm_engine(role: EngineRole) -> Engine:
     config = RachisConfig()
-    settings = EngineSettings(config.model, config.engine, config.handoff, role)
+    lora = LoraSection(max_loaded=2, max_in_batch=1)
+    settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora)
     os.environ.update(engine_environment(settings))
     from worker_runtime.vllm_engine import VllmEngine
 

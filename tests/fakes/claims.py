@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 
+from cluster_core.engine_jobs import kv_scope
 from cluster_core.engine_reports import PrefixClaimChange, PrefixClaims
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.chunk_claims import ChunkClaims
@@ -21,13 +22,13 @@ class FakeClaims:
         self.device: set[bytes] = set()
         self.host: set[bytes] = set()
 
-    def cache(self, prompt: Sequence[int], salt: str = "", tier: Tier = Tier.DEVICE) -> int:
+    def cache(self, prompt: Sequence[int], salt: str = "", tier: Tier = Tier.DEVICE, *, adapter: str = "") -> int:
         """The full blocks of a prompt lie in a tier from now on. Returns how many of them are new there."""
-        hashes = self._hashes(prompt, salt)
+        hashes = self._hashes(prompt, kv_scope(salt, adapter))
         known = self._blocks(tier)
         new = len(set(hashes) - known)
         known.update(hashes)
-        self.claims.stored(tier, hashes, None, prompt[: len(hashes) * self._block_tokens], salt)
+        self.claims.stored(tier, hashes, None, prompt[: len(hashes) * self._block_tokens], salt, adapter)
         self._tell()
         return new
 

@@ -43,9 +43,9 @@ def fabric() -> Fabric:
     return Fabric(Network(Random(0), latency_s=0.0))
 
 
-def expected_text(prompt: tuple[int, ...], sampling: SamplingSpec, salt: str = "") -> str:
+def expected_text(prompt: tuple[int, ...], sampling: SamplingSpec, scope: str = "") -> str:
     """What one engine alone generates up to max_tokens, stop strings aside."""
-    return "".join(map(chr, expected_tokens(prompt, sampling, salt)))
+    return "".join(map(chr, expected_tokens(prompt, sampling, scope)))
 
 
 class HoldingGate(Gate):
@@ -218,7 +218,8 @@ class FakeEngine(BlockEngine):
         prompt, cacheable = tuple(run.tokens[: run.prompt_tokens]), self._counters.cacheable_requests
         if self._tiers is not None:
             self._tiers.prefilled(prompt)
-        stored = self.claims.cache(prompt, run.job.cache_salt)
+        adapter = run.job.adapter.digest if run.job.adapter is not None else ""
+        stored = self.claims.cache(prompt, run.job.cache_salt, adapter=adapter)
         self._stored_blocks += stored
         self._costs = replace(self._costs, prefill_s_per_token=self._costs.prefill_s_per_token or 1e-4)
         if run.job.sampling.max_tokens > 1:

@@ -23,7 +23,7 @@ from tests.integration.conftest import until
 pytestmark = pytest.mark.integration
 
 PROMPT = [(5 * index) % 250 for index in range(200)]
-SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 1500, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 3000, "ignore_eos": True}
 NAME = "head-dies"
 
 
@@ -102,8 +102,9 @@ async def test_answers_of_another_router_outlive_it_and_the_next_one_takes_the_s
 
     streams = [asyncio.create_task(_answer(second)) for _ in range(4)]
     await until(lambda: _is_busy(second), "they are decoded")
-    await _killed(head.processes[0])
+    # Once it is killed they may be done at any time.
     assert not any(stream.done() for stream in streams)
+    await _killed(head.processes[0])
     assert (await _answer(second, max_tokens=20)).token_ids == expected[:20], "new ones are served without it"
 
     await head.serve(service__leave_workers="true")

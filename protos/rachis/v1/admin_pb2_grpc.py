@@ -104,6 +104,21 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
                 _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/rachis.v1.AdminService/ListAdapters',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/rachis.v1.AdminService/LoadAdapter',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/rachis.v1.AdminService/UnloadAdapter',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -205,6 +220,27 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAdapters(self, request, context):
+        """The LoRA adapters that requests may name as their model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Has every worker load an adapter, and serves it once all have: at all routers of the service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Requests for it are refused from now on; those that run go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -277,6 +313,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetIndexStatus,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -657,6 +708,87 @@ class AdminService:
             '/rachis.v1.AdminService/GetIndexStatus',
             rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/ListAdapters',
+            rachis_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/LoadAdapter',
+            rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/UnloadAdapter',
+            rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

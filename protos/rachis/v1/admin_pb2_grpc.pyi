@@ -58,6 +58,12 @@ class AdminServiceStub:
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]
     """How large the index is, and how far it can be believed."""
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
+    """The LoRA adapters that requests may name as their model."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadNamedAdapterRequest, _admin_pb2.LoadNamedAdapterResponse]
+    """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadNamedAdapterRequest, _admin_pb2.UnloadNamedAdapterResponse]
+    """Requests for it are refused from now on; those that run go on."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -89,6 +95,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]  # type: ignore[assignment]
     """How large the index is, and how far it can be believed."""
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """The LoRA adapters that requests may name as their model."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadNamedAdapterRequest, _admin_pb2.LoadNamedAdapterResponse]  # type: ignore[assignment]
+    """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadNamedAdapterRequest, _admin_pb2.UnloadNamedAdapterResponse]  # type: ignore[assignment]
+    """Requests for it are refused from now on; those that run go on."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -201,5 +213,29 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetIndexStatusResponse, _abc.Awaitable[_admin_pb2.GetIndexStatusResponse]]:
         """How large the index is, and how far it can be believed."""
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _admin_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_pb2.ListAdaptersResponse]]:
+        """The LoRA adapters that requests may name as their model."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_pb2.LoadNamedAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadNamedAdapterResponse, _abc.Awaitable[_admin_pb2.LoadNamedAdapterResponse]]:
+        """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_pb2.UnloadNamedAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadNamedAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadNamedAdapterResponse]]:
+        """Requests for it are refused from now on; those that run go on."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

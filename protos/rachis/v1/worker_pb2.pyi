@@ -93,6 +93,37 @@ class KvHandoff(_message.Message):
 Global___KvHandoff: _TypeAlias = KvHandoff  # noqa: Y015
 
 @_typing.final
+class Adapter(_message.Message):
+    """A LoRA adapter, as routers and workers know it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    path: _builtins.str
+    """Of a folder with `adapter_config.json`, on the hosts of all workers."""
+    digest: _builtins.str
+    """SHA-256 of what the folder holds, hexadecimal: KV and weights go by it, so that another one under the same name is
+    another adapter. Empty: not known yet.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
 class PrefillRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,6 +134,7 @@ class PrefillRequest(_message.Message):
     HAND_OFF_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     EMITTED_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     """The registration this request was placed on: a worker of another generation refuses it."""
@@ -117,6 +149,10 @@ class PrefillRequest(_message.Message):
     def emitted(self) -> Global___EmittedTokens:
         """The answer so far, of a request that goes on elsewhere: computed with the prompt, and the token after it sampled."""
 
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """Absent: the model alone."""
+
     def __init__(
         self,
         *,
@@ -127,10 +163,11 @@ class PrefillRequest(_message.Message):
         hand_off: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
         emitted: Global___EmittedTokens | None = ...,
+        adapter: Global___Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["emitted", b"emitted", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +230,7 @@ class PrefillSessionOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     HAND_OFF_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     mode: _generation_pb2.SessionMode.ValueType
@@ -204,6 +242,8 @@ class PrefillSessionOpen(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.SamplingParams: ...
+    @_builtins.property
+    def adapter(self) -> Global___Adapter: ...
     def __init__(
         self,
         *,
@@ -214,10 +254,11 @@ class PrefillSessionOpen(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         hand_off: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
+        adapter: Global___Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,6 +432,7 @@ class DecodeRequest(_message.Message):
     EMITTED_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     cache_salt: _builtins.str
@@ -408,6 +450,8 @@ class DecodeRequest(_message.Message):
     def emitted(self) -> Global___EmittedTokens:
         """Absent when nothing of the answer has been sampled yet."""
 
+    @_builtins.property
+    def adapter(self) -> Global___Adapter: ...
     def __init__(
         self,
         *,
@@ -419,10 +463,11 @@ class DecodeRequest(_message.Message):
         emitted: Global___EmittedTokens | None = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
+        adapter: Global___Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["emitted", b"emitted", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1363,6 +1408,7 @@ class ModelInfo(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer: _builtins.str
     """Path or id that tokenizer and chat template load from."""
@@ -1370,6 +1416,8 @@ class ModelInfo(_message.Message):
     max_model_len: _builtins.int
     """Most tokens of prompt and completion together."""
     dtype: _builtins.str
+    max_adapters: _builtins.int
+    """Adapters that a worker has loaded at most; 0: it takes none."""
     def __init__(
         self,
         *,
@@ -1378,10 +1426,11 @@ class ModelInfo(_message.Message):
         vocabulary_size: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        max_adapters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1438,6 +1487,7 @@ class WorkerRegistration(_message.Message):
     STORED_BLOCKS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     CLOCK_AHEAD_MS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     """Grows with every start of any worker of the service: a restarted worker never repeats one."""
@@ -1470,6 +1520,10 @@ class WorkerRegistration(_message.Message):
     def costs(self) -> Global___WorkerCosts: ...
     @_builtins.property
     def versions(self) -> Global___Versions: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Digests of the adapters that are loaded."""
+
     def __init__(
         self,
         *,
@@ -1491,10 +1545,11 @@ class WorkerRegistration(_message.Message):
         stored_blocks: _builtins.int = ...,
         versions: Global___Versions | None = ...,
         clock_ahead_ms: _builtins.int = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "load", b"load", "model", b"model", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size_tokens", b"block_size_tokens", "cacheable_requests", b"cacheable_requests", "claims_sequence", b"claims_sequence", "clock_ahead_ms", b"clock_ahead_ms", "costs", b"costs", "generation", b"generation", "load", b"load", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "stored_blocks", b"stored_blocks", "versions", b"versions", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size_tokens", b"block_size_tokens", "cacheable_requests", b"cacheable_requests", "claims_sequence", b"claims_sequence", "clock_ahead_ms", b"clock_ahead_ms", "costs", b"costs", "generation", b"generation", "load", b"load", "max_running_requests", b"max_running_requests", "model", b"model", "node", b"node", "phase", b"phase", "pid", b"pid", "pool", b"pool", "state", b"state", "stored_blocks", b"stored_blocks", "versions", b"versions", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1513,6 +1568,7 @@ class WorkerCosts(_message.Message):
     PULL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_PER_PAIR_FIELD_NUMBER: _builtins.int
+    ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
     prefill_s_per_token: _builtins.float
     """Seconds of engine time for each prompt token that has to be computed, beside `prefill_s` and `prefill_s_per_pair`."""
     load_s_per_token: _builtins.float
@@ -1527,6 +1583,8 @@ class WorkerCosts(_message.Message):
     cached has (n * n - c * c) / 2 of them.
     """
     prefill_s_per_pair: _builtins.float
+    adapter_load_s: _builtins.float
+    """Until an adapter that is not loaded is."""
     def __init__(
         self,
         *,
@@ -1537,10 +1595,11 @@ class WorkerCosts(_message.Message):
         pull_s_per_token: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
         prefill_s_per_pair: _builtins.float = ...,
+        adapter_load_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_load_s", b"adapter_load_s", "decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1755,3 +1814,82 @@ class GetPrefixClaimsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPrefixClaimsResponse: _TypeAlias = GetPrefixClaimsResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___Adapter: ...
+    def __init__(
+        self,
+        *,
+        adapter: Global___Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Of what was loaded."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_LOADED_FIELD_NUMBER: _builtins.int
+    is_loaded: _builtins.bool
+    """A request uses it: it stays until another one needs its place."""
+    def __init__(
+        self,
+        *,
+        is_loaded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_loaded", b"is_loaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015

@@ -75,6 +75,16 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/rachis.v1.WorkerService/LoadAdapter',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/rachis.v1.WorkerService/UnloadAdapter',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -137,6 +147,20 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Has an adapter ready before a request asks for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Gives its memory back, unless a request uses it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetPrefixClaims,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class WorkerService:
             '/rachis.v1.WorkerService/GetPrefixClaims',
             rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.WorkerService/LoadAdapter',
+            rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.WorkerService/UnloadAdapter',
+            rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class WorkerServiceStub:
     """A draining worker ends what it runs and takes nothing new."""
     GetPrefixClaims: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]
     """What its engine's block pools hold, to be compared with what the index believes."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]
+    """Has an adapter ready before a request asks for it."""
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]
+    """Gives its memory back, unless a request uses it."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -71,6 +75,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """A draining worker ends what it runs and takes nothing new."""
     GetPrefixClaims: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]  # type: ignore[assignment]
     """What its engine's block pools hold, to be compared with what the index believes."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Has an adapter ready before a request asks for it."""
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Gives its memory back, unless a request uses it."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every prefill and decode worker itself; tokens never pass through Ray."""
@@ -138,5 +146,21 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetPrefixClaimsResponse, _abc.Awaitable[_worker_pb2.GetPrefixClaimsResponse]]:
         """What its engine's block pools hold, to be compared with what the index believes."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _worker_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.LoadAdapterResponse, _abc.Awaitable[_worker_pb2.LoadAdapterResponse]]:
+        """Has an adapter ready before a request asks for it."""
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _worker_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UnloadAdapterResponse, _abc.Awaitable[_worker_pb2.UnloadAdapterResponse]]:
+        """Gives its memory back, unless a request uses it."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

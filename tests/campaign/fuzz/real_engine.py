@@ -150,7 +150,7 @@ class _Trial:
         rng, mode = self.rng, self.rng.choice(list(SessionMode))
         prompt, max_tokens = self.client.first_prompt(), rng.choice((1, 1, _MOST_TOKENS))
         job = EngineJob(name, tuple(prompt), SamplingSpec(max_tokens=max_tokens))
-        session = SessionPrompt(self.real.engine, job, mode, self.real.params(max_tokens))
+        session = SessionPrompt(self.real.engine, job, mode, self.real.params(max_tokens), None)
         self.open[name] = _Session(session, mode, prompt, max_tokens)
         if rng.random() < 0.5:
             self.real.step(rng.randrange(3))

@@ -108,20 +108,24 @@ async def test_the_hottest_prefixes_are_a_table_and_without_any_a_sentence(
     assert prefix["requests_per_s"] > 0
 
 
+def asked(text: str, cache_salt: str) -> admin.LookupPrefixRequest:
+    return admin.LookupPrefixRequest(prompt=text_prompt(text), cache_salt=cache_salt)
+
+
 async def test_a_lookup_tells_who_has_how_much_and_who_would_get_it(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache(named(cluster, "prefill-1"), PROMPT[:64])
     cache(named(cluster, "prefill-1"), PROMPT, tier=Tier.HOST)
 
-    await index_command.lookup(cluster.router.address, text_prompt(PROMPT), "", as_json=False)
+    await index_command.lookup(cluster.router.address, asked(PROMPT, ""), as_json=False)
     text = read(capsys)
     assert text.startswith(f"{len(PROMPT)} tokens, {TOKENS // CHUNK} chunks of {CHUNK}; 0 requests/s ask for all")
     assert ["prefill-1", "prefill", "1", "64", "0", str(TOKENS - 64)] in rows(text)
     assert "the prefill pool would choose prefill-1 now (hotness)\n" in text
     assert "the decode pool would choose decode-0 now (hotness)\n" in text
 
-    await index_command.lookup(cluster.router.address, text_prompt(PROMPT), "salted", as_json=True)
+    await index_command.lookup(cluster.router.address, asked(PROMPT, "salted"), as_json=True)
     told = read_json(capsys)
     assert [each["device_tokens"] for each in told["workers"]] == [0, 0, 0]
     assert [choice["pool"] for choice in told["choices"]] == ["prefill", "decode"]
@@ -133,7 +137,7 @@ async def test_a_lookup_says_so_where_the_index_can_know_nothing_or_nobody_may_g
     index_of(cluster).leave("prefill-0")
     await cluster.unregister(named(cluster, "decode-0"))
 
-    await index_command.lookup(cluster.router.address, text_prompt("short"), "", as_json=False)
+    await index_command.lookup(cluster.router.address, asked("short", ""), as_json=False)
 
     text = read(capsys)
     assert f"5 tokens, less than one chunk of {CHUNK}: the index knows nothing of such prompts\n" in text
@@ -258,7 +262,7 @@ async def test_a_placement_is_found_by_the_id_that_generate_told(
 async def test_a_placement_that_was_not_asked_for_is_explained_as_it_would_be(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = placement_command.supposed(text_prompt(PROMPT), "", 16)
+    asked = placement_command.supposed(text_prompt(PROMPT), "", "", 16)
 
     await placement_command.explain(cluster.router.address, asked, as_json=True)
 

@@ -14,10 +14,12 @@ from cluster_core import errors
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StaleGenerationError, WithdrawnError
 from cluster_sim.workloads.trace_lines import TraceError
 from cluster_wire import calls, registry
+from control_plane.fleet.adapters import NameTakenError
 from control_plane.fleet.worker_client import (
     _ERRORS,
     WorkerDiedError,
     WorkerDrainingError,
+    WorkerLacksAdapterError,
     WorkerLeftError,
     WorkerLostError,
     WorkerStalledError,
@@ -47,6 +49,9 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.ConfigError: "INVALID_ARGUMENT",
     errors.StartError: "UNAVAILABLE",
     errors.DrainingError: "ABORTED",
+    errors.AdapterNotLoadedError: "NOT_FOUND",
+    NameTakenError: "INVALID_ARGUMENT",
+    WorkerLacksAdapterError: "UNAVAILABLE",
     WorkerLostError: "UNAVAILABLE",
     WorkerDrainingError: "UNAVAILABLE",
     WorkerLeftError: "UNAVAILABLE",

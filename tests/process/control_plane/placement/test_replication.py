@@ -11,6 +11,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
 from cluster_wire.redis_client import connect
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.recent_prompts import RecentPrompt, RecentPrompts
 from control_plane.placement.replication import Copy, Demand, Replication
 from control_plane.placement.replicator import CopyTiming, Replicator
@@ -90,7 +91,7 @@ def test_what_has_failed_is_not_tried_again_at_once() -> None:
 
 
 def recent(tokens: list[int], expected_s: float = 0.1) -> RecentPrompt:
-    return RecentPrompt(np.array(tokens, dtype=np.uint32), chunk_keys(tokens, 7, CHUNK), "", expected_s)
+    return RecentPrompt(np.array(tokens, dtype=np.uint32), chunk_keys(tokens, 7, CHUNK), PrefixScope(), expected_s)
 
 
 def test_recent_prompts_are_bounded_in_number_and_in_bytes() -> None:
@@ -142,7 +143,7 @@ def hot() -> World:
         world.now_s += 0.2
         job = world.job([*prompt(1), *prompt(number + 2, 150)], salt="tenant")
         assert world.placer.place(job, wire.POOL_PREFILL) is not None
-        world.index.accessed(world.placer.packed(job.token_ids, "tenant").keys, world.now_s)
+        world.index.accessed(world.placer.packed(job.token_ids, PrefixScope("tenant")).keys, world.now_s)
     return world
 
 

@@ -11,6 +11,7 @@ from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
+from control_plane.model.prefix_scope import PrefixScope
 from fault_sim.blocks.pulls import KV_BYTES_PER_TOKEN
 from tests.fakes.answers import collected, completion_of, text_of, tokens_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
@@ -187,7 +188,7 @@ async def test_every_prompt_is_counted_as_asked_for_once(cluster: Cluster) -> No
     prefixes, placer = cluster.parts.prefixes, cluster.parts.placer
     for _ in range(3):
         await cluster.generate(prompt)
-    keys = placer.packed(list(prompt.encode()), "").keys
+    keys = placer.packed(list(prompt.encode()), PrefixScope()).keys
     one = math.log(2) / 600
 
     def rate() -> float:

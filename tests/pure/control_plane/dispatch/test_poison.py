@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from rachis.v1 import worker_pb2 as wire
 
 from control_plane.dispatch.poison import _MOST_REMEMBERED, REMEMBER_S, PoisonMemory
 from control_plane.model.job import Job
+from control_plane.model.prefix_scope import PrefixScope
 from tests.pure.control_plane.dispatch.played_journey import D0, P0, P1, new_job, worker
 
 
@@ -35,7 +37,15 @@ def test_one_death_counts_once_of_however_many_that_ask_for_the_same(memory: Poi
     assert (memory.deaths(job(), 1.0), memory.poisoned) == (2, 1)
 
 
-@pytest.mark.parametrize("other", [{"token_ids": [9, 9]}, {"cache_salt": "another tenant"}, {"max_tokens": 9}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"token_ids": [9, 9]},
+        {"scope": PrefixScope("another tenant")},
+        {"scope": PrefixScope(adapter=wire.Adapter(digest="a"))},
+        {"max_tokens": 9},
+    ],
+)
 def test_another_prompt_tenant_or_sampling_is_another_request(memory: PoisonMemory, other: dict[str, Any]) -> None:
     memory.blame(job(), P0, 0.0)
     assert memory.deaths(job(**other), 0.0) == 0

@@ -11,6 +11,7 @@ from cluster_core.ids import RequestId
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
@@ -55,7 +56,7 @@ class RouterWorld:
         return Job(name, tokens, generation.SamplingParams(max_tokens=8), RequestLifecycle(name), 0.0, 1e9)
 
     def holds(self, worker: str, tokens: list[int]) -> None:
-        self.index.apply(worker, ClaimChange(device_stored=self.placer.packed(tokens, "").keys))
+        self.index.apply(worker, ClaimChange(device_stored=self.placer.packed(tokens, PrefixScope()).keys))
 
     def without(self, pool: wire.Pool.ValueType) -> None:
         """The workers of this pool leave."""

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.decision import Choice, Rules
 from control_plane.placement.disaggregation import Reason
 from control_plane.placement.placer import Placement
@@ -46,7 +47,7 @@ def test_a_supposed_request_leaves_nothing_behind(settings: dict[str, Any]) -> N
     world = RouterWorld(**settings)
     busy(world)
     for seed in (1, 2, 3, 4):
-        packed = world.placer.packed(prompt(seed), "")
+        packed = world.placer.packed(prompt(seed), PrefixScope())
         check_that_nothing_is_left(world, lambda packed=packed: world.placer.supposed(packed, 8))  # type: ignore[misc]
         check_that_nothing_is_left(world, lambda packed=packed: world.placer.matches(packed.keys))  # type: ignore[misc]
 
@@ -57,7 +58,7 @@ def test_what_is_supposed_is_what_is_then_placed_also_between_equals(seed: int, 
     world = RouterWorld(seed, **settings)
     busy(world)
     for tokens in (prompt(1), prompt(2), prompt(3), prompt(4)):
-        expected = world.placer.supposed(world.placer.packed(tokens, ""), 8)
+        expected = world.placer.supposed(world.placer.packed(tokens, PrefixScope()), 8)
         job = world.job(tokens)
         prefill = world.placer.route(job, is_whole=True)
         explanation = world.placer.log.explanation(job.request_id)
@@ -73,7 +74,7 @@ def test_what_is_supposed_is_what_is_then_placed_also_between_equals(seed: int, 
 def test_a_prediction_that_has_ended_is_not_believed_before_it_is_withdrawn() -> None:
     world = RouterWorld(**ALWAYS)
     world.placer.begin(placed(world, prompt(1))).end()
-    packed = world.placer.packed(prompt(1), "")
+    packed = world.placer.packed(prompt(1), PrefixScope())
     assert world.placer.supposed(packed, 8).choices[0].view.device.max() == 160
     world.now_s += 6.0
     assert world.placer.supposed(packed, 8).choices[0].view.device.max() == 0
@@ -85,7 +86,7 @@ def test_a_decision_with_effects_is_noticed() -> None:
     """Planted: it counts, or it draws from the generator of requests."""
     world = RouterWorld(**REMOTE)
     decide = Rules.decide
-    packed = world.placer.packed(prompt(1), "")
+    packed = world.placer.packed(prompt(1), PrefixScope())
 
     def counting(rules: Rules, view: PoolView, question: Question, rng: random.Random) -> Choice:
         choice = decide(rules, view, question, rng)

@@ -194,7 +194,7 @@ def test_decodes_avoid_a_worker_whose_memory_is_used_up() -> None:
 
 def test_weights_can_be_given_and_a_weight_of_nothing_leaves_a_term_out() -> None:
     policy = make_policy("hotness", DECODE, {"affinity": 0, "pull": 7})
-    assert policy.weights == {"pull": 7, "room": 2, "memory": 1}
+    assert policy.weights == {"pull": 7, "room": 2, "memory": 1, "adapter": 1}
     with pytest.raises(InvalidInputError, match="policy `hotness` has no term `colour`; it has: affinity, pull"):
         make_policy("hotness", DECODE, {"colour": 1})
 

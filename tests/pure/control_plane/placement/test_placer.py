@@ -14,6 +14,7 @@ from cluster_core.ids import RequestId
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.disaggregation import Reason
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Flight, Placement, Placer
@@ -55,7 +56,7 @@ class World:
         name = RequestId(f"r{self.jobs}")
         return Job(
             name, tokens, generation.SamplingParams(max_tokens=8), RequestLifecycle(name), 0.0, 1e9,
-            cache_salt=salt, prompt_changes=changes,
+            scope=PrefixScope(salt), prompt_changes=changes,
         )  # fmt: skip
 
     def place(self, tokens: list[int], pool: Any = PREFILL, **job: Any) -> Placement:
@@ -80,12 +81,12 @@ class World:
             flight.end()
 
     def holds(self, worker: str, tokens: list[int], *, salt: str = "", host: bool = False) -> None:
-        keys = self.placer.packed(tokens, salt).keys
+        keys = self.placer.packed(tokens, PrefixScope(salt)).keys
         self.index.apply(worker, ClaimChange(host_stored=keys) if host else ClaimChange(device_stored=keys))
 
     def shared(self, tokens: list[int]) -> bool:
         """Whether a decode worker is seen to run a request with the same beginning."""
-        _, decode = self.placer.supposed(self.placer.packed(tokens, ""), 8).choices
+        _, decode = self.placer.supposed(self.placer.packed(tokens, PrefixScope()), 8).choices
         return bool(decode.view.shared.any())
 
     def winners(self, tokens: list[int], pool: Any = PREFILL, *, times: int = 12, **job: Any) -> set[str]:

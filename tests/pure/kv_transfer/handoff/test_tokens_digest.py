@@ -14,21 +14,21 @@ def test_blocks_are_of_what_they_were_computed_from_with_whatever_follows() -> N
     stamped = stamp(TOKENS, "tenant")
     assert is_of(stamped, TOKENS, "tenant")
     assert is_of(stamped, [*TOKENS, 9], "tenant"), "the first token has no KV yet"
-    assert is_of(stamp(TOKENS, None), TOKENS, "")
+    assert is_of(stamp(TOKENS, ""), TOKENS, "")
 
 
 def test_no_other_prompt_has_the_same_digest() -> None:
     rng = Random(4)
-    stamped = stamp(TOKENS, None)
+    stamped = stamp(TOKENS, "")
     for place in range(len(TOKENS)):
         changed = list(TOKENS)
         changed[place] ^= 1 << rng.randrange(17)
-        assert not is_of(stamped, changed, None)
-    assert not is_of(stamped, TOKENS[::-1], None)
-    assert not is_of(stamped, TOKENS[:-1], None), "more was computed than is asked for"
+        assert not is_of(stamped, changed, "")
+    assert not is_of(stamped, TOKENS[::-1], "")
+    assert not is_of(stamped, TOKENS[:-1], ""), "more was computed than is asked for"
     assert not is_of(stamped, TOKENS, "tenant")
 
 
-@pytest.mark.parametrize("stamped", [None, [], [6], ["6", "x"], [0, stamp([], None)[1]], [6, 7], {"a": 1}, "6"])
+@pytest.mark.parametrize("stamped", [None, [], [6], ["6", "x"], [0, stamp([], "")[1]], [6, 7], {"a": 1}, "6"])
 def test_what_nobody_has_stamped_is_of_none(stamped: Any) -> None:
-    assert not is_of(stamped, TOKENS, None)
+    assert not is_of(stamped, TOKENS, "")
