@@ -206,10 +206,14 @@ class LoraSection(Section):
     )
     max_in_batch: int = Field(4, ge=1, le=256, description="Different adapters that one engine step computes at most.")
     max_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = Field(16, description="Of an adapter's matrices.")
-    adapters: dict[str, str] = Field(
-        default_factory=dict,
-        description="By name, folders that every worker's host has; loaded when the service starts.",
+    adapters: tuple[str, ...] = Field(
+        (), description="NAME=FOLDER each, of folders that every worker's host has; loaded when the service starts."
     )
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """By name."""
+        return dict(each.split("=", 1) for each in self.adapters)
 
     @property
     def places(self) -> int:
@@ -217,12 +221,15 @@ class LoraSection(Section):
         return min(self.max_in_batch, self.max_loaded)
 
     @model_validator(mode="after")
-    def _has_places(self) -> "LoraSection":
+    def _names_adapters(self) -> "LoraSection":
+        for each in self.adapters:
+            name, _, folder = each.partition("=")
+            if not ADAPTER_NAME.fullmatch(name) or not folder:
+                raise ValueError(f"adapters has `{each}`, which is no NAME=FOLDER; {ADAPTER_NAME_RULE}")
+        if len(self.folders) < len(self.adapters):
+            raise ValueError("adapters has a name twice")
         if len(self.adapters) > self.max_loaded:
             raise ValueError(f"adapters has {len(self.adapters)} entries, max_loaded is {self.max_loaded}")
-        for name in self.adapters:
-            if not ADAPTER_NAME.fullmatch(name):
-                raise ValueError(f"adapters has `{name}`: {ADAPTER_NAME_RULE}")
         return self
 
 

@@ -33,6 +33,10 @@ def bring_up_vllm(
 
     if version != vllm_private.SUPPORTED_VLLM:
         raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
+    if settings.lora.max_loaded and settings.engine.device == "cpu":
+        from worker_runtime import cpu_lora
+
+        cpu_lora.mend()
     on_phase("loading the model")
     with own_cores(), _no_garbage():
         engine = LLMEngine.from_engine_args(engine_args(settings))

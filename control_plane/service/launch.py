@@ -146,7 +146,7 @@ def _check_ports_free(config: RachisConfig) -> None:
 
 async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: OnPhase) -> None:
     """Those of the configuration, in place of others under their names. Raises StartError."""
-    for name, path in config.lora.adapters.items():
+    for name, path in config.lora.folders.items():
         on_phase("adapters", f"loading {name}")
         try:
             await router.parts.adapters.load_instead(name, path)

@@ -28,7 +28,7 @@ from tests.lora_adapters import write_adapter
 
 pytestmark = pytest.mark.integration
 
-LORA: dict[str, Any] = {"lora__max_loaded": 3, "lora__max_in_batch": 2, "lora__max_rank": 8}
+LORA: dict[str, Any] = {"lora__max_loaded": 3, "lora__max_in_batch": 1, "lora__max_rank": 8}
 PREFIX = [(7 * place) % 250 for place in range(150)]
 
 
@@ -80,7 +80,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     paths["wide"] = write_adapter(folder / "wide", 9, rank=16)
     port = hold_port("127.0.0.1")
     flags = {
-        **LORA, "lora__adapters": {"a": paths["a"]}, "pools__decode__workers": 2, "gateway__port": port,
+        **LORA, "lora__adapters": [f"a={paths['a']}"], "pools__decode__workers": 2, "gateway__port": port,
         "placement__policy": "hotness",
     }  # fmt: skip
     state = tmp_path_factory.mktemp("state")
