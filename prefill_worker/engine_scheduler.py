@@ -68,7 +68,7 @@ class StreamingMixin(TwoPhase):
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if not self._sessions:
+        if not self._sessions and not self._runs_too_many_adapters():
             return super().schedule(throttle_prefills)
         return self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
 

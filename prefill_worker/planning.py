@@ -66,31 +66,35 @@ def plan_step(
     block_size: int,
     *,
     overdue_since_s: float = -inf,
+    most_adapters: int = 0,
 ) -> StepPlan:
     """Phase 1 over contenders in priority order.
 
     token_budget: tokens of one step. capacity_blocks: the pool, whoever holds it now. max_scheduled: most contenders
     of one step. block_size: tokens of one block. A contender without tokens to compute is left out: it is parked.
     overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
-    otherwise small ones could keep a large one out for ever.
+    otherwise small ones could keep a large one out for ever. most_adapters: different adapters of one step; those that
+    come first say which.
     """
     plan = StepPlan([], [])
-    room, closed = _Room(capacity_blocks), False
+    room, closed, adapters = _Room(capacity_blocks), False, set[int]()
     for each in ordered:
         if not each.evictable:
             room.charge(each, each.held_blocks)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
         blocks = footprint_blocks(each, block_size) if each.evictable else _growth_blocks(each, block_size)
+        has_place = each.adapter in adapters or not each.adapter or len(adapters) < most_adapters
         if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
             plan.left_out.append(each)
-        elif not room.has(each, blocks):
+        elif not has_place or not room.has(each, blocks):
             plan.left_out.append(each)
             closed = closed or each.waiting_since_s <= overdue_since_s
         else:
             plan.grants.append(Grant(each, tokens))
             token_budget -= tokens
             room.charge(each, blocks)
+            adapters |= {each.adapter} - {0}
     return plan
 
 

@@ -58,6 +58,8 @@ class Contender:
     shared_blocks: int = 0
     # The number of the first of those, which all that share it have in common.
     first_block: int = -1
+    # Its LoRA adapter, by vLLM's number; 0: none.
+    adapter: int = 0
 
 
 Policy = Callable[[Sequence[Contender], float], list[Contender]]

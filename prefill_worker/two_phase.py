@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from vllm.config import LoRAConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
@@ -31,6 +32,7 @@ class TwoPhase(SessionInput):
     # Those that vLLM ends with the step.
     grammar_compile_error_reqs: set[str]
     scheduler_reserve_full_isl: bool
+    lora_config: LoRAConfig | None
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
@@ -89,7 +91,18 @@ class TwoPhase(SessionInput):
             self.max_num_active_reqs,
             self.block_size,
             overdue_since_s=now_s - self._starvation_s,
+            most_adapters=self._most_adapters,
         )
+
+    @property
+    def _most_adapters(self) -> int:
+        return self.lora_config.max_loras if self.lora_config is not None else 0
+
+    def _runs_too_many_adapters(self) -> bool:
+        """More than one step may compute: some were left out while others ran. vLLM never leaves any out."""
+        if self.lora_config is None:
+            return False
+        return len({_adapter_of(request) for request in self.running} - {0}) > self._most_adapters
 
     def _turn(self, contender: Contender) -> int:
         """What goes before the policy's order, so that a step always gets something done.
@@ -139,6 +152,7 @@ class TwoPhase(SessionInput):
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
             evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
+            adapter=_adapter_of(request),
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
@@ -345,6 +359,10 @@ def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
     queue.remove_requests(list(queue))
     for request in requests:
         queue.add_request(request)
+
+
+def _adapter_of(request: Any) -> int:
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
 def _last_step_runs(request: Any) -> bool:

@@ -196,11 +196,10 @@ class Adapters:
             self._check_place(adapter.name, adapter.digest)
 
     async def _write(self, adapters: Mapping[str, wire.Adapter]) -> None:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.hset(self._key, _KEPT, "")
-            for name, adapter in adapters.items():
-                pipeline.hsetnx(self._key, name, adapter.SerializeToString())
-            await pipeline.execute()
+        """Those that are not there. Their names come first: a hash without them would be believed."""
+        for name, adapter in adapters.items():
+            await self._redis.hsetnx(self._key, name, adapter.SerializeToString())
+        await self._redis.hset(self._key, _KEPT, "")
 
     async def _read_now(self) -> None:
         try:

@@ -35,7 +35,9 @@ from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.service import WorkerServiceBase
 
-MODEL = wire.ModelInfo(name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32")
+MODEL = wire.ModelInfo(
+    name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32", max_adapters=2
+)
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 SERVICE = "svc-test"
 # Of calls that are to expire at the router: long enough to get there on a busy machine, and for a session, to be where
@@ -132,7 +134,7 @@ class Cluster:
         self.workers: list[Worker] = []
         self.calls = 0
         self.registry = registry
-        self._fabric = fabric()
+        self.fabric = fabric()
         self._channel = grpc.aio.insecure_channel(router.address)
         self.api = router_pb2_grpc.RouterServiceStub(self._channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -161,7 +163,7 @@ class Cluster:
         """A worker joins, and the router has heard of it."""
         prefix, service = _POOLS[pool]
         name = name or f"{prefix}-{sum(worker.record.pool == pool for worker in self.workers)}"
-        fake = FakeEngine(name, self._fabric, **engine)
+        fake = FakeEngine(name, self.fabric, **engine)
         record = wire.WorkerRegistration(
             worker_id=name,
             generation=number,
@@ -196,6 +198,7 @@ class Cluster:
         *,
         timeout_s: float | None = None,
         request_id: str = "",
+        model: str = "",
         cache_salt: str = "",
         priority: int = 0,
         **sampling: Any,
@@ -206,6 +209,7 @@ class Cluster:
             prompt=generation.PromptInput(text=text),
             sampling=generation.SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
             request_id=request_id,
+            model=model,
             cache_salt=cache_salt,
             priority=priority,
         )

@@ -208,9 +208,11 @@ async def test_over_http_an_adapter_is_a_model(world: World) -> None:
         response = await http.responses.create(model="a", input=turns, max_output_tokens=6, temperature=0)
         assert chat.choices[0].message.content == response.output_text
         async with http.responses.connect() as socket:
-            await socket.send({"type": "response.create", "generate": False, "model": "a", "input": "k1=blue; ",
-                               "temperature": 0, "max_output_tokens": 6})  # type: ignore[arg-type]  # fmt: skip
-            await socket.send({"type": "response.finish", "text": "k1="})  # type: ignore[arg-type]
+            wishes = {"generate": False, "temperature": 0, "max_output_tokens": 6}
+            opening: Any = {"type": "response.create", "model": "a", "input": "k1=blue; ", **wishes}
+            await socket.send(opening)
+            closing: Any = {"type": "response.finish", "text": "k1="}
+            await socket.send(closing)
             said = ""
             async for event in socket:
                 if event.type == "response.completed" and event.response.output:

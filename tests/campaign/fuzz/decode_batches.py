@@ -20,14 +20,23 @@ from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.tiers.tier_terms import TierCounters
-from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import (
+    BLOCK_SIZE,
+    STEP_S,
+    SimulatedEngine,
+    SteppedClock,
+    World,
+    with_adapters,
+)
 from tests.campaign.fuzz.tally import Tally, raised
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 _MOST_TOKENS = 40
 _SHARE_EMITTED = 0.4
+# Salt and number of the adapter.
+_Scope = tuple[str | None, int]
 
 
 def drawn(rng: random.Random) -> World:
@@ -40,7 +49,7 @@ def drawn(rng: random.Random) -> World:
         probe_s=0.1,
         fallback_s=0.5,
     )
-    return World(
+    world = World(
         v2=rng.random() < 0.5,
         depth=rng.choice((1, 2)),
         blocks=rng.choice((16, 30, 60, 120)),
@@ -53,6 +62,7 @@ def drawn(rng: random.Random) -> World:
         consumer=rng.random() < 0.7,
         decode=settings,
     )
+    return with_adapters(world, rng)
 
 
 class _Simulation:
@@ -66,11 +76,12 @@ class _Simulation:
         self.engine.scheduler.recompute_kv_load_failures = True
         self.tally = Tally()
         self.expected: dict[str, list[int]] = {}
-        self.prefix_of: dict[ChunkHash, tuple[str | None, tuple[int, ...]]] = {}
+        self.prefix_of: dict[ChunkHash, tuple[_Scope, tuple[int, ...]]] = {}
         self.failing: set[str] = set()
         self.started = 0
         # Apart, so that a seed draws the same requests as ever.
         self.emitting = random.Random(f"emitted {seed}")
+        self.adapting = random.Random(f"adapters {seed}")
         self.rate = self.random.choice((0.1, 0.4, 0.9))
         longest = min(10, (world.blocks - 1) // 2) * BLOCK_SIZE
         # Two levels of shared prefixes.
@@ -151,15 +162,15 @@ class _Simulation:
         assert sum(batching.waiting_by_cause().values()) == len(waiting)
         assert batching.tree.waiting_requests == len(waiting)
 
-    def check_hashes(self, name: str, prompt: list[int], salt: str | None) -> None:
-        """Two requests have the same hash exactly when they have the same prefix and salt."""
+    def check_hashes(self, name: str, prompt: list[int], scope: _Scope) -> None:
+        """Two requests have the same hash exactly when they have the same prefix, salt and adapter."""
         batching, chunk_tokens = self.engine.scheduler.batching, getattr(self.engine.scheduler, "chunk_tokens", 0)
         if batching is None:
             return
         (member,) = (each for each in batching.waiting() if each.request_id == name)
         assert len(member.hashes) == len(prompt) // chunk_tokens
         for index, its in enumerate(member.hashes, 1):
-            prefix = salt, tuple(prompt[: index * chunk_tokens])
+            prefix = scope, tuple(prompt[: index * chunk_tokens])
             assert self.prefix_of.setdefault(its, prefix) == prefix, "one hash for two prefixes"
 
     def _arrive(self) -> None:
@@ -171,7 +182,8 @@ class _Simulation:
         prefix = rng.choice(self.prefixes) if rng.random() < 0.8 else []
         prompt = (prefix + self.text(rng.randint(1, 2 * BLOCK_SIZE)))[: self.longest]
         self._draw_load(name, prompt)
-        answer = expected_tokens(prompt, max_tokens)
+        number = self.adapting.randrange(self.world.adapters + 1)
+        answer = expected_tokens(prompt, max_tokens, number)
         emitted = answer[: self.emitting.randrange(max_tokens)] if self.emitting.random() < _SHARE_EMITTED else []
         if emitted:
             self.tally.emitted += 1
@@ -180,13 +192,20 @@ class _Simulation:
                 self.engine.remote_tokens[name] = len(prompt) + len(emitted) - 1
         self.expected[name] = answer[len(emitted) :]
         salt = rng.choice((None, None, None, "salt"))
-        request = self.engine.request(name, prompt, max_tokens, priority=rng.choice((0, 0, 0, -1, 5)), cache_salt=salt)
+        request = self.engine.request(
+            name,
+            prompt,
+            max_tokens,
+            priority=rng.choice((0, 0, 0, -1, 5)),
+            cache_salt=salt,
+            lora_request=adapter(number),
+        )
         arguments: dict[str, Any] = {EMITTED_ARG: emitted} if emitted else {}
         if rng.random() < 0.2:
             arguments[REQUEST_DEADLINE_ARG] = self.clock.now_s + rng.random()
         request.sampling_params.extra_args = arguments or None
         self.engine.scheduler.add_request(request)
-        self.check_hashes(name, prompt, salt)
+        self.check_hashes(name, prompt, (salt, number))
 
     def _draw_load(self, name: str, prompt: list[int]) -> None:
         rng, connector = self.random, self.engine.scheduler.connector

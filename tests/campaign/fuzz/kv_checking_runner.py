@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kv_transfer.handoff.emitted_output import emitted_of
@@ -35,9 +36,19 @@ def digest_of(before: int, token: int) -> int:
     return zlib.crc32(token.to_bytes(4, "little"), before)
 
 
-def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+def adapter(number: int) -> LoRARequest | None:
+    """vLLM's request for the adapter of that number; None for 0."""
+    return LoRARequest(f"adapter {number}", number, f"/adapters/{number}") if number else None
+
+
+def root_of(request: LoRARequest | None) -> int:
+    """What the KV of a prompt begins with: that of an adapter is its own."""
+    return request.lora_int_id if request is not None else 0
+
+
+def expected_tokens(prompt: Sequence[int], count: int, root: int = 0) -> list[int]:
     """What a fresh request with this prompt generates."""
-    digest, tokens = 0, []
+    digest, tokens = root, []
     for token in prompt:
         digest = digest_of(digest, token)
     for _ in range(count):
@@ -54,13 +65,18 @@ class _State:
     prompt_tokens: int
     blocks: list[int]
     computed: int
+    root: int
 
 
 class KvCheckingRunner:
-    """`step` carries out one scheduler output. places: model-runner places, for V2. failed_loads: how many have."""
+    """`step` carries out one scheduler output. places: model-runner places, for V2. adapters: of one step at
+    most. failed_loads: how many have."""
 
-    def __init__(self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int) -> None:
+    def __init__(
+        self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int, adapters: int = 0
+    ) -> None:
         self._v2 = v2
+        self._adapters = adapters
         self._block_size = block_size
         self._places = places
         self._kv = [[-1] * block_size for _ in range(blocks)]
@@ -86,6 +102,8 @@ class KvCheckingRunner:
             self._begin(new)
         self._go_on(output.scheduled_cached_reqs)
         names = list(output.num_scheduled_tokens)
+        adapters = {self._states[name].root for name in names} - {0}
+        assert len(adapters) <= self._adapters, f"{len(adapters)} adapters in one step"
         for request_id in names:
             self._compute(self._states[request_id], output.num_scheduled_tokens[request_id])
         sampled = [self._sample(self._states[request_id]) for request_id in names]
@@ -139,7 +157,7 @@ class KvCheckingRunner:
         due = [load for at, load in self._loads if at <= self._steps]
         self._loads = [(at, load) for at, load in self._loads if at > self._steps]
         for load in due:
-            digest = 0
+            digest = load.root
             lands_until = len(load.token_ids) if load.landing_tokens is None else load.start + load.landing_tokens
             for position, token in enumerate(load.token_ids):
                 digest = digest_of(digest, token)
@@ -170,7 +188,9 @@ class KvCheckingRunner:
         emitted = [] if self._v2 else emitted_of(new.sampling_params)
         tokens = new.prefill_token_ids if self._v2 else new.prompt_token_ids
         blocks = list(new.block_ids[0])
-        self._states[new.req_id] = _State([*tokens, *emitted], len(tokens), blocks, new.num_computed_tokens)
+        self._states[new.req_id] = _State(
+            [*tokens, *emitted], len(tokens), blocks, new.num_computed_tokens, root_of(new.lora_request)
+        )
 
     def _go_on(self, cached: Any) -> None:
         rows = zip(
@@ -196,7 +216,7 @@ class KvCheckingRunner:
 
     def _compute(self, state: _State, count: int) -> None:
         for position in range(state.computed, state.computed + count):
-            before = self._at(state, position - 1) if position else 0
+            before = self._at(state, position - 1) if position else state.root
             self._write(state.blocks, position, digest_of(before, state.tokens[position]))
         state.computed += count
 

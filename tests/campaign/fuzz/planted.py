@@ -22,6 +22,7 @@ from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import StreamingRequest
+from prefill_worker.two_phase import TwoPhase
 
 
 def _writes_published_blocks() -> AbstractContextManager[Any]:
@@ -33,6 +34,10 @@ def _keeps_one_token_too_many() -> AbstractContextManager[Any]:
         return min(longest_common_prefix(first, second) + 1, len(first), len(second))
 
     return mock.patch.object(session_input, "longest_common_prefix", prefix)
+
+
+def _adapters_of_a_step_are_not_counted() -> AbstractContextManager[Any]:
+    return mock.patch.object(TwoPhase, "_most_adapters", 99)
 
 
 def _keeps_old_block_hashes() -> AbstractContextManager[Any]:
@@ -236,6 +241,9 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "copies_are_there_too_early": Plant(
         "a request loads from host memory what is still on its way there", _copies_are_there_too_early, real=False
+    ),
+    "adapters_of_a_step_are_not_counted": Plant(
+        "a step computes more adapters than it has places for", _adapters_of_a_step_are_not_counted, real=False
     ),
     "loads_from_the_wrong_slot": Plant("host blocks are loaded in a wrong order", _loads_from_the_wrong_slot),
     "plans_do_not_see_host_memory": Plant(

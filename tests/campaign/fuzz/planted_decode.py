@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
@@ -119,6 +120,10 @@ def _emitted_output_is_counted_as_cached_prompt() -> AbstractContextManager[Any]
     return mock.patch.object(EmittedOutput, "add_request", add_request)
 
 
+def _hashes_ignore_the_adapter() -> AbstractContextManager[Any]:
+    return mock.patch.object(kv_cache_utils, "_gen_lora_extra_hash_keys", lambda request: [])
+
+
 DECODE_PLANTS: Mapping[str, Plant] = {
     "emitted_output_stays_unknown": Plant("an answer begins again", _emitted_output_stays_unknown),
     "emitted_output_is_counted_as_cached_prompt": Plant(
@@ -146,6 +151,7 @@ DECODE_PLANTS: Mapping[str, Plant] = {
     "the_gate_shows_a_request_twice": Plant("an admitted request is admitted again", _the_gate_shows_a_request_twice),
     "the_gate_loses_who_was_skipped": Plant("who could not be taken yet is gone", _the_gate_loses_who_was_skipped),
     "hashes_ignore_the_salt": Plant("prompts share a prefix whose salts are different", _hashes_ignore_the_salt),
+    "hashes_ignore_the_adapter": Plant("the KV of an adapter is found by all", _hashes_ignore_the_adapter),
     "hashes_cover_the_wrong_blocks": Plant(
         "prompts share a chunk that differs in its end", _hashes_cover_the_wrong_blocks
     ),

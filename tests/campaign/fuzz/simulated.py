@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster_core.engine_jobs import SessionMode
 from kv_transfer.tiers.tier_terms import TierCounters
-from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.session_moves import Client, Kind
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
 from tests.campaign.fuzz.tally import Tally, raised
@@ -43,6 +43,9 @@ class _Simulation:
         self.world = world
         self.clock = clock
         self.random = random.Random(seed)
+        # Apart, so that a seed draws the same sessions as ever.
+        self.adapting = random.Random(f"adapters {seed}")
+        self.adapters: dict[str, int] = {}
         self.engine = SimulatedEngine(world)
         self.client = Client(self.random, longest=(world.blocks - 1) * BLOCK_SIZE - _MOST_TOKENS)
         self.tally = Tally()
@@ -104,13 +107,14 @@ class _Simulation:
         if rng.random() < world.loads and prompt:
             self.engine.remote_tokens[name] = rng.randrange(1, len(prompt) + 1)
             self.tally.loads += 1
+        number = self.adapters[name] = self.adapting.randrange(world.adapters + 1)
         if is_plain:
-            self.expected[name] = expected_tokens(prompt, max_tokens)
+            self.expected[name] = expected_tokens(prompt, max_tokens, number)
             self.tally.requests += 1
-            self.engine.add(name, prompt, max_tokens)
+            self.engine.add(name, prompt, max_tokens, lora_request=adapter(number))
             return
         session = self.open[name] = _Session(rng.choice(list(SessionMode)), prompt, max_tokens)
-        self.engine.open(name, prompt, max_tokens, session.mode)
+        self.engine.open(name, prompt, max_tokens, session.mode, lora_request=adapter(number))
 
     def _carry_out(self, name: str) -> None:
         session, engine = self.open[name], self.engine
@@ -125,7 +129,7 @@ class _Simulation:
                 self.tally.updates += 1
             elif move.kind is Kind.CLOSE:
                 engine.scheduler.close_input(name, move.token_ids)
-                self.expected[name] = expected_tokens(session.prompt, session.max_tokens)
+                self.expected[name] = expected_tokens(session.prompt, session.max_tokens, self.adapters[name])
                 self.tally.sessions += 1
                 del self.open[name]
             else:

@@ -9,7 +9,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -69,6 +77,9 @@ class World:
     admission: str = "selective"
     frequency_threshold: int = 2
     decode: BatchSettings | None = None
+    # How many there are, and how many of them a step may compute; 0: none.
+    adapters: int = 0
+    adapters_in_step: int = 1
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -91,7 +102,7 @@ class World:
         )
         # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
         is_host_rich = rng.random() < 0.15
-        return replace(world, **_HOST_RICH) if is_host_rich else world
+        return replace(world, **_HOST_RICH) if is_host_rich else with_adapters(world, rng)
 
     @property
     def scheduler_class(self) -> type:
@@ -116,6 +127,7 @@ class SimulatedEngine:
             block_size=BLOCK_SIZE,
             places=world.places,
             host_slots=world.host_slots,
+            adapters=world.adapters_in_step if world.adapters else 0,
         )
         self.answers: dict[str, list[int]] = {}
         self.records: dict[str, SessionRecord] = {}
@@ -135,8 +147,15 @@ class SimulatedEngine:
     def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
         self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
 
-    def open(self, name: str, prompt: list[int], max_tokens: int = 1, mode: SessionMode = SessionMode.UPDATE) -> None:
-        self.scheduler.open_session(self.request(name, prompt, max_tokens), mode)
+    def open(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int = 1,
+        mode: SessionMode = SessionMode.UPDATE,
+        **fields: Any,
+    ) -> None:
+        self.scheduler.open_session(self.request(name, prompt, max_tokens, **fields), mode)
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -258,6 +277,14 @@ class SteppedClock:
         self._patch.stop()
 
 
+def with_adapters(world: World, rng: random.Random) -> World:
+    return replace(world, adapters=rng.choice((0, 0, 2, 3)), adapters_in_step=rng.choice((1, 2)))
+
+
+def _lora(world: World) -> LoRAConfig:
+    return LoRAConfig(max_loras=world.adapters_in_step, max_cpu_loras=world.adapters + 1)
+
+
 def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
     """(scheduler without a model, its block hasher)."""
     asynchronous = world.depth > 1
@@ -275,6 +302,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
         scheduler_config=scheduling,
         cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
         device_config=DeviceConfig("cpu"),
+        lora_config=_lora(world) if world.adapters else None,
         kv_transfer_config=KVTransferConfig(
             kv_connector="SlowLoadConnector",
             kv_connector_module_path="tests.campaign.fuzz.slow_load",

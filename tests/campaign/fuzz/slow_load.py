@@ -23,6 +23,8 @@ class SlowLoad:
     start: int
     blocks: tuple[int, ...]
     landing_tokens: int | None = None
+    # What the KV of its first token follows.
+    root: int = 0
 
 
 class NoTransfer(KVConnectorBase_V1):
@@ -88,7 +90,9 @@ class SlowLoadConnector(HostTiering, NoTransfer):
             if landing is not None:
                 self.undecided[request.request_id] += 1
             start = end - num_external_tokens
-            self._loads.append(SlowLoad(request.request_id, tokens, start, tuple(device_blocks), landing))
+            adapter = request.lora_request
+            root = adapter.lora_int_id if adapter is not None else 0
+            self._loads.append(SlowLoad(request.request_id, tokens, start, tuple(device_blocks), landing, root))
             num_external_tokens = 0
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 

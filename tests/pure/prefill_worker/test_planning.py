@@ -22,6 +22,12 @@ def contender(
     )
 
 
+def of_adapter(name: str, adapter: int, *, waiting_since_s: float = math.inf) -> Contender:
+    made = contender(name, 4)
+    made.adapter, made.waiting_since_s = adapter, waiting_since_s
+    return made
+
+
 def granted(plan: StepPlan) -> list[tuple[str, int]]:
     return [(each.contender.request_id, each.tokens) for each in plan.grants]
 
@@ -174,3 +180,20 @@ def test_behind_one_that_is_overdue_and_does_not_fit_only_holders_are_served() -
     behind = [overdue, contender("newcomer", 4), contender("holder", 4, known=8, held=1)]
     assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=2.0)) == [("newcomer", 4), ("holder", 4)]
     assert granted(plan_step(behind, 64, 4, 8, BLOCK, overdue_since_s=3.0)) == [("holder", 4)]
+
+
+def test_a_step_has_no_more_adapters_than_places_and_the_first_in_order_say_which() -> None:
+    contenders = [of_adapter(*each) for each in (("a", 2), ("b", 0), ("c", 1), ("d", 2), ("e", 3), ("f", 1))]
+    plan = plan_step(contenders, 100, 100, 10, BLOCK, most_adapters=2)
+    assert [name for name, _ in granted(plan)] == ["a", "b", "c", "d", "f"]
+    plan = plan_step(contenders, 100, 100, 10, BLOCK, most_adapters=1)
+    assert [name for name, _ in granted(plan)] == ["a", "b", "d"]
+
+
+def test_behind_one_that_is_overdue_for_its_adapter_nobody_new_comes() -> None:
+    contenders = [of_adapter("a", 1), of_adapter("b", 2, waiting_since_s=1.0), of_adapter("c", 1)]
+    held = contender("d", 4, known=8, held=1)
+    plan = plan_step([*contenders, held], 100, 100, 10, BLOCK, overdue_since_s=2.0, most_adapters=1)
+    assert [name for name, _ in granted(plan)] == ["a", "d"]
+    plan = plan_step([*contenders, held], 100, 100, 10, BLOCK, overdue_since_s=0.5, most_adapters=1)
+    assert [name for name, _ in granted(plan)] == ["a", "c", "d"]

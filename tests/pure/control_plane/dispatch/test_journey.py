@@ -115,6 +115,23 @@ def test_after_as_many_losses_as_allowed_the_decode_pool_does_without_a_prefill_
     played.close()
 
 
+def test_a_worker_that_lacks_the_adapter_is_left_out_of_this_request_and_believed_by_others() -> None:
+    played = PlayedJourney.begun()
+    played.tell(steps.Placed(P0))
+    told = played.tell(steps.WorkerLost("no adapter", lacks_adapter=True))
+    assert not any(isinstance(each, steps.Suspect | steps.MarkDraining | steps.Blame) for each in told)
+    assert played.waits_for(steps.PlacePrefill).excluded == {("prefill-0", 1)}
+    played.close()
+
+
+def test_a_decode_worker_that_lacks_the_adapter_has_not_touched_the_lease() -> None:
+    played = decoding()
+    played.tell(steps.WorkerLost("no adapter", lacks_adapter=True))
+    played.tell(steps.Placed(D1))
+    assert played.waits_for(steps.CallDecode).pulls
+    played.close()
+
+
 def test_a_draining_worker_counts_as_no_attempt() -> None:
     played = PlayedJourney.begun()
     for name in ("prefill-0", "prefill-1", "prefill-2"):
