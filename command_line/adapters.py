@@ -66,7 +66,7 @@ async def show(address: str, *, as_json: bool) -> None:
 
 async def load(address: str, name: str, path: str, *, as_json: bool) -> None:
     async with AsyncClient(address) as client:
-        request = admin.LoadNamedAdapterRequest(name=name, path=path)
+        request = admin.LoadAdapterRequest(name=name, path=path)
         response = await client.admin.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S)
     if as_json:
         print_json(MessageToDict(response, preserving_proto_field_name=True))
@@ -76,7 +76,7 @@ async def load(address: str, name: str, path: str, *, as_json: bool) -> None:
 
 async def unload(address: str, name: str, *, as_json: bool) -> None:
     async with AsyncClient(address) as client:
-        request = admin.UnloadNamedAdapterRequest(name=name)
+        request = admin.UnloadAdapterRequest(name=name)
         response = await client.admin.UnloadAdapter(request, timeout=TIMEOUT_S)
     if as_json:
         print_json({"name": name, "left_at": list(response.left_at)})

@@ -158,19 +158,21 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                 raise UnavailableError("the engine did not get to it in time", retry_after_ms=1000) from None
             return claims_to_wire(self._registration.generation, sequence, claims)
 
-    async def LoadAdapter(self, request: wire.LoadAdapterRequest, context: Context) -> wire.LoadAdapterResponse:
+    async def PrepareAdapter(
+        self, request: wire.PrepareAdapterRequest, context: Context
+    ) -> wire.PrepareAdapterResponse:
         async with answering(context):
             if not request.adapter.path:
                 raise InvalidInputError("must be given", field="adapter.path")
             async with self._engine.holding(from_wire(request.adapter, Adapter)) as digest:
                 self._on_adapters()
-                return wire.LoadAdapterResponse(digest=digest)
+                return wire.PrepareAdapterResponse(digest=digest)
 
-    async def UnloadAdapter(self, request: wire.UnloadAdapterRequest, context: Context) -> wire.UnloadAdapterResponse:
+    async def DropAdapter(self, request: wire.DropAdapterRequest, context: Context) -> wire.DropAdapterResponse:
         async with answering(context):
             await self._engine.unload_adapter(request.digest)
             self._on_adapters()
-            return wire.UnloadAdapterResponse(is_loaded=request.digest in self._engine.adapters())
+            return wire.DropAdapterResponse(is_loaded=request.digest in self._engine.adapters())
 
     @asynccontextmanager
     async def _holding(self, job: EngineJob) -> AsyncIterator[None]:

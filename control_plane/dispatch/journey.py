@@ -353,9 +353,7 @@ class Journey:
             # That one drains which is left is known from the registry, and may be over by now.
             return () if event.was_left else (MarkDraining(worker),)
         self._lost += event.is_attempt
-        if event.lacks_adapter:
-            return ()
-        return (Suspect(worker, event.sentence), *self._blamed(worker, event))
+        return () if event.lacks_adapter else (Suspect(worker, event.sentence), *self._blamed(worker, event))
 
     def _blamed(self, worker: WorkerSnapshot, event: WorkerLost) -> Instructions:
         if not event.has_died:

@@ -168,15 +168,15 @@ class WorkerClient:
     async def load_adapter(self, address: str, adapter: wire.Adapter, timeout_s: float) -> str:
         """The digest of what the worker has loaded."""
         with _translated(None):
-            request = wire.LoadAdapterRequest(adapter=adapter)
-            response = await self._stub(address).LoadAdapter(request, timeout=timeout_s)
+            request = wire.PrepareAdapterRequest(adapter=adapter)
+            response = await self._stub(address).PrepareAdapter(request, timeout=timeout_s)
             return str(response.digest)
 
     async def unload_adapter(self, address: str, digest: str, timeout_s: float) -> bool:
         """Whether the worker still has it: a request uses it."""
         with _translated(None):
-            request = wire.UnloadAdapterRequest(digest=digest)
-            response = await self._stub(address).UnloadAdapter(request, timeout=timeout_s)
+            request = wire.DropAdapterRequest(digest=digest)
+            response = await self._stub(address).DropAdapter(request, timeout=timeout_s)
             return bool(response.is_loaded)
 
     def keep_only(self, addresses: set[str]) -> None:

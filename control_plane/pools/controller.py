@@ -278,16 +278,14 @@ class Controller:
     def _engine_settings(self, role: EngineRole) -> EngineSettings:
         config = self._config
         return EngineSettings(
-            config.model,
-            config.engine,
-            config.handoff,
-            role,
+            *(config.model, config.engine, config.handoff, role),
             config.streaming,
             self._host(),
             config.tiers,
             config.decode,
             config.index,
-            config.lora,
+            # Which adapters there are is the service's own, and no reason to end an engine.
+            config.lora.model_copy(update={"adapters": ()}),
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
         )

@@ -139,18 +139,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListAdapters(self, request: admin.ListAdaptersRequest, context: Context) -> admin.ListAdaptersResponse:
         return self._adapters.views()
 
-    async def LoadAdapter(
-        self, request: admin.LoadNamedAdapterRequest, context: Context
-    ) -> admin.LoadNamedAdapterResponse:
+    async def LoadAdapter(self, request: admin.LoadAdapterRequest, context: Context) -> admin.LoadAdapterResponse:
         async with _answering(context):
             adapter, worker_ids = await self._adapters.load(request.name, request.path)
-            return admin.LoadNamedAdapterResponse(adapter=adapter, worker_ids=worker_ids)
+            return admin.LoadAdapterResponse(adapter=adapter, worker_ids=worker_ids)
 
-    async def UnloadAdapter(
-        self, request: admin.UnloadNamedAdapterRequest, context: Context
-    ) -> admin.UnloadNamedAdapterResponse:
+    async def UnloadAdapter(self, request: admin.UnloadAdapterRequest, context: Context) -> admin.UnloadAdapterResponse:
         async with _answering(context):
-            return admin.UnloadNamedAdapterResponse(left_at=await self._adapters.unload(request.name))
+            return admin.UnloadAdapterResponse(left_at=await self._adapters.unload(request.name))
 
     async def _set_draining(self, worker_id: str, draining: bool, context: Context) -> wire.WorkerState.ValueType:
         async with _answering(context):

@@ -121,7 +121,7 @@ def build_router(
     client = WorkerClient((config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR, ports.channel)
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
-    adapters = Adapters(ports.redis(_REDIS_TIMEOUT_S), service_id, membership, client, refresh_s=config.redis.refresh_s)
+    adapters = _adapters(config, service_id, membership, client, ports)
     follower = _follower(config, service_id, membership, prefixes, ports)
     index = _index_ports(prefixes)
     placer = _placer(config, service_id, membership, index, ports)
@@ -129,17 +129,8 @@ def build_router(
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
-    limits, admission = config.router, _admission(config, ports)
-    grammars = _grammars(config, ports)
-    arrivals = Arrivals(
-        limits.request_timeout_s,
-        limits.send_timeout_s,
-        grammars,
-        ports.now_s,
-        ports.lifecycle,
-        ports.job,
-        adapters.known,
-    )
+    admission, grammars = _admission(config, ports), _grammars(config, ports)
+    arrivals = _arrivals(config, grammars, adapters, ports)
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
@@ -180,6 +171,18 @@ def build_router(
         server=_server(config, membership, ports),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
+
+
+def _adapters(
+    config: RachisConfig, service_id: str, membership: Membership, client: WorkerClient, ports: RouterPorts
+) -> Adapters:
+    redis, refresh_s = ports.redis(_REDIS_TIMEOUT_S), config.redis.refresh_s
+    return Adapters(redis, service_id, membership, client, refresh_s=refresh_s)
+
+
+def _arrivals(config: RachisConfig, grammars: Grammars, adapters: Adapters, ports: RouterPorts) -> Arrivals:
+    limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:

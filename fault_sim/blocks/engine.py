@@ -100,12 +100,9 @@ class BlockEngine:
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         on_phase("serving")
         self._begin_stepping()
-        length, block_tokens, adapters = (
-            self.settings.max_model_len,
-            self.settings.block_tokens,
-            self.settings.max_adapters,
-        )
-        return EngineInfo("blocks", "bytes", VOCABULARY, length, block_tokens, MOST_RUNNING, "float32", adapters)
+        its = self.settings
+        lengths = its.max_model_len, its.block_tokens, MOST_RUNNING
+        return EngineInfo("blocks", "bytes", VOCABULARY, *lengths, "float32", its.max_adapters)
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
         run = self._admit(job)

@@ -43,13 +43,13 @@ class World:
     loaded: dict[str, wire.Adapter] = field(default_factory=dict)
 
     async def load(self, name: str, path: str) -> wire.Adapter:
-        request = admin.LoadNamedAdapterRequest(name=name, path=path)
+        request = admin.LoadAdapterRequest(name=name, path=path)
         response = await self.client.admin.LoadAdapter(request, timeout=120)
         self.loaded[name] = response.adapter
         return self.loaded[name]
 
     async def unload(self, name: str) -> list[str]:
-        request = admin.UnloadNamedAdapterRequest(name=name)
+        request = admin.UnloadAdapterRequest(name=name)
         return list((await self.client.admin.UnloadAdapter(request, timeout=30)).left_at)
 
     async def adapters(self) -> dict[str, set[str]]:

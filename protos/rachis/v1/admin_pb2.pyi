@@ -1543,7 +1543,7 @@ class ListAdaptersResponse(_message.Message):
 Global___ListAdaptersResponse: _TypeAlias = ListAdaptersResponse  # noqa: Y015
 
 @_typing.final
-class LoadNamedAdapterRequest(_message.Message):
+class LoadAdapterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -1564,10 +1564,10 @@ class LoadNamedAdapterRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoadNamedAdapterRequest: _TypeAlias = LoadNamedAdapterRequest  # noqa: Y015
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
 
 @_typing.final
-class LoadNamedAdapterResponse(_message.Message):
+class LoadAdapterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: _builtins.int
@@ -1590,10 +1590,10 @@ class LoadNamedAdapterResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoadNamedAdapterResponse: _TypeAlias = LoadNamedAdapterResponse  # noqa: Y015
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
 
 @_typing.final
-class UnloadNamedAdapterRequest(_message.Message):
+class UnloadAdapterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -1609,10 +1609,10 @@ class UnloadNamedAdapterRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnloadNamedAdapterRequest: _TypeAlias = UnloadNamedAdapterRequest  # noqa: Y015
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
-class UnloadNamedAdapterResponse(_message.Message):
+class UnloadAdapterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEFT_AT_FIELD_NUMBER: _builtins.int
@@ -1631,4 +1631,4 @@ class UnloadNamedAdapterResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnloadNamedAdapterResponse: _TypeAlias = UnloadNamedAdapterResponse  # noqa: Y015
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015

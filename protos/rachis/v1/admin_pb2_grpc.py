@@ -111,13 +111,13 @@ class AdminServiceStub:
                 _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/rachis.v1.AdminService/LoadAdapter',
-                request_serializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.FromString,
+                request_serializer=rachis_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
                 _registered_method=True)
         self.UnloadAdapter = channel.unary_unary(
                 '/rachis.v1.AdminService/UnloadAdapter',
-                request_serializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.FromString,
+                request_serializer=rachis_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
 
 
@@ -321,13 +321,13 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
-                    request_deserializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.SerializeToString,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
             ),
             'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadAdapter,
-                    request_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.SerializeToString,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -760,8 +760,8 @@ class AdminService:
             request,
             target,
             '/rachis.v1.AdminService/LoadAdapter',
-            rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterRequest.SerializeToString,
-            rachis_dot_v1_dot_admin__pb2.LoadNamedAdapterResponse.FromString,
+            rachis_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -787,8 +787,8 @@ class AdminService:
             request,
             target,
             '/rachis.v1.AdminService/UnloadAdapter',
-            rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterRequest.SerializeToString,
-            rachis_dot_v1_dot_admin__pb2.UnloadNamedAdapterResponse.FromString,
+            rachis_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

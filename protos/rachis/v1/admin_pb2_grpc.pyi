@@ -60,9 +60,9 @@ class AdminServiceStub:
     """How large the index is, and how far it can be believed."""
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
     """The LoRA adapters that requests may name as their model."""
-    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadNamedAdapterRequest, _admin_pb2.LoadNamedAdapterResponse]
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
     """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
-    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadNamedAdapterRequest, _admin_pb2.UnloadNamedAdapterResponse]
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
     """Requests for it are refused from now on; those that run go on."""
 
 @_typing.type_check_only
@@ -97,9 +97,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """How large the index is, and how far it can be believed."""
     ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
     """The LoRA adapters that requests may name as their model."""
-    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadNamedAdapterRequest, _admin_pb2.LoadNamedAdapterResponse]  # type: ignore[assignment]
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
-    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadNamedAdapterRequest, _admin_pb2.UnloadNamedAdapterResponse]  # type: ignore[assignment]
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
     """Requests for it are refused from now on; those that run go on."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -225,17 +225,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def LoadAdapter(
         self,
-        request: _admin_pb2.LoadNamedAdapterRequest,
+        request: _admin_pb2.LoadAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.LoadNamedAdapterResponse, _abc.Awaitable[_admin_pb2.LoadNamedAdapterResponse]]:
+    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]:
         """Has every worker load an adapter, and serves it once all have: at all routers of the service."""
 
     @_abc_1.abstractmethod
     def UnloadAdapter(
         self,
-        request: _admin_pb2.UnloadNamedAdapterRequest,
+        request: _admin_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.UnloadNamedAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadNamedAdapterResponse]]:
+    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
         """Requests for it are refused from now on; those that run go on."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

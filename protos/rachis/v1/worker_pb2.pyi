@@ -1816,7 +1816,7 @@ class GetPrefixClaimsResponse(_message.Message):
 Global___GetPrefixClaimsResponse: _TypeAlias = GetPrefixClaimsResponse  # noqa: Y015
 
 @_typing.final
-class LoadAdapterRequest(_message.Message):
+class PrepareAdapterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: _builtins.int
@@ -1833,10 +1833,10 @@ class LoadAdapterRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+Global___PrepareAdapterRequest: _TypeAlias = PrepareAdapterRequest  # noqa: Y015
 
 @_typing.final
-class LoadAdapterResponse(_message.Message):
+class PrepareAdapterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
@@ -1853,10 +1853,10 @@ class LoadAdapterResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+Global___PrepareAdapterResponse: _TypeAlias = PrepareAdapterResponse  # noqa: Y015
 
 @_typing.final
-class UnloadAdapterRequest(_message.Message):
+class DropAdapterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
@@ -1872,10 +1872,10 @@ class UnloadAdapterRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+Global___DropAdapterRequest: _TypeAlias = DropAdapterRequest  # noqa: Y015
 
 @_typing.final
-class UnloadAdapterResponse(_message.Message):
+class DropAdapterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IS_LOADED_FIELD_NUMBER: _builtins.int
@@ -1892,4 +1892,4 @@ class UnloadAdapterResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+Global___DropAdapterResponse: _TypeAlias = DropAdapterResponse  # noqa: Y015

@@ -75,15 +75,15 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.FromString,
                 _registered_method=True)
-        self.LoadAdapter = channel.unary_unary(
-                '/rachis.v1.WorkerService/LoadAdapter',
-                request_serializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+        self.PrepareAdapter = channel.unary_unary(
+                '/rachis.v1.WorkerService/PrepareAdapter',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.PrepareAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.PrepareAdapterResponse.FromString,
                 _registered_method=True)
-        self.UnloadAdapter = channel.unary_unary(
-                '/rachis.v1.WorkerService/UnloadAdapter',
-                request_serializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
-                response_deserializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+        self.DropAdapter = channel.unary_unary(
+                '/rachis.v1.WorkerService/DropAdapter',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.FromString,
                 _registered_method=True)
 
 
@@ -147,14 +147,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LoadAdapter(self, request, context):
+    def PrepareAdapter(self, request, context):
         """Has an adapter ready before a request asks for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UnloadAdapter(self, request, context):
+    def DropAdapter(self, request, context):
         """Gives its memory back, unless a request uses it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -204,15 +204,15 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.GetPrefixClaimsResponse.SerializeToString,
             ),
-            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
-                    servicer.LoadAdapter,
-                    request_deserializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            'PrepareAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareAdapter,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.PrepareAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.PrepareAdapterResponse.SerializeToString,
             ),
-            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
-                    servicer.UnloadAdapter,
-                    request_deserializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
-                    response_serializer=rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
+            'DropAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropAdapter,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,7 +443,7 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
-    def LoadAdapter(request,
+    def PrepareAdapter(request,
             target,
             options=(),
             channel_credentials=None,
@@ -456,9 +456,9 @@ class WorkerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/rachis.v1.WorkerService/LoadAdapter',
-            rachis_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
-            rachis_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            '/rachis.v1.WorkerService/PrepareAdapter',
+            rachis_dot_v1_dot_worker__pb2.PrepareAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.PrepareAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -470,7 +470,7 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
-    def UnloadAdapter(request,
+    def DropAdapter(request,
             target,
             options=(),
             channel_credentials=None,
@@ -483,9 +483,9 @@ class WorkerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/rachis.v1.WorkerService/UnloadAdapter',
-            rachis_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
-            rachis_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+            '/rachis.v1.WorkerService/DropAdapter',
+            rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

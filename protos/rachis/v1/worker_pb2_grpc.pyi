@@ -49,9 +49,9 @@ class WorkerServiceStub:
     """A draining worker ends what it runs and takes nothing new."""
     GetPrefixClaims: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]
     """What its engine's block pools hold, to be compared with what the index believes."""
-    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]
+    PrepareAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PrepareAdapterRequest, _worker_pb2.PrepareAdapterResponse]
     """Has an adapter ready before a request asks for it."""
-    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]
+    DropAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropAdapterRequest, _worker_pb2.DropAdapterResponse]
     """Gives its memory back, unless a request uses it."""
 
 @_typing.type_check_only
@@ -75,9 +75,9 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """A draining worker ends what it runs and takes nothing new."""
     GetPrefixClaims: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetPrefixClaimsRequest, _worker_pb2.GetPrefixClaimsResponse]  # type: ignore[assignment]
     """What its engine's block pools hold, to be compared with what the index believes."""
-    LoadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    PrepareAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.PrepareAdapterRequest, _worker_pb2.PrepareAdapterResponse]  # type: ignore[assignment]
     """Has an adapter ready before a request asks for it."""
-    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    DropAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropAdapterRequest, _worker_pb2.DropAdapterResponse]  # type: ignore[assignment]
     """Gives its memory back, unless a request uses it."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -148,19 +148,19 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """What its engine's block pools hold, to be compared with what the index believes."""
 
     @_abc_1.abstractmethod
-    def LoadAdapter(
+    def PrepareAdapter(
         self,
-        request: _worker_pb2.LoadAdapterRequest,
+        request: _worker_pb2.PrepareAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.LoadAdapterResponse, _abc.Awaitable[_worker_pb2.LoadAdapterResponse]]:
+    ) -> _typing.Union[_worker_pb2.PrepareAdapterResponse, _abc.Awaitable[_worker_pb2.PrepareAdapterResponse]]:
         """Has an adapter ready before a request asks for it."""
 
     @_abc_1.abstractmethod
-    def UnloadAdapter(
+    def DropAdapter(
         self,
-        request: _worker_pb2.UnloadAdapterRequest,
+        request: _worker_pb2.DropAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.UnloadAdapterResponse, _abc.Awaitable[_worker_pb2.UnloadAdapterResponse]]:
+    ) -> _typing.Union[_worker_pb2.DropAdapterResponse, _abc.Awaitable[_worker_pb2.DropAdapterResponse]]:
         """Gives its memory back, unless a request uses it."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

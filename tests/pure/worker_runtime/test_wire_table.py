@@ -61,7 +61,7 @@ OTHER_MESSAGES = {
     # Calls about a worker.
     *("ReleaseHandoffRequest", "ReleaseHandoffResponse", "GetWorkerStatusRequest"),
     *("SetDrainingRequest", "SetDrainingResponse", "HandOverRequest", "HandOverResponse"),
-    *("LoadAdapterRequest", "LoadAdapterResponse", "UnloadAdapterRequest", "UnloadAdapterResponse"),
+    *("PrepareAdapterRequest", "PrepareAdapterResponse", "DropAdapterRequest", "DropAdapterResponse"),
     # Between routers.
     *("RouterLoads", "WorkerShare"),
     # Packed keys.

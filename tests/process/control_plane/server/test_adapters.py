@@ -17,7 +17,7 @@ SAMPLING = SamplingSpec(max_tokens=8, temperature=0.0)
 
 async def load(cluster: Cluster, name: str = "sql") -> None:
     cluster.fabric.adapters[PATH] = DIGEST
-    await cluster.admin.LoadAdapter(admin.LoadNamedAdapterRequest(name=name, path=PATH))
+    await cluster.admin.LoadAdapter(admin.LoadAdapterRequest(name=name, path=PATH))
 
 
 async def test_both_workers_compute_with_the_adapter_and_nobody_else_does(cluster: Cluster) -> None:
@@ -45,7 +45,7 @@ async def test_a_model_that_is_not_served_is_refused_with_what_is(cluster: Clust
         await cluster.generate(model="other")
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert raised.value.details() == "model: unknown model `other`; this cluster serves `fake`, `sql`"
-    await cluster.admin.UnloadAdapter(admin.UnloadNamedAdapterRequest(name="sql"))
+    await cluster.admin.UnloadAdapter(admin.UnloadAdapterRequest(name="sql"))
     with pytest.raises(grpc.aio.AioRpcError, match="unknown model `sql`"):
         await cluster.generate(model="sql")
 
