@@ -353,7 +353,7 @@ def test_commands_pass_their_options_on(monkeypatch: pytest.MonkeyPatch) -> None
         rachis(*command, *where).exit_code
         for command in (
             ["index", "top", "-n", "7"],
-            ["index", "lookup", "text", "--salt", "tenant"],
+            ["index", "lookup", "text", "--salt", "tenant", "--model", "sql"],
             ["index", "check"],
             ["index", "status"],
             ["placement", "explain", "mine"],
@@ -363,10 +363,11 @@ def test_commands_pass_their_options_on(monkeypatch: pytest.MonkeyPatch) -> None
 
     as_json = {"as_json": True}
     supposed = admin.SupposedRequest(prompt=token_prompt([1, 2]), cache_salt="tenant", max_tokens=9)
+    looked_up = admin.LookupPrefixRequest(prompt=text_prompt("text"), cache_salt="tenant", model="sql")
     assert codes == [0, 0, 1, 0, 0, 0]
     assert asked == [
         ("top", "host:1", 7, as_json),
-        ("lookup", "host:1", text_prompt("text"), "tenant", as_json),
+        ("lookup", "host:1", looked_up, as_json),
         ("check", "host:1", as_json),
         ("index_status", "host:1", as_json),
         ("explain", "host:1", admin.ExplainPlacementRequest(request_id="mine"), as_json),
