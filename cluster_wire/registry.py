@@ -10,7 +10,7 @@ rachis:{<service>}:holder:<worker id>     generation of that record, and expires
 rachis:{<service>}:replication            name of the router that copies hot prefixes; expires with its lease
 rachis:{<service>}:loads                  hash: RouterLoads of each router, by its id; expires when none lives
 rachis:{<service>}:sizes                  JSON of the size that each pool is meant to have
-rachis:{<service>}:adapters               hash: Adapter of each LoRA adapter, by name; the field "" is always there
+rachis:{<service>}:adapters               hash: Adapter of each LoRA adapter, by its name; the field "": the hash's own
 rachis:{<service>}:lease                  JSON of who serves under this name; expires, renewed while that one lives
 rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
 rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it

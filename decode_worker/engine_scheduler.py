@@ -4,14 +4,14 @@ of `kv_transfer.tiers.prefix_tiers`."""
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from decode_worker.adapter_places import AdapterPlaces
 from decode_worker.batch_scheduling import BatchScheduling
-from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 
 
-class DecodeScheduler(BatchScheduling, TieredScheduling, EmittedOutput, Scheduler):
+class DecodeScheduler(BatchScheduling, TieredScheduling, AdapterPlaces, Scheduler):
     """For engines that run one step at a time."""
 
 
-class AsyncDecodeScheduler(BatchScheduling, TieredScheduling, EmittedOutput, AsyncScheduler):
+class AsyncDecodeScheduler(BatchScheduling, TieredScheduling, AdapterPlaces, AsyncScheduler):
     """For engines that schedule a step while the one before runs."""

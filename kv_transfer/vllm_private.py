@@ -19,6 +19,7 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
     "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
     "kv_transfer/handoff/emitted_output.py": ("Scheduler._handle_blocked_waiting_request",),
+    "decode_worker/adapter_places.py": ("Scheduler._handle_blocked_waiting_request",),
     "kv_transfer/model_runners.py": (
         "CPUModelRunner._bookkeeping_sync",
         "CPUModelRunner._sample",
@@ -322,6 +323,11 @@ def truncate_blocks(scheduler: Any, request: Any, keep_tokens: int) -> int:
     elif freed:
         scheduler.deferred_frees.append((scheduler.sched_step_seq, freed))
     return keep_tokens
+
+
+def adapter_of(request: Any) -> int:
+    """vLLM's number of its LoRA adapter; 0: none."""
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
 def core_request(engine: Any, request_id: str, prompt: Any, params: Any, adapter: Any = None) -> Any:

@@ -102,7 +102,7 @@ class TwoPhase(SessionInput):
         """More than one step may compute: some were left out while others ran. vLLM never leaves any out."""
         if self.lora_config is None:
             return False
-        return len({_adapter_of(request) for request in self.running} - {0}) > self._most_adapters
+        return len({vllm_private.adapter_of(request) for request in self.running} - {0}) > self._most_adapters
 
     def _turn(self, contender: Contender) -> int:
         """What goes before the policy's order, so that a step always gets something done.
@@ -152,7 +152,7 @@ class TwoPhase(SessionInput):
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
             evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
-            adapter=_adapter_of(request),
+            adapter=vllm_private.adapter_of(request),
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
@@ -359,10 +359,6 @@ def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
     queue.remove_requests(list(queue))
     for request in requests:
         queue.add_request(request)
-
-
-def _adapter_of(request: Any) -> int:
-    return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
 def _last_step_runs(request: Any) -> bool:

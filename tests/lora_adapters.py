@@ -15,14 +15,15 @@ _MODULES = {
 }
 
 
-def write_adapter(folder: Path, seed: int, *, rank: int = 4, scale: float = 0.7) -> str:
-    """Returns its path."""
+def write_adapter(folder: Path, seed: int, *, rank: int = 4, scale: float = 0.7, width: int = 1) -> str:
+    """Returns its path. width: in times of the model's own."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     weights = {}
     for layer in range(_LAYERS):
         for module, (width_in, width_out) in _MODULES.items():
             name = f"base_model.model.model.layers.{layer}.{module}"
+            width_in, width_out = width * width_in, width * width_out
             inner, outer = rng.standard_normal((rank, width_in)), rng.standard_normal((width_out, rank))
             weights[f"{name}.lora_A.weight"] = (inner * scale / width_in**0.5).astype(np.float32)
             weights[f"{name}.lora_B.weight"] = (outer * scale).astype(np.float32)

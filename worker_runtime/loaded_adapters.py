@@ -81,11 +81,18 @@ class LoadedAdapters:
                     await self._make_room(adapter)
                     await self._load(replace(adapter, digest=digest))
                     self._holders[digest] = 0
+                    await self._check_unchanged(adapter, digest)
                 return digest
         except TimeoutError:
             raise AdapterNotLoadedError(
                 f"adapter `{adapter.name}` was not loaded within {self._timeout_s:g} s"
             ) from None
+
+    async def _check_unchanged(self, adapter: Adapter, digest: str) -> None:
+        """The engine has read the files once more. Raises AdapterNotLoadedError."""
+        if await self._digest_of(adapter.path) != digest:
+            await self._drop(digest)
+            raise AdapterNotLoadedError(f"{adapter.path} was changed while `{adapter.name}` was loaded")
 
     async def _make_room(self, adapter: Adapter) -> None:
         while len(self._holders) >= self._most:

@@ -10,6 +10,7 @@ Who holds a job:
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cluster_core.clock import ClusterClock, monotonic_s
@@ -129,6 +130,9 @@ class RunningJobs:
         try:
             self._engine.add_lora(request)
         except Exception as error:  # noqa: BLE001 - whatever a folder makes vLLM raise is the end of this adapter alone
+            # It may have a place there already, and would cost another one its own.
+            with suppress(Exception):
+                self._engine.remove_lora(request.lora_int_id)
             raise AdapterNotLoadedError(f"adapter `{adapter.name}` cannot be loaded: {_first_line(error)}") from None
         self._adapters[adapter.digest] = request
         self._costs.adapter_loaded(monotonic_s() - began_s)

@@ -19,6 +19,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EngineJob, KvLease
 from cluster_core.engine_reports import HotPrefix
 from cluster_core.errors import (
+    AdapterNotLoadedError,
     DrainingError,
     InvalidInputError,
     NotSupportedError,
@@ -164,8 +165,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         async with answering(context):
             if not request.adapter.path:
                 raise InvalidInputError("must be given", field="adapter.path")
-            async with self._engine.holding(from_wire(request.adapter, Adapter)) as digest:
-                self._on_adapters()
+            async with self._held(from_wire(request.adapter, Adapter)) as digest:
                 return wire.PrepareAdapterResponse(digest=digest)
 
     async def DropAdapter(self, request: wire.DropAdapterRequest, context: Context) -> wire.DropAdapterResponse:
@@ -182,9 +182,19 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             return
         if not job.adapter.digest:
             raise InvalidInputError("must be given", field="adapter.digest")
-        async with self._engine.holding(job.adapter):
-            self._on_adapters()
+        async with self._held(job.adapter):
             yield
+
+    @asynccontextmanager
+    async def _held(self, adapter: Adapter) -> AsyncIterator[str]:
+        try:
+            async with self._engine.holding(adapter) as digest:
+                self._on_adapters()
+                yield digest
+        except AdapterNotLoadedError:
+            # Another one may have left for it.
+            self._on_adapters()
+            raise
 
     def _on_adapters(self) -> None:
         """The registration says at once which adapters are loaded."""

@@ -76,7 +76,8 @@ ROWS = (
     # What comes of it.
     Row(TokenLogprob, generation.TokenLogprob),
     Row(PositionLogprobs, generation.PositionLogprobs),
-    Row(EngineOutput, generation.CompletionDelta),
+    # Whose answer it is the router knows.
+    Row(EngineOutput, generation.CompletionDelta, given=frozenset({"adapter"})),
     Row(
         EngineOutput,
         wire.PrefillResponse,

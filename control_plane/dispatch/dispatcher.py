@@ -100,7 +100,7 @@ class Dispatcher:
                         for instruction in journey.handle(event, self._now_s()):
                             match instruction:
                                 case steps.Emit(piece):
-                                    yield piece
+                                    yield _with_adapter(job, piece)
                                 case steps.Complete(reason, tokens):
                                     self.poison.absolve(job)
                                     yield _completion(job, reason, tokens, self._now_s())
@@ -154,6 +154,13 @@ class Dispatcher:
             await self._client.release(lease.worker, lease.lease_id, RELEASE_TIMEOUT_S)
         except RachisError as error:
             logger.info("lease %s ends by itself: %s", lease.lease_id, error)
+
+
+def _with_adapter(job: Job, piece: generation.CompletionDelta) -> generation.CompletionDelta:
+    """The first piece says whose answer it is."""
+    if job.scope.adapter is not None and not job.adapter_is_told:
+        job.adapter_is_told, piece.adapter = True, job.scope.adapter_digest
+    return piece
 
 
 def _error_of(failure: steps.Fail) -> RachisError:

@@ -4,14 +4,16 @@
     loaded     at a worker: all of them, when an adapter comes to be served; one that starts later loads an adapter with
                the first request for it that is placed there (`worker_runtime.loaded_adapters`)
 An adapter is what its files hold: another one cannot take its name while it is served, and the KV of the two is kept
-apart by their digests. The field with the empty name says that Redis has kept the hash: where it is missing, Redis has
-lost its data, and routers write again what they know.
+apart by their digests. The field with the empty name is another one each time that the hash is begun: where it is not
+the one that a router has seen, Redis has lost its data, and the router writes again what it knows.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from rachis.v1 import admin_pb2 as admin
@@ -40,8 +42,9 @@ _WORDS = LoopWords(
     back="Redis answers again, adapters are as it says",
     defect="adapters cannot be followed",
 )
-_KEPT = ""
+_EPOCH = ""
 _MOST_PATH_CHARACTERS = 4096
+_Answer = TypeVar("_Answer")
 # A worker gives a load up by itself before.
 _LOAD_TIMEOUT_S = 150.0
 _UNLOAD_TIMEOUT_S = 5.0
@@ -68,6 +71,11 @@ class Adapters:
         self._key = registry.adapters_key(service_id)
         self._membership = membership
         self._client = client
+        # What the hash says that it is, see the module; and whether it has been read at all.
+        self._epoch = b""
+        self._has_read = False
+        # Reading and changing `known` take turns.
+        self._changing = asyncio.Lock()
         self._loop = RedisLoop(self.read, lambda: asyncio.sleep(refresh_s), _WORDS)
 
     async def follow(self) -> None:
@@ -76,18 +84,36 @@ class Adapters:
     async def close(self) -> None:
         await self._redis.aclose()
 
+    async def start(self) -> None:
+        """Before anybody asks; where Redis does not answer, `follow` finds out."""
+        with suppress(*REDIS_DOWN):
+            await self.read()
+
     async def read(self) -> None:
         """Brings `known` up to date. Raises one of REDIS_DOWN."""
-        found = {_text(name): value for name, value in (await self._redis.hgetall(self._key)).items()}
-        if _KEPT not in found and self.known:
-            await self._write(self.known)
-            return
-        fresh = {name: _adapter(name, value) for name, value in found.items() if name != _KEPT}
-        for name in self.known.keys() - fresh.keys():
+        async with self._changing:
+            await self._read()
+
+    async def _read(self) -> None:
+        found = await self._hash()
+        if self.known and found.get(_EPOCH) != self._epoch:
+            # Redis has lost what this router knows, whoever has written there since.
+            await self._write(dict(self.known))
+            found = await self._hash()
+        self._epoch = found.pop(_EPOCH, b"")
+        for name in self.known.keys() - found.keys():
             del self.known[name]
-        self.known.update({name: each for name, each in fresh.items() if each is not None})
+        parsed = {name: _adapter(name, value) for name, value in found.items()}
+        self.known.update({name: each for name, each in parsed.items() if each is not None})
+        self._has_read = True
+
+    async def _hash(self) -> dict[str, bytes]:
+        return {_text(name): _bytes(value) for name, value in (await self._redis.hgetall(self._key)).items()}
 
     def views(self) -> admin.ListAdaptersResponse:
+        """Raises UnavailableError before Redis has been read once."""
+        if not self._has_read:
+            raise UnavailableError("which adapters there are is not known yet", retry_after_ms=1000)
         views = [
             admin.AdapterView(
                 adapter=adapter,
@@ -110,19 +136,18 @@ class Adapters:
         Raises ClientFault, UnavailableError where Redis or a worker does not answer.
         """
         self._check(name, path)
-        await self._read_now()
+        await self._redis_says(self.read())
+        self._check_room(name)
         members = self._reachable()
         loaded = await asyncio.gather(
             *(self._load_at(member, wire.Adapter(name=name, path=path)) for member in members), return_exceptions=True
         )
         try:
-            digest = _digest_of_all(members, loaded)
-            self._check_place(name, digest)
+            adapter = wire.Adapter(name=name, path=path, digest=_digest_of_all(members, loaded))
+            await self._redis_says(self._serve(adapter))
         except RachisError:
             await self._take_back({each for each in loaded if isinstance(each, str)})
             raise
-        adapter = wire.Adapter(name=name, path=path, digest=digest)
-        await self._serve(adapter)
         return adapter, [str(member.worker_id) for member in members]
 
     async def load_instead(self, name: str, path: str) -> None:
@@ -138,18 +163,17 @@ class Adapters:
 
         Raises NotFoundError, UnavailableError.
         """
-        await self._read_now()
-        adapter = self.known.get(name)
-        if adapter is None:
-            raise NotFoundError(
-                f"no adapter `{name}`; there are: {', '.join(sorted(self.known)) or 'none'}", field="name"
-            )
-        try:
-            await self._redis.hdel(self._key, name)
-        except REDIS_DOWN as error:
-            raise _redis_away(error) from None
-        self.known.pop(name, None)
+        adapter = await self._redis_says(self._taken_out(name))
         return await self._take_back({adapter.digest})
+
+    async def _taken_out(self, name: str) -> wire.Adapter:
+        async with self._changing:
+            await self._read()
+            if name not in self.known:
+                known = ", ".join(sorted(self.known)) or "none"
+                raise NotFoundError(f"no adapter `{name}`; there are: {known}", field="name")
+            await self._redis.hdel(self._key, name)
+            return self.known.pop(name)
 
     def _check(self, name: str, path: str) -> None:
         model = self._membership.served_model()
@@ -164,13 +188,9 @@ class Adapters:
         if not path or len(path) > _MOST_PATH_CHARACTERS or not path.isprintable():
             raise InvalidInputError(f"must be 1 to {_MOST_PATH_CHARACTERS} printable characters", field="path")
 
-    def _check_place(self, name: str, digest: str) -> None:
-        known, most = self.known.get(name), self._membership.served_model().max_adapters
-        if known is not None and known.digest != digest:
-            raise NameTakenError(
-                f"`{name}` is another adapter already, from {known.path}: unload that first", field="name"
-            )
-        if known is None and len(self.known) >= most:
+    def _check_room(self, name: str) -> None:
+        most = self._membership.served_model().max_adapters
+        if name not in self.known and len(self.known) >= most:
             raise OutOfRangeError(
                 f"there are {len(self.known)} adapters already, lora.max_loaded is {most}", field="name"
             )
@@ -186,26 +206,35 @@ class Adapters:
         return await self._client.load_adapter(member.registration.address, adapter, _LOAD_TIMEOUT_S)
 
     async def _serve(self, adapter: wire.Adapter) -> None:
-        try:
-            await self._write({adapter.name: adapter})
-            await self.read()
-        except REDIS_DOWN as error:
-            raise _redis_away(error) from None
-        if self.known.get(adapter.name) != adapter:
-            # Another router was quicker.
-            self._check_place(adapter.name, adapter.digest)
+        """As it stands in Redis by then: another router may have been quicker."""
+        async with self._changing:
+            await self._read()
+            self._check_room(adapter.name)
+            known = self.known.get(adapter.name)
+            if known is not None and known.digest != adapter.digest:
+                raise NameTakenError(
+                    f"`{adapter.name}` is another adapter already, from {known.path}: unload that first", field="name"
+                )
+            if known is not None:
+                # The same files, perhaps from another folder.
+                await self._redis.hset(self._key, adapter.name, adapter.SerializeToString())
+            else:
+                await self._write({adapter.name: adapter})
+            await self._read()
 
     async def _write(self, adapters: Mapping[str, wire.Adapter]) -> None:
         """Those that are not there. Their names come first: a hash without them would be believed."""
         for name, adapter in adapters.items():
             await self._redis.hsetnx(self._key, name, adapter.SerializeToString())
-        await self._redis.hset(self._key, _KEPT, "")
+        await self._redis.hsetnx(self._key, _EPOCH, secrets.token_hex(8))
 
-    async def _read_now(self) -> None:
+    async def _redis_says(self, call: Awaitable[_Answer]) -> _Answer:
         try:
-            await self.read()
+            return await call
         except REDIS_DOWN as error:
-            raise _redis_away(error) from None
+            raise UnavailableError(
+                f"Redis does not answer, adapters stay as they are ({error})", retry_after_ms=1000
+            ) from None
 
     async def _take_back(self, digests: set[str]) -> list[str]:
         """Of all workers, what is served under no name; returns those that still have any of it."""
@@ -247,14 +276,10 @@ def _refusal(member: Member, error: BaseException) -> BaseException:
     return error
 
 
-def _redis_away(error: BaseException) -> UnavailableError:
-    return UnavailableError(f"Redis does not answer, adapters stay as they are ({error})", retry_after_ms=1000)
-
-
-def _adapter(name: str, record: bytes | str) -> wire.Adapter | None:
+def _adapter(name: str, record: bytes) -> wire.Adapter | None:
     """None for a record that cannot be read: the others still count."""
     try:
-        return wire.Adapter.FromString(record if isinstance(record, bytes) else record.encode())
+        return wire.Adapter.FromString(record)
     except DecodeError:
         logger.error("the record of adapter %s is damaged and left out", name)
         return None
@@ -262,3 +287,7 @@ def _adapter(name: str, record: bytes | str) -> wire.Adapter | None:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

@@ -86,7 +86,9 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
 def serve_adapters(app: FastAPI, adapters: Sequence[wire.Adapter]) -> None:
     """From now on these are the models beside the model. Requests that run go on."""
     known = app.state.openai_serving_models.lora_requests
-    wanted = {adapter.name: adapter for adapter in adapters}
+    # vLLM looks among adapters first: one of the model's own name here would take its requests.
+    is_model = app.state.openai_serving_models.is_base_model
+    wanted = {adapter.name: adapter for adapter in adapters if not is_model(adapter.name)}
     for name in known.keys() - wanted.keys():
         del known[name]
     for name, adapter in wanted.items():

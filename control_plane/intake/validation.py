@@ -78,13 +78,13 @@ def check_priority(priority: int, within: str = "") -> None:
 
 def check_model(asked: str, served: str, adapters: Mapping[str, wire.Adapter], within: str = "") -> wire.Adapter | None:
     """The adapter that is asked for; None: the model alone. adapters: by name."""
-    if asked in adapters:
-        return adapters[asked]
-    if asked and asked != served:
+    if not asked or asked == served:
+        return None
+    if asked not in adapters:
         known = ", ".join(f"`{name}`" for name in (served, *sorted(adapters)[:_MOST_NAMES]))
         more = f" and {len(adapters) - _MOST_NAMES} more adapters" if len(adapters) > _MOST_NAMES else ""
         raise InvalidInputError(f"unknown model `{asked}`; this cluster serves {known}{more}", field=f"{within}model")
-    return None
+    return adapters[asked]
 
 
 def check_prompt_form(prompt: generation.PromptInput, model: wire.ModelInfo) -> None:
@@ -172,9 +172,13 @@ def check_choices(n: int, sampling: generation.SamplingParams, received: Sequenc
 
 
 def check_received(
-    received: api.ReceivedAnswer, sampling: generation.SamplingParams, model: wire.ModelInfo, name: str
+    received: api.ReceivedAnswer,
+    sampling: generation.SamplingParams,
+    model: wire.ModelInfo,
+    adapter: wire.Adapter | None,
+    name: str,
 ) -> None:
-    """What a client says that it has of an answer can be gone on with. name: of the field."""
+    """What a client says that it has of an answer can be gone on with. adapter: what would. name: of the field."""
     count, most = len(received.token_ids), max_tokens_of(sampling)
     if count > most:
         raise InvalidInputError(f"has {count} tokens, max_tokens is {most}", field=f"{name}.token_ids")
@@ -190,6 +194,8 @@ def check_received(
     if not count and (received.finish_reason or received.text_characters):
         raise InvalidInputError("must not be empty where anything of the answer came", field=f"{name}.token_ids")
     check_vocabulary(received.token_ids, model, f"{name}.token_ids")
+    if count and received.adapter != (adapter.digest if adapter is not None else ""):
+        raise InvalidInputError("the answer began with another adapter than has that name now", field=f"{name}.adapter")
 
 
 def check_session_open(
@@ -205,7 +211,7 @@ def check_session_open(
     check_sampling(opened.sampling, model, "open.")
     if opened.sampling.HasField("prompt_logprobs"):
         raise NotSupportedError("a session's prompt has none", field="open.sampling.prompt_logprobs")
-    check_received(opened.received, opened.sampling, model, "open.received")
+    check_received(opened.received, opened.sampling, model, adapter, "open.received")
     if max_tokens_of(opened.sampling) >= model.max_model_len:
         raise OutOfRangeError(
             f"{max_tokens_of(opened.sampling)} leaves no room for a prompt in the model's length of "

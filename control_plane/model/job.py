@@ -58,6 +58,8 @@ class Job:
     emitted_chars: int = 0
     # Why the answer has ended, where the client of a resumed one has all of it but its completion.
     finish_reason: FinishReason = generation.FINISH_REASON_UNSPECIFIED
+    # Its client knows the adapter's digest.
+    adapter_is_told: bool = False
     # Times that the answer went on elsewhere after it had begun to decode.
     migrations: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))

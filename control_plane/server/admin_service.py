@@ -137,7 +137,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return self._queries.status()
 
     async def ListAdapters(self, request: admin.ListAdaptersRequest, context: Context) -> admin.ListAdaptersResponse:
-        return self._adapters.views()
+        async with _answering(context):
+            return self._adapters.views()
 
     async def LoadAdapter(self, request: admin.LoadAdapterRequest, context: Context) -> admin.LoadAdapterResponse:
         async with _answering(context):

@@ -126,6 +126,7 @@ class RouterServer:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await parts.tokenizer.load()
+        await parts.adapters.start()
         await parts.server.start()
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())

@@ -219,7 +219,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         validation.check_sampling(request.sampling, model)
         validation.check_choices(request.n, request.sampling, received)
         for choice, answer in enumerate(received):
-            validation.check_received(answer, request.sampling, model, f"received[{choice}]")
+            validation.check_received(answer, request.sampling, model, adapter, f"received[{choice}]")
         await self._arrivals.grammars.check(request.sampling, model)
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)

@@ -27,7 +27,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import ids
-from cluster_core.errors import RachisError, StartError
+from cluster_core.errors import RachisError, StartError, UnavailableError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_wire.redis_client import connect
 from control_plane.pools.controller import Controller
@@ -150,6 +150,10 @@ async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: O
         on_phase("adapters", f"loading {name}")
         try:
             await router.parts.adapters.load_instead(name, path)
+        except UnavailableError as error:
+            if name not in router.parts.adapters.known:
+                raise StartError(f"`{name}` is not served: {error}", field="lora.adapters") from None
+            on_phase("adapters", f"{name} is served as before: {error}")
         except RachisError as error:
             raise StartError(f"`{name}` is not served: {error}", field="lora.adapters") from None
 

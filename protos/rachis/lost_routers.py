@@ -29,6 +29,7 @@ class Received:
         self._token_ids: list[int] = []
         self._characters = 0
         self._finish_reason: generation.FinishReason.ValueType = generation.FINISH_REASON_UNSPECIFIED
+        self._adapter = ""
 
     def __len__(self) -> int:
         """In tokens."""
@@ -37,17 +38,21 @@ class Received:
     def copy(self) -> "Received":
         other = Received()
         other._token_ids, other._characters = list(self._token_ids), self._characters
-        other._finish_reason = self._finish_reason
+        other._finish_reason, other._adapter = self._finish_reason, self._adapter
         return other
 
     def add(self, delta: generation.CompletionDelta) -> None:
         self._token_ids += delta.token_ids
         self._characters += len(delta.text)
         self._finish_reason = delta.finish_reason
+        self._adapter = delta.adapter or self._adapter
 
     def to_wire(self) -> api.ReceivedAnswer:
         return api.ReceivedAnswer(
-            token_ids=self._token_ids, text_characters=self._characters, finish_reason=self._finish_reason
+            token_ids=self._token_ids,
+            text_characters=self._characters,
+            finish_reason=self._finish_reason,
+            adapter=self._adapter,
         )
 
 

@@ -68,6 +68,14 @@ def adapters(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.TempPa
     return [Adapter(f"a{number}", write_adapter(folder / str(number), number)) for number in range(4)]
 
 
+@pytest.fixture(scope="module")
+def broken_adapter(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.TempPathFactory) -> Adapter:
+    """Of another model: vLLM finds out when it has a place already."""
+    if isinstance(started[0], BlockEngine):
+        return Adapter("broken", "/adapters/none")
+    return Adapter("broken", write_adapter(tmp_path_factory.mktemp("broken") / "adapter", 7, width=2))
+
+
 def vllm_engine(role: EngineRole) -> Engine:
     config = RachisConfig()
     lora = LoraSection(max_loaded=2, max_in_batch=1)

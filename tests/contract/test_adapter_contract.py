@@ -1,7 +1,9 @@
 """LoRA adapters of an engine: their KV is theirs alone, they stay while they are held, and leave for others."""
 
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EngineJob, SessionMode
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import AdapterNotLoadedError
+from fault_sim.blocks.engine import BlockEngine
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.contract.conftest import make_job, outputs_of
 
@@ -103,3 +106,32 @@ async def test_what_is_no_adapter_or_another_than_it_was_is_not_loaded(engine: E
             async with engine.holding(adapter):
                 raise AssertionError("it is loaded")
     assert list(engine.adapters()) == before
+
+
+async def test_one_that_turns_out_to_be_none_costs_nobody_its_place(
+    engine: Engine, adapters: list[Adapter], broken_adapter: Adapter
+) -> None:
+    async with engine.holding(adapters[0]) as digest:
+        job = replace(make_job(4, prompt=prompt(4)), adapter=replace(adapters[0], digest=digest))
+        before = [output.token_ids for output in await outputs_of(engine, job)]
+        for _ in range(2):
+            with pytest.raises(AdapterNotLoadedError):
+                async with engine.holding(broken_adapter):
+                    raise AssertionError("it is loaded")
+        async with engine.holding(adapters[1]):
+            assert len(engine.adapters()) == 2
+        with gone(adapters[0].path):
+            # An engine that had given up its place would look for its files.
+            again = replace(job, request_id="again", cache_salt="" if isinstance(engine, BlockEngine) else "apart")
+            assert [output.token_ids for output in await outputs_of(engine, again)] == before
+
+
+@contextmanager
+def gone(path: str) -> Iterator[None]:
+    """There is no such folder for a while."""
+    if not Path(path).exists():
+        yield
+        return
+    away = Path(path).rename(f"{path}.away")
+    yield
+    away.rename(path)

@@ -109,10 +109,13 @@ class ReceivedAnswer(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_CHARACTERS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     text_characters: _builtins.int
     """Characters of its text, as code points."""
     finish_reason: _generation_pb2.FinishReason.ValueType
     """That of the last piece, where it came: the completion alone is missing."""
+    adapter: _builtins.str
+    """That of the first piece."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -121,10 +124,11 @@ class ReceivedAnswer(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text_characters: _builtins.int = ...,
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "text_characters", b"text_characters", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "finish_reason", b"finish_reason", "text_characters", b"text_characters", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

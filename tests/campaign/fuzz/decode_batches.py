@@ -78,6 +78,7 @@ class _Simulation:
         self.expected: dict[str, list[int]] = {}
         self.prefix_of: dict[ChunkHash, tuple[_Scope, tuple[int, ...]]] = {}
         self.failing: set[str] = set()
+        self.unnoticed: set[str] = set()
         self.started = 0
         # Apart, so that a seed draws the same requests as ever.
         self.emitting = random.Random(f"emitted {seed}")
@@ -152,9 +153,12 @@ class _Simulation:
         assert queued == Counter(list(alive)), (
             f"lost or there twice: {sorted((queued - Counter(list(alive))) + (Counter(list(alive)) - queued))}"
         )
-        # Who is put back after its load has failed is noticed with the next step.
-        unnoticed = {each.request_id for each in scheduler.waiting} - waiting
-        assert unnoticed <= self.failing, f"{unnoticed} wait, and run for the core"
+        # A request that is put back after its load has failed, or whose adapter has no place when it has landed, is
+        # noticed with the next step.
+        unnoticed = {each.request_id for each in scheduler.waiting} - waiting - self.failing
+        assert not unnoticed & self.unnoticed, f"{unnoticed} wait, and run for the core"
+        assert not unnoticed or self.world.adapters, f"{unnoticed} wait, and run for the core"
+        self.unnoticed = unnoticed
         for name in waiting:
             assert alive[name].status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{name} waits for the core"
         pulled = {name for name, each in alive.items() if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS}

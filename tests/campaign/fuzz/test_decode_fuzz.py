@@ -5,14 +5,16 @@ Short runs of `python -m tests.campaign.fuzz decode`.
 
 import json
 from itertools import islice
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
+from decode_worker.adapter_places import AdapterPlaces
 from tests.campaign.fuzz.__main__ import app
 from tests.campaign.fuzz.decode_batches import play
 from tests.campaign.fuzz.planted_decode import DECODE_PLANTS
-from tests.campaign.fuzz.tally import until
+from tests.campaign.fuzz.tally import Tally, until
 
 pytestmark = pytest.mark.integration
 
@@ -37,6 +39,18 @@ def test_simulation_finds_a_planted_bug(name: str) -> None:
     with DECODE_PLANTS[name].planted():
         tally = until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0)), "requests")
         assert tally.wrong, DECODE_PLANTS[name].breaks
+
+
+def test_a_step_in_flight_makes_no_room_for_one_adapter_too_many() -> None:
+    """Two steps at a time, few blocks, everything pulled: vLLM leaves running requests out of a step there."""
+
+    def one() -> Tally:
+        fixed = {"depth": 2, "loads": 1.0, "adapters": 3, "adapters_in_step": 1, "blocks": 24}
+        return next(play(902, 60, **fixed))
+
+    assert not one().wrong
+    with mock.patch.object(AdapterPlaces, "_has_adapter_place", lambda self, request: True):
+        assert one().wrong, "vLLM counts them itself by now: decode_worker.adapter_places can go"
 
 
 def test_the_same_seed_plays_the_same_worlds() -> None:

@@ -34,6 +34,6 @@ async def test_equal_files_have_one_digest_and_any_other_byte_another(tmp_path: 
 
 async def test_a_folder_without_configuration_or_weights_has_no_adapter(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-    for path in (str(tmp_path), str(tmp_path / "none"), "\0"):
+    for path in (str(tmp_path), str(tmp_path / "none"), "\0", f"/{'x' * 300}/a", "~nobodythere/a"):
         with pytest.raises(AdapterNotLoadedError):
             await digest_apart(path)

@@ -3,10 +3,12 @@
 import grpc
 import pytest
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
-from tests.fakes.answers import text_of
+from tests.fakes.answers import text_of, tokens_of
 from tests.fakes.cluster import Cluster, named, until
 from tests.fakes.engine import expected_text
 
@@ -66,6 +68,27 @@ async def test_a_worker_that_cannot_load_it_is_left_for_one_that_has_it_and_stay
         await cluster.generate(model="sql")
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     await cluster.ends_with({State.FINISHED: 1, State.FAILED: 1})
+
+
+async def test_an_answer_goes_on_with_its_own_adapter_or_not_at_all(cluster: Cluster) -> None:
+    await load(cluster)
+    whole = await cluster.generate(model="sql", max_tokens=8)
+    assert [response.delta.adapter for response in whole if response.HasField("delta")][:2] == [DIGEST, ""]
+    request = api.GenerateRequest(
+        model="sql",
+        prompt=generation.PromptInput(text="hello"),
+        sampling=generation.SamplingParams(max_tokens=8, temperature=0.0),
+    )
+    had = tokens_of(whole)[:3]
+    cluster.calls += 2
+    for adapter, outcome in ((DIGEST, tokens_of(whole)[3:]), ("another", None)):
+        received = api.ReceivedAnswer(token_ids=had, text_characters=3, adapter=adapter)
+        call = cluster.api.Resume(api.ResumeRequest(request=request, received=[received]))
+        if outcome is not None:
+            assert tokens_of([response async for response in call]) == outcome
+            continue
+        with pytest.raises(grpc.aio.AioRpcError, match=r"received\[0\].adapter: the answer began with another adapter"):
+            _ = [response async for response in call]
 
 
 async def test_workers_tell_which_they_have_and_placement_prefers_those(cluster_2x2: Cluster) -> None:

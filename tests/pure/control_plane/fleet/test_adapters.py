@@ -26,10 +26,12 @@ class Workers:
         self.folders: dict[str, dict[str, str]] = {name: {} for name in ("prefill-0", "decode-0")}
         self.loaded: dict[str, set[str]] = {name: set() for name in self.folders}
         self.is_lost = ""
+        self.asked: list[str] = []
         self.busy: set[str] = set()
 
     async def load_adapter(self, address: str, adapter: wire.Adapter, timeout_s: float) -> str:
         name = address.split(":")[0]
+        self.asked.append(name)
         if name == self.is_lost:
             raise WorkerLostError("no answer")
         if adapter.path not in self.folders[name]:
@@ -156,11 +158,49 @@ async def test_a_redis_that_lost_its_data_is_told_again_and_one_that_kept_it_is_
     await world.second.read()
     third = world.router()
     await third.read()
-    assert third.known == world.first.known
+    await world.first.read()
+    assert third.known == world.first.known == world.second.known
+    assert len(third.known) == 2
     await third.unload("a")
     await third.unload("b")
     await world.first.read()
     assert not world.first.known, "all were unloaded, which is not the same as lost"
+
+
+async def test_a_router_that_knows_nothing_takes_nothing_from_the_others_when_redis_has_lost_all(world: World) -> None:
+    await world.first.load("a", "/a")
+    world.store.delete(registry.adapters_key(SERVICE))
+    await world.second.load("b", "/b")
+    await world.first.read()
+    await world.second.read()
+    assert sorted(world.first.known) == sorted(world.second.known) == ["a", "b"]
+
+
+async def test_one_too_many_is_refused_before_anybody_loads_it(world: World) -> None:
+    await world.first.load("a", "/a")
+    await world.first.load("b", "/b")
+    world.workers.asked.clear()
+    with pytest.raises(OutOfRangeError):
+        await world.second.load("c", "/c")
+    assert not world.workers.asked
+
+
+async def test_the_same_adapter_from_another_folder_is_found_there_from_then_on(world: World) -> None:
+    world.everywhere("/new", "digest-a")
+    await world.first.load("a", "/a")
+    assert (await world.second.load("a", "/new"))[0].path == "/new"
+    await world.first.read()
+    assert world.first.known["a"].path == "/new"
+
+
+async def test_before_redis_has_been_read_nobody_is_told_that_there_are_none(world: World) -> None:
+    world.store.is_down = True
+    await world.first.start()
+    with pytest.raises(UnavailableError, match="not known yet"):
+        world.first.views()
+    world.store.is_down = False
+    await world.first.start()
+    assert (world.first.views().model, list(world.first.views().adapters)) == ("base", [])
 
 
 async def test_while_redis_is_away_what_is_known_stays_and_nothing_changes(world: World) -> None:
