@@ -80,8 +80,8 @@ class LoadedAdapters:
                 if digest not in self._holders:
                     await self._make_room(adapter)
                     await self._load(replace(adapter, digest=digest))
-                    self._holders[digest] = 0
                     await self._check_unchanged(adapter, digest)
+                    self._holders[digest] = 0
                 return digest
         except TimeoutError:
             raise AdapterNotLoadedError(
@@ -90,8 +90,13 @@ class LoadedAdapters:
 
     async def _check_unchanged(self, adapter: Adapter, digest: str) -> None:
         """The engine has read the files once more. Raises AdapterNotLoadedError."""
-        if await self._digest_of(adapter.path) != digest:
-            await self._drop(digest)
+        is_unchanged = False
+        try:
+            is_unchanged = await self._digest_of(adapter.path) == digest
+        finally:
+            if not is_unchanged:
+                await self._unload(digest)
+        if not is_unchanged:
             raise AdapterNotLoadedError(f"{adapter.path} was changed while `{adapter.name}` was loaded")
 
     async def _make_room(self, adapter: Adapter) -> None:

@@ -19,12 +19,14 @@ class Host:
         self.done: list[str] = []
         self.waiting = 0
         self.fails = False
+        # A path whose files are others once they have been loaded.
+        self.changing = ""
         self.adapters = LoadedAdapters(
             most, digest_of=self._digest, load=self._load, unload=self._unload, timeout_s=timeout_s
         )
 
     async def _digest(self, path: str) -> str:
-        return path.upper()
+        return path.upper() + ("!" if path == self.changing and self.waiting else "")
 
     async def _load(self, adapter: Adapter) -> None:
         self.waiting += 1
@@ -87,6 +89,15 @@ async def test_whoever_leaves_while_it_loads_holds_nothing() -> None:
     end.set()
     assert await host.hold("b", end) == "B"
     assert list(host.adapters.digests) == ["B"]
+
+
+async def test_files_that_change_while_they_are_loaded_are_not_what_was_asked_for() -> None:
+    host, end = Host(), asyncio.Event()
+    end.set()
+    host.changing = "a"
+    with pytest.raises(AdapterNotLoadedError, match="a was changed while `a` was loaded"):
+        await host.hold("a", end)
+    assert (host.done, list(host.adapters.digests)) == (["+A", "-A"], [])
 
 
 async def test_a_holder_that_fails_gives_it_back() -> None:
