@@ -185,7 +185,12 @@ async def answered(router: Router, **sampling: Any) -> tuple[list[EngineCoreOutp
     params = SamplingParams(max_tokens=9, **sampling)
     params._eos_token_id = 3
     request = SimpleNamespace(
-        request_id="r", prompt_token_ids=[1, 2], sampling_params=params, cache_salt=None, priority=0
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        sampling_params=params,
+        cache_salt=None,
+        priority=0,
+        lora_request=None,
     )
     ended = asyncio.Event()
     answer = Answer(cast(Any, router), cast(Any, request), outputs.append, cached.append, failures.append)
