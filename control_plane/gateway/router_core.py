@@ -117,6 +117,7 @@ class RouterEngine(AsyncLLM):
         self.input_processor.structured_outputs_config = None
         # Which adapters there are the router knows; vLLM refuses all of them without a configuration.
         self.input_processor.lora_config = LoRAConfig()
+        self._parses_reasoning = bool(config.structured_outputs_config.reasoning_parser)
         self._core = core
         core.processor = self.output_processor
 
@@ -132,7 +133,7 @@ class RouterEngine(AsyncLLM):
     ) -> AsyncIterator[Any]:
         """As `AsyncLLM.generate`; what it raises is noted in `FAILURES`, since vLLM makes an event of it in streams."""
         try:
-            _refuse(prompt, sampling_params, options)
+            _refuse(prompt, sampling_params, options, parses_reasoning=self._parses_reasoning)
             outputs = super().generate(prompt, sampling_params, request_id, **options)
             async with aclosing(outputs) as stream:
                 async for output in stream:
@@ -144,10 +145,13 @@ class RouterEngine(AsyncLLM):
             raise
 
 
-def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any]) -> None:
+def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any], *, parses_reasoning: bool) -> None:
     """Before anything is registered. Raises VLLMValidationError."""
     wire_sampling(params)
-    if params.structured_outputs is not None and options.get("reasoning_ended") is False:
+    # Where nobody has looked, as for plain completions, vLLM's engines wait for the end of a reasoning by themselves.
+    has_ended = options.get("reasoning_ended")
+    reasons = has_ended is False or (parses_reasoning and has_ended is None)
+    if params.structured_outputs is not None and reasons:
         # An engine's grammar begins with the answer, and would leave no room for the reasoning before it.
         raise VLLMValidationError(
             "structured_outputs together with a reasoning parser is not supported by this service",

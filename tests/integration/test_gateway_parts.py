@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StartError
 from cluster_wire import calls
-from control_plane.gateway import front, gateway
+from control_plane.gateway import front, gateway, router_core
 from control_plane.gateway.answer import Answer
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import RouterRefused, as_vllm_error, headers_of
@@ -281,3 +282,23 @@ async def test_without_a_router_it_ends_with_a_sentence() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(StartError, match=r"no router with a worker was found within 0.2 s"):
             await gateway.served_model(client, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("parses", "options", "is_refused"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"reasoning_ended": None}, True),
+        (True, {"reasoning_ended": False}, True),
+        (True, {"reasoning_ended": True}, False),
+    ],
+)
+def test_a_grammar_that_vllm_would_not_begin_yet_is_refused(
+    parses: bool, options: dict[str, Any], is_refused: bool
+) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+    with pytest.raises(VLLMValidationError) if is_refused else nullcontext():
+        # Reached over HTTP only with a parser that the model's vocabulary has the words for.
+        router_core._refuse({"type": "token"}, params, options, parses_reasoning=parses)
+    router_core._refuse({"type": "token"}, SamplingParams(), options, parses_reasoning=parses)
