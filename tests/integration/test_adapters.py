@@ -29,6 +29,7 @@ from tests.lora_adapters import write_adapter
 pytestmark = pytest.mark.integration
 
 LORA: dict[str, Any] = {"lora__max_loaded": 3, "lora__max_in_batch": 1, "lora__max_rank": 8}
+EVERYWHERE = {"prefill-0", "decode-0", "decode-1"}
 PREFIX = [(7 * place) % 250 for place in range(150)]
 
 
@@ -89,15 +90,17 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         grpc.aio.insecure_channel(address) as channel,
         own_service(state, **flags) as (_, client),
     ):
-        yield World(client, worker_pb2_grpc.WorkerServiceStub(channel), paths, port)
+        made = World(client, worker_pb2_grpc.WorkerServiceStub(channel), paths, port)
+        await made.load("b", paths["b"])
+        # Workers tell the registry by and by what they have loaded.
+        await until(lambda: _is({"a": EVERYWHERE, "b": EVERYWHERE}, made), "the registry says where both are")
+        yield made
 
 
 async def test_those_of_the_configuration_are_loaded_at_every_worker_and_others_at_run_time(world: World) -> None:
-    everywhere = {"prefill-0", "decode-0", "decode-1"}
-    assert await world.adapters() == {"a": everywhere}
-    loaded = await world.load("b", world.paths["b"])
+    assert await world.adapters() == {"a": EVERYWHERE, "b": EVERYWHERE}
+    loaded = world.loaded["b"]
     assert len(loaded.digest) == 64
-    await until(lambda: _is({"a": everywhere, "b": everywhere}, world), "the registry says where both are")
     assert await world.load("b", world.paths["b"]) == loaded, "again is harmless"
 
 
