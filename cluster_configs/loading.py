@@ -22,7 +22,7 @@ from cluster_core.errors import ConfigError
 ENVIRONMENT_PREFIX = "RACHIS_"
 DEFAULT_PROFILE = "cpu-local"
 # Read by other parts than the configuration.
-OTHER_VARIABLES = frozenset({"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE"})
+OTHER_VARIABLES = frozenset({"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE", "RACHIS_API_KEY"})
 
 _SECRET = frozenset({"redis.url"})
 _PASSWORD = re.compile(r"(://[^/?#]*?:).*@")

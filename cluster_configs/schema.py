@@ -530,6 +530,32 @@ class RedisSection(Section):
     )
 
 
+class SecuritySection(Section):
+    """Who may do what, and whose cached prefixes are whose; see docs/access.md."""
+
+    keys_file: str | None = Field(
+        None, min_length=1, description="API keys, as `rachis keys` writes them; null: everybody may do everything."
+    )
+    secret_file: str | None = Field(
+        None,
+        min_length=1,
+        description="The service's secret, as `rachis keys secret` writes it: the same at every router and gateway.",
+    )
+    sharing: Literal["never", "always"] = Field(
+        "never", description="Whether requests of two tenants may share cached prefixes."
+    )
+    open: bool = Field(False, description="Without keys, let routers and gateways listen beyond loopback all the same.")
+    audit_file: str | None = Field(
+        None, min_length=1, description="Where administrative calls are written down, a line of JSON each."
+    )
+
+    @model_validator(mode="after")
+    def _keys_need_the_secret(self) -> "SecuritySection":
+        if self.keys_file is not None and self.secret_file is None:
+            raise ValueError("keys_file needs secret_file; `rachis keys secret` makes one")
+        return self
+
+
 class RaySection(Section):
     address: str | None = Field(None, description="null starts a local Ray with the service; `auto` joins one.")
     object_store_mib: int = Field(
@@ -570,6 +596,7 @@ class RachisConfig(Section):
     index: IndexSection = IndexSection()
     placement: PlacementSection = PlacementSection()
     redis: RedisSection = RedisSection()
+    security: SecuritySection = SecuritySection()
     ray: RaySection = RaySection()
     limits: LimitsSection = LimitsSection()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"

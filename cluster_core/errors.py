@@ -46,6 +46,18 @@ class NotSupportedError(ClientFault):
     status = "UNIMPLEMENTED"
 
 
+class UnauthenticatedError(ClientFault):
+    """Nobody whom the service knows. What of the key is wrong is not said."""
+
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(ClientFault):
+    """The caller is known, and may not do this."""
+
+    status = "PERMISSION_DENIED"
+
+
 class OutOfOrderError(ClientFault):
     """Valid in itself, but not where this session stands or in its mode."""
 

@@ -59,6 +59,13 @@ async def abort(context: Context, error: RachisError) -> None:
             await context.abort(status_code(error), str(error), trailing_metadata(error))
 
 
+def without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """gRPC keeps it with the call, and its frames keep the call: a refused message would be there, all its megabytes,
+    until the garbage collector comes."""
+    aborted.__context__ = None
+    return aborted.with_traceback(None)
+
+
 def status_code(error: RachisError) -> grpc.StatusCode:
     return grpc.StatusCode[error.status]
 

@@ -13,9 +13,11 @@ from command_line.lossy_output import lossy_output
 from command_line.output import out
 
 if TYPE_CHECKING:
-    from cluster_configs.schema import GatewaySection
+    from cluster_configs.schema import RachisConfig
 
 _DEFAULT_PORT = 8000
+# What a gateway may be told by `--set`.
+_KEYS = ("gateway.", "security.secret_file=", "security.open=")
 
 
 def register(app: typer.Typer) -> None:
@@ -41,9 +43,11 @@ def gateway_command(
 
     Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
     --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key. Keys of --set are those of
-    `gateway.websocket` and `gateway.stored_responses`, see docs/http.md.
+    `gateway.websocket` and `gateway.stored_responses`, see docs/http.md, and `security.secret_file` where the service
+    has API keys, see docs/access.md.
     """
     # Imported here: no other command needs it.
+    from cluster_configs.exposure import check_gateway_exposure
     from control_plane.gateway.gateway import run
 
     def listening(model: str, url: str) -> None:
@@ -53,12 +57,19 @@ def gateway_command(
         out.print(f"HTTP for {model} on {url}")
         out.print("Ctrl-C stops it")
 
-    section = _section(host, port, assignments or [])
-    where = options.running_address(address)
+    config = _config(host, port, assignments or [])
+    check_gateway_exposure(config)
+    serving = run(
+        options.running_address(address),
+        config.gateway,
+        config.security,
+        context.args,
+        redis_url=_redis_url(redis),
+        wait_s=wait_s,
+        on_listening=listening,
+    )
     with lossy_output():
-        asyncio.run(
-            run(where, section, context.args, redis_url=_redis_url(redis), wait_s=wait_s, on_listening=listening)
-        )
+        asyncio.run(serving)
 
 
 def _redis_url(given: str) -> str:
@@ -66,10 +77,10 @@ def _redis_url(given: str) -> str:
     return sys.stdin.readline().strip() if given == "-" else given
 
 
-def _section(host: str, port: int, assignments: list[str]) -> "GatewaySection":
+def _config(host: str, port: int, assignments: list[str]) -> "RachisConfig":
     """Of the configuration in force here, with `--set`. Raises ConfigError."""
     for assignment in assignments:
-        if not assignment.startswith("gateway."):
+        if not assignment.startswith(_KEYS):
             raise ConfigError("a gateway is told its own keys only: gateway.websocket.…", field="--set")
     extra = {"gateway.host": host, "gateway.port": port}
-    return options.load_config(None, None, assignments, None, extra).config.gateway
+    return options.load_config(None, None, assignments, None, extra).config

@@ -11,7 +11,8 @@ from rich.markup import escape
 from cluster_core.ids import new_request_id
 from command_line import options
 from command_line.output import err, out, print_json
-from control_plane.intake.validation import MAX_CHOICES, MAX_PRIORITY
+from control_plane.intake.validation import MAX_CHOICES
+from control_plane.model.limits import MAX_PRIORITY
 
 
 def register(app: typer.Typer) -> None:

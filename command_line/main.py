@@ -16,6 +16,7 @@ from command_line import (
     gateway,
     generate,
     index,
+    keys,
     placement,
     pools,
     profile,
@@ -29,7 +30,7 @@ from command_line.simulation import plan, simulate
 from command_line.status import overview
 
 COMMANDS = (serve, route, gateway, generate, chat, overview, pools, demo, verify, chaos, profile, simulate, plan)
-GROUPS = (config, bench, index, placement, adapters, cluster)
+GROUPS = (config, bench, index, placement, adapters, keys, cluster)
 
 app = typer.Typer(
     name="rachis",

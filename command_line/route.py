@@ -40,11 +40,13 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     Raises ConfigError where the configuration does not say which service, StartError when it cannot listen.
     """
     # Imported here: it takes long, and no other command needs it.
+    from cluster_configs.exposure import check_exposure
     from cluster_wire.redis_client import connect
     from control_plane.server.composition import RouterPorts, build_router
     from control_plane.service.garbage import collect_rarely
 
     config = loaded.config
+    check_exposure(config)
     if not config.service.name:
         raise ConfigError("must be that of the running service", field="service.name")
     if config.redis.url is None:

@@ -76,6 +76,8 @@ async def _serve_for_people(model_name: str, start: StartService, stopped: async
             out.print(f"  {missing.worker_id:<12} [bold]not ready[/bold]: {escape(missing.detail) or 'starting'}")
         if running.gateways is not None:
             out.print("  HTTP follows in half a minute")
+        if running.is_open:
+            out.print("  open: without keys whoever reaches it may do everything; see docs/access.md")
         out.print("Ctrl-C stops it")
         await _until_ended(running, stopped, lambda url: out.print(f"HTTP on {url}"))
     finally:
@@ -100,7 +102,8 @@ async def _serve_for_machines(start: StartService, stopped: asyncio.Event, start
     try:
         missing = {worker.worker_id: worker.detail for worker in running.missing()}
         ready = {
-            "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing
+            "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing,
+            "open": running.is_open,
         }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
         await _until_ended(running, stopped, lambda url: print(json.dumps({"event": "http", "url": url}), flush=True))

@@ -6,11 +6,12 @@ which starts the middleware stack: what is added after it would be refused.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from rachis import RachisError
 from rachis.v1 import worker_pb2 as wire
 from vllm import envs
 from vllm.config import VllmConfig
@@ -30,7 +31,7 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from control_plane.gateway.late_status import LateStatus
-from control_plane.gateway.refusals import RouterRefused, headers_of
+from control_plane.gateway.refusals import AccessRefused, RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
 
 SUPPORTED_VLLM = "0.32.0"
@@ -68,7 +69,8 @@ def make_engine(args: argparse.Namespace, core: RouterCore) -> RouterEngine:
     return RouterEngine(config, core, log_stats=not args.disable_log_stats, log_requests=args.enable_log_requests)
 
 
-async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
+async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Callable[[Any], Any] | None) -> FastAPI:
+    """callers: middleware that finds out who asks, before anything else is done."""
     app = FastAPI(lifespan=lifespan)
     app.state.args = args
     app.root_path = args.root_path
@@ -76,9 +78,12 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine) -> FastAPI:
     attach_models(app)
     register_generate_api_routers(app)
     init_exception_handler(app)
-    app.exception_handler(RouterRefused)(_refused)
+    for kind in (RouterRefused, AccessRefused):
+        app.exception_handler(kind)(_refused)
     app.add_middleware(LateStatus, answer=refusal)
     init_entrypoints_middleware(args, app, TASKS)
+    if callers is not None:
+        app.add_middleware(callers)
     await init_app_state(engine, app.state, args, TASKS)
     return app
 
@@ -129,5 +134,10 @@ def refusal(error: Exception, path: str) -> JSONResponse:
     return response
 
 
-async def _refused(request: Any, error: RouterRefused) -> JSONResponse:
+def refusal_of_router(error: RachisError, path: str) -> JSONResponse:
+    """The same, of what a router has said."""
+    return refusal(as_vllm_error(error), path)
+
+
+async def _refused(request: Any, error: RouterRefused | AccessRefused) -> JSONResponse:
     return refusal(error, request.url.path)

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import grpc
 from prometheus_client import REGISTRY
 from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_configs.schema import GatewaySection, ModelSection
+from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_wire.redis_client import connect
+from control_plane.access.secret import read_secret
 from control_plane.gateway import adapters
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
@@ -27,10 +29,15 @@ async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
     """What the workers say that they serve. Waits for the first of them; raises StartError where none comes."""
     until_s = monotonic_s() + timeout_s
     while monotonic_s() < until_s:
-        with suppress(grpc.aio.AioRpcError):
+        try:
             for worker in await client.workers():
                 if worker.registration.model.name:
                     return worker.registration.model
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise StartError(
+                    "the router has keys: the gateway needs its secret", field="security.secret_file"
+                ) from None
         await asyncio.sleep(_ASK_AGAIN_S)
     raise StartError(f"no router with a worker was found within {timeout_s:g} s: what is served is not known")
 
@@ -45,6 +52,7 @@ def front_arguments(model: wire.ModelInfo, host: str, port: int, given: Sequence
 async def run(
     address: str,
     section: GatewaySection,
+    security: SecuritySection,
     given: Sequence[str],
     *,
     redis_url: str = "",
@@ -52,14 +60,18 @@ async def run(
     on_listening: Callable[[str, str], None],
 ) -> None:
     """Serves until a signal. address: of routers, as `AsyncClient` takes it. given: options of vLLM's front.
-    redis_url: where responses are stored; empty: nowhere. on_listening: gets model and URL."""
+    security: where it names the service's secret, callers are asked for their keys. redis_url: where responses are
+    stored; empty: nowhere. on_listening: gets model and URL."""
     assert section.port is not None, "it is given"
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncClient(address))
+        secret = read_secret(Path(security.secret_file)) if security.secret_file is not None else None
+        own_key = secret.service_key if secret is not None else ""
+        client = await stack.enter_async_context(AsyncClient(address, api_key=own_key))
         model = await served_model(client, wait_s)
         store = await _store(client, section, redis_url, stack) if redis_url else None
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front
+        from control_plane.gateway.callers import Callers
         from control_plane.gateway.gateway_metrics import GatewayCollector
         from control_plane.gateway.responses_socket import max_bytes
         from control_plane.gateway.router_core import RouterCore
@@ -71,7 +83,10 @@ async def run(
         url, sock = front.listen(args)
         try:
             engine = front.make_engine(args, RouterCore(client))
-            app = await front.make_app(args, engine)
+            callers = None
+            if secret is not None:
+                callers = partial(Callers, client=client, service_key=own_key, answer=front.refusal_of_router)
+            app = await front.make_app(args, engine, callers)
             on_adapters = partial(front.serve_adapters, app)
             await adapters.look(client, on_adapters)
             following = asyncio.create_task(adapters.follow(client, on_adapters))

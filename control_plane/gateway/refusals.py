@@ -17,9 +17,14 @@ _STATUS = {
     "CANCELLED": HTTPStatus.SERVICE_UNAVAILABLE,
     "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
 }
+_OF_ACCESS = {"UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED, "PERMISSION_DENIED": HTTPStatus.FORBIDDEN}
 # Where the router does not say: it may be gone, and another one come.
 _RETRY_AFTER_MS = 1000
 _COMPILED = "structured_outputs."
+
+
+class AccessRefused(GracefulHTTPError):
+    """Who asks is not known, or may not do this."""
 
 
 class RouterRefused(GracefulHTTPError):
@@ -39,6 +44,8 @@ def as_vllm_error(error: RachisError) -> Exception:
             # The compiler's sentence, which vLLM gives as it is.
             return VLLMValidationError(sentence.removeprefix(f"sampling.{field}: "))
         return VLLMValidationError(sentence, parameter=field)
+    if error.status in _OF_ACCESS:
+        return AccessRefused(sentence, _OF_ACCESS[error.status])
     if error.status in _STATUS:
         return RouterRefused(sentence, _STATUS[error.status], error.retry_after_ms or _RETRY_AFTER_MS)
     return EngineGenerateError(sentence)
@@ -46,6 +53,8 @@ def as_vllm_error(error: RachisError) -> Exception:
 
 def headers_of(error: Exception) -> dict[str, str]:
     """What an answer has beside its body."""
+    if isinstance(error, AccessRefused) and error.http_status is HTTPStatus.UNAUTHORIZED:
+        return {"WWW-Authenticate": "Bearer"}
     if not isinstance(error, RouterRefused):
         return {}
     return {

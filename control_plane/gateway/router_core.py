@@ -23,6 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from cluster_core.clock import monotonic_s
 from control_plane.gateway.answer import Answer
+from control_plane.gateway.callers import CALLER, client_of
 from control_plane.gateway.sampling import wire_sampling
 from control_plane.gateway.warm_prompt import CLIENT
 
@@ -55,7 +56,7 @@ class RouterCore(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         name = request.request_id
         answer = self._answers[name] = Answer(
-            CLIENT.get() or self._client,
+            CLIENT.get() or client_of(CALLER.get(), self._client),
             request,
             self._outputs.put_nowait,
             lambda tokens: self._tell_cached(name, tokens),

@@ -8,6 +8,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from cluster_configs.schema import WebSocketSection
+from control_plane.gateway.callers import CALLER, client_of
 from control_plane.gateway.conversation import Conversation, Responses, Store
 from control_plane.gateway.kept_responses import KeptResponses
 from control_plane.gateway.responses_socket import ResponsesSocket
@@ -40,7 +41,7 @@ class SocketEndpoint:
         self.connections += 1
         try:
             memory = KeptResponses(self._section.max_responses, int(self._section.max_kept_mib * _MIB))
-            prompt = WarmPrompt(self._client, self.sessions)
+            prompt = WarmPrompt(client_of(CALLER.get(), self._client), self.sessions)
             talk = Conversation(self._responses, prompt, memory, self._store, socket)
             await ResponsesSocket(socket, talk, self._section).run()
         finally:

@@ -22,6 +22,8 @@ class Record:
     response_id: str
     items: tuple[Item, ...]
     response: dict[str, Any]
+    # Whose it is; empty in a service without keys.
+    tenant: str = ""
 
 
 def is_response_id(given: str) -> bool:
@@ -29,7 +31,7 @@ def is_response_id(given: str) -> bool:
 
 
 def written(record: Record) -> bytes:
-    whole = {"version": _VERSION, "items": record.items, "response": record.response}
+    whole = {"version": _VERSION, "items": record.items, "response": record.response, "tenant": record.tenant}
     # Half of a surrogate pair, which JSON may have, comes back as it was.
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
 
@@ -42,7 +44,7 @@ def read(response_id: str, value: bytes) -> Record | None:
         return None
     if not isinstance(whole, dict) or whole.get("version") != _VERSION:
         return None
-    return Record(response_id, tuple(whole["items"]), whole["response"])
+    return Record(response_id, tuple(whole["items"]), whole["response"], whole.get("tenant", ""))
 
 
 def is_wanted(fields: Any) -> bool:

@@ -11,12 +11,13 @@ not answer costs nobody an answer: what cannot be stored is counted, and what is
 import asyncio
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster_configs.schema import StoredResponsesSection
 from cluster_core.clock import monotonic_s
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
+from control_plane.gateway.callers import tenant
 from control_plane.gateway.stored_record import Record, is_response_id, read, written
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ class StoredResponses:
         self.counts = StoreCounts()
 
     async def store(self, record: Record) -> None:
-        """As far as Redis answers and there is room for it: the answer does not depend on it."""
-        value = written(record)
+        """As the caller's, as far as Redis answers and there is room: the answer does not depend on it."""
+        value = written(replace(record, tenant=tenant()))
         if len(value) > self._section.max_response_mib * _MIB:
             self.counts.too_large += 1
             return
@@ -120,11 +121,13 @@ class StoredResponses:
         if not is_response_id(response_id):
             return None
         value = await self._asked(self._redis.get(f"{self._prefix}{response_id}"))
-        return None if value is None else read(response_id, value)
+        found = None if value is None else read(response_id, value)
+        # What is another tenant's is not there.
+        return found if found is not None and found.tenant == tenant() else None
 
     async def delete(self, response_id: str) -> bool:
         """Whether there was one. Raises StoreAwayError."""
-        if not is_response_id(response_id):
+        if await self.find(response_id) is None:
             return False
         return bool(await self._asked(self._redis.eval(_DELETE, 2, *self._keys, self._prefix, response_id)))
 

@@ -7,6 +7,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import RequestId
+from control_plane.access.access import Access
 from control_plane.intake.grammars import Grammars
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
@@ -38,6 +39,8 @@ class Arrivals:
     make_job: Callable[..., Job] = Job
     # By name, those that may be asked for now.
     adapters: Mapping[str, wire.Adapter] = field(default_factory=dict)
+    # Who calls, and what keeps their prefixes apart.
+    access: Access = field(default_factory=Access)
 
     def timeout_s(self, remaining_s: float | None) -> float:
         """remaining_s: what the client gave the call; None or 0 where it gave nothing."""

@@ -191,7 +191,7 @@ def _checked(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
                 await _refuse(request, context)
             return await behaviour(request, context)
         except grpc.aio.AbortError as aborted:
-            raise _without_frames(aborted) from None
+            raise calls.without_frames(aborted) from None
         finally:
             del request, context
 
@@ -206,15 +206,8 @@ def _checked_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..
             async for response in behaviour(request, context):
                 yield response
         except grpc.aio.AbortError as aborted:
-            raise _without_frames(aborted) from None
+            raise calls.without_frames(aborted) from None
         finally:
             del request, context
 
     return checked
-
-
-def _without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:
-    """gRPC keeps it with the call, and its frames keep the call: a refused message would be there, all its megabytes,
-    until the garbage collector comes."""
-    aborted.__context__ = None
-    return aborted.with_traceback(None)

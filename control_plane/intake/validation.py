@@ -6,13 +6,12 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import InvalidInputError, NotSupportedError, OutOfRangeError
-from control_plane.model.limits import MOST_ENTRIES, max_tokens_of
+from cluster_core.errors import InvalidInputError, NotSupportedError, OutOfRangeError, PermissionDeniedError
+from control_plane.access.roles import Identity
+from control_plane.model.limits import MAX_PRIORITY, MOST_ENTRIES, max_tokens_of
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CACHE_SALT_CHARACTERS = 128
-# Either side of 0.
-MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 # Whose logits are changed, or that alone are allowed.
@@ -69,10 +68,15 @@ def check_cache_salt(salt: str, within: str = "") -> None:
         )
 
 
-def check_priority(priority: int, within: str = "") -> None:
+def check_priority(priority: int, caller: Identity, within: str = "") -> None:
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidInputError(
             f"must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {priority}", field=f"{within}priority"
+        )
+    if priority < caller.lowest_priority:
+        raise PermissionDeniedError(
+            f"must be at least {caller.lowest_priority} with the key `{caller.name}`, got {priority}",
+            field=f"{within}priority",
         )
 
 
@@ -199,12 +203,12 @@ def check_received(
 
 
 def check_session_open(
-    opened: api.SessionOpen, model: wire.ModelInfo, adapters: Mapping[str, wire.Adapter]
+    opened: api.SessionOpen, caller: Identity, model: wire.ModelInfo, adapters: Mapping[str, wire.Adapter]
 ) -> wire.Adapter | None:
     """Everything of `open` but the length of its prefix, which may be absent or, as text, empty."""
     check_request_id(opened.request_id, "open.")
     check_cache_salt(opened.cache_salt, "open.")
-    check_priority(opened.priority, "open.")
+    check_priority(opened.priority, caller, "open.")
     adapter = check_model(opened.model, model.name, adapters, "open.")
     if opened.mode not in (generation.SESSION_MODE_APPEND, generation.SESSION_MODE_UPDATE):
         raise InvalidInputError("must be SESSION_MODE_APPEND or SESSION_MODE_UPDATE", field="open.mode")

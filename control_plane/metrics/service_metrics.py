@@ -4,7 +4,7 @@ Alerts on these figures: `cluster_configs/alerts/rachis-service.yaml`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
@@ -13,6 +13,9 @@ from cluster_configs.schema import RachisConfig
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
 from control_plane.metrics.loop_collector import LoopCollector
+
+# Why a call is refused at the door, as `Access.refused` has it.
+_REASONS = ("wrong_key", "forbidden", "too_often", "overloaded")
 
 
 class ServiceCollector(LoopCollector):
@@ -26,13 +29,16 @@ class ServiceCollector(LoopCollector):
         status: Callable[[], admin.GetRouterStatusResponse],
         probes: WorkerProbes,
         pools: Callable[[], Sequence[admin.PoolStatus]],
+        refused: Callable[[], Mapping[str, int]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """refused: calls at the door, by why."""
         super().__init__(loop)
         self._config = config
         self._status = status
         self._probes = probes
         self._pools = pools
+        self._refused = refused
 
     async def read(self) -> list[Metric]:
         return [*self._router_metrics(), *pool_metrics(self._pools())]
@@ -67,6 +73,12 @@ class ServiceCollector(LoopCollector):
                 "rachis_poisoned_requests",
                 "Requests, by what they ask for, that are refused because engines died while they worked on them",
                 status.poisoned_requests,
+            ),
+            counters(
+                "rachis_refused_calls_total",
+                "Calls that were refused for who called: without a good key, without the role, or after many failures",
+                ("reason",),
+                {(reason,): self._refused().get(reason, 0) for reason in _REASONS},
             ),
             counter(
                 "rachis_workers_found_hanging_total",

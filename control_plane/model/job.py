@@ -36,6 +36,8 @@ class Job:
     deadline_s: float
     scope: PrefixScope = field(default_factory=PrefixScope)
     priority: int = 0
+    # Whose it is; empty in a service without keys.
+    tenant: str = ""
     # A session's prompt may still grow or change.
     prompt_changes: bool = False
     # The prompt as placement sees it, once it has looked.

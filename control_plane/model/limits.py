@@ -7,6 +7,8 @@ DEFAULT_MAX_TOKENS = 128
 MOST_WORKERS = 1024
 # Of one list in a client's message: chat messages, pieces of an update.
 MOST_ENTRIES = 2048
+# Of a request, either way.
+MAX_PRIORITY = 1000
 
 
 def max_tokens_of(sampling: generation.SamplingParams) -> int:

@@ -19,6 +19,7 @@ class Explanation:
     """What was decided for one request, in order; of many attempts the last ones."""
 
     request_id: str
+    tenant: str = ""
     choices: deque[Choice] = field(default_factory=lambda: deque(maxlen=_MOST_CHOICES))
     reason: Reason | None = None
     prices: Prices | None = None
@@ -36,26 +37,29 @@ class DecisionLog:
         self._bytes = 0
         self._most_bytes = most_bytes
 
-    def routed(self, request_id: str, route: RouteChoice) -> None:
+    def routed(self, request_id: str, tenant: str, route: RouteChoice) -> None:
         """A client may give one name to many requests: the last one is explained."""
         self._forget(request_id)
-        self._remember(Explanation(request_id, reason=route.reason, prices=route.prices))
+        self._remember(Explanation(request_id, tenant, reason=route.reason, prices=route.prices))
 
-    def placed(self, request_id: str, choice: Choice) -> None:
-        known = self._forget(request_id) or Explanation(request_id)
+    def placed(self, request_id: str, tenant: str, choice: Choice) -> None:
+        known = self._forget(request_id)
+        if known is None or known.tenant != tenant:
+            known = Explanation(request_id, tenant)
         known.choices.append(choice)
         self._remember(known)
 
     def memory(self) -> MemoryUse:
         return MemoryUse("explanations", self._bytes, self._most_bytes, "placement.explanations_mib")
 
-    def explanation(self, request_id: str) -> Explanation | None:
-        return self._explanations.get(request_id)
+    def explanation(self, request_id: str, tenant: str | None = None) -> Explanation | None:
+        """tenant: whose requests may be told of; None: everybody's."""
+        known = self._explanations.get(request_id)
+        return known if known is not None and tenant in (None, known.tenant) else None
 
-    @property
-    def request_ids(self) -> list[str]:
+    def request_ids(self, tenant: str | None = None) -> list[str]:
         """The last one last."""
-        return list(self._explanations)
+        return [each.request_id for each in self._explanations.values() if tenant in (None, each.tenant)]
 
     def _remember(self, explanation: Explanation) -> None:
         """As the last one; others go for it."""

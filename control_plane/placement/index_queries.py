@@ -4,12 +4,15 @@ No question changes anything: it counts as no access and no request, and leaves 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError, NotFoundError
+from control_plane.access.access import Access
+from control_plane.access.roles import Identity, Role
 from control_plane.fleet.membership import Membership
 from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
@@ -28,8 +31,17 @@ MOST_HOTTEST = 1000
 _SHORTEST = 1
 
 
+@dataclass(frozen=True, slots=True)
+class QueryRules:
+    """As requests are taken: adapters are by name, those that may be asked for now."""
+
+    access: Access
+    adapters: Mapping[str, wire.Adapter]
+
+
 class IndexQueries:
-    """health: how far the index is followed. policy: the configured one, by name."""
+    """health: how far the index is followed. policy: the configured one, by name. caller: who asks; what is said of
+    requests and prompts is of their tenant's."""
 
     def __init__(
         self,
@@ -41,10 +53,9 @@ class IndexQueries:
         *,
         health: Callable[[], IndexHealth],
         policy: str,
-        adapters: Mapping[str, wire.Adapter],
+        rules: QueryRules,
     ) -> None:
-        """adapters: by name, those that may be asked for now."""
-        self._adapters = adapters
+        self.rules = rules
         self._membership = membership
         self._index = index.index
         self._placer = placer
@@ -58,9 +69,9 @@ class IndexQueries:
         found = self._index.hottest(min(request.at_most, MOST_HOTTEST), self._now_s())
         return admin.GetHottestPrefixesResponse(prefixes=[self._prefix(each) for each in found])
 
-    async def lookup(self, request: admin.LookupPrefixRequest) -> admin.LookupPrefixResponse:
+    async def lookup(self, request: admin.LookupPrefixRequest, caller: Identity) -> admin.LookupPrefixResponse:
         """Raises ClientFault, or UnavailableError while no worker is known."""
-        token_ids, scope = await self._checked(request, _SHORTEST)
+        token_ids, scope = await self._checked(request, _SHORTEST, caller)
         prompt = self._placer.packed(token_ids, scope)
         keys = prompt.keys
         explanation = self._placer.supposed(prompt, _SHORTEST, scope.adapter_digest)
@@ -84,19 +95,20 @@ class IndexQueries:
             ],
         )
 
-    async def explain(self, request: admin.ExplainPlacementRequest) -> admin.ExplainPlacementResponse:
+    async def explain(self, request: admin.ExplainPlacementRequest, caller: Identity) -> admin.ExplainPlacementResponse:
         """Raises NotFoundError for a request that is not remembered, ClientFault for a prompt that is none."""
         if request.WhichOneof("asked") == "request_id":
             validation.check_request_id(request.request_id)
-            explanation = self._placer.log.explanation(request.request_id)
+            log, tenant = self._placer.log, None if Role.OPERATE in caller.roles else caller.tenant
+            explanation = log.explanation(request.request_id, tenant)
             if explanation is None:
-                raise NotFoundError(not_known(request.request_id, self._placer.log.request_ids), field="request_id")
+                raise NotFoundError(not_known(request.request_id, log.request_ids(tenant)), field="request_id")
             return explained(explanation, self._policy)
         if not request.HasField("supposed"):
             raise InvalidInputError("one of request_id or supposed must be set", field="asked")
         supposed = request.supposed
         max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
-        token_ids, scope = await self._checked(supposed, max_tokens)
+        token_ids, scope = await self._checked(supposed, max_tokens, caller)
         prompt = self._placer.packed(token_ids, scope)
         return explained(self._placer.supposed(prompt, max_tokens, scope.adapter_digest), self._policy)
 
@@ -136,19 +148,19 @@ class IndexQueries:
         )
 
     async def _checked(
-        self, asked: admin.LookupPrefixRequest | admin.SupposedRequest, max_tokens: int
+        self, asked: admin.LookupPrefixRequest | admin.SupposedRequest, max_tokens: int, caller: Identity
     ) -> tuple[list[int], PrefixScope]:
         """The prompt's tokens and their scope, after the checks of `Generate`."""
         prompt = asked.prompt
         model = self._membership.served_model()
         sampling = generation.SamplingParams(max_tokens=max_tokens)
         validation.check_cache_salt(asked.cache_salt)
-        adapter = validation.check_model(asked.model, model.name, self._adapters)
+        adapter = validation.check_model(asked.model, model.name, self.rules.adapters)
         validation.check_prompt_form(prompt, model)
         validation.check_sampling(sampling, model)
         token_ids = await self._tokenizer.token_ids(prompt)
         validation.check_tokens(token_ids, sampling, model)
-        return token_ids, PrefixScope(asked.cache_salt, adapter)
+        return token_ids, PrefixScope(self.rules.access.salt(caller, asked.cache_salt), adapter)
 
     def _prefix(self, prefix: HotPrefix) -> admin.IndexedPrefix:
         return admin.IndexedPrefix(

@@ -51,13 +51,13 @@ class Ledger:
     def routed(self, job: Job, prompt: PackedPrompt, route: RouteChoice) -> Placement | None:
         """None where the decode pool computes the prompt, or no prefill worker may get it."""
         self.counts.routed(route)
-        self.log.routed(job.request_id, route)
+        self.log.routed(job.request_id, job.tenant, route)
         return None if route.is_local else self.placed(job, prompt, route.prefill, prefills=True)
 
     def placed(self, job: Job, prompt: PackedPrompt, choice: Choice, *, prefills: bool) -> Placement | None:
         """None without a winner. prefills: the worker is to compute the prompt, as those of the prefill pool do."""
         self.counts.placed(choice)
-        self.log.placed(job.request_id, choice)
+        self.log.placed(job.request_id, job.tenant, choice)
         worker, row, question = choice.worker, choice.decision.winner, choice.question
         if worker is None:
             return None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from urllib.parse import urlsplit
 
+from cluster_configs.exposure import exposed, is_loopback
 from cluster_configs.schema import PoolSection, RachisConfig
 from control_plane.ray_cluster.nodes import (
     ClusterFile,
@@ -163,21 +164,16 @@ def _nodes_without_pool(cluster: ClusterFile, config: RachisConfig) -> Iterator[
 
 
 def _addresses(config: RachisConfig) -> Iterator[Finding]:
-    if config.redis.url is not None and _is_loopback(urlsplit(config.redis.url).hostname or ""):
+    if config.redis.url is not None and is_loopback(urlsplit(config.redis.url).hostname or ""):
         yield error("redis.url", "is an address of this host alone, which workers on other nodes cannot reach")
-    if config.redis.url is None and config.redis.host is not None and _is_loopback(config.redis.host):
+    if config.redis.url is None and config.redis.host is not None and is_loopback(config.redis.host):
         yield error("redis.host", "is an address of the head alone; leave it out to take the head's own address")
     if config.pools.network is not None and ipaddress.ip_network(config.pools.network).is_loopback:
         yield error("pools.network", "is loopback: workers on other nodes cannot be reached there")
-    if _is_loopback(config.router.host):
+    if is_loopback(config.router.host):
         yield warning("router.host", "is loopback: clients on other hosts cannot reach the router; give 0.0.0.0")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    for field, sentence in exposed(config):
+        yield error(field, sentence)
 
 
 def _port_clashes(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:

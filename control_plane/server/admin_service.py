@@ -120,13 +120,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def LookupPrefix(self, request: admin.LookupPrefixRequest, context: Context) -> admin.LookupPrefixResponse:
         async with _answering(context):
-            return await self._queries.lookup(request)
+            return await self._queries.lookup(request, self._queries.rules.access.identity(context))
 
     async def ExplainPlacement(
         self, request: admin.ExplainPlacementRequest, context: Context
     ) -> admin.ExplainPlacementResponse:
         async with _answering(context):
-            return await self._queries.explain(request)
+            return await self._queries.explain(request, self._queries.rules.access.identity(context))
 
     async def CheckIndex(self, request: admin.CheckIndexRequest, context: Context) -> admin.CheckIndexResponse:
         return await self._queries.check()

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import grpc
@@ -9,12 +10,15 @@ from rachis import conventions
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
-from cluster_configs.schema import RachisConfig
+from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core import versions
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import RequestId
 from cluster_wire.redis_client import RedisClient
+from control_plane.access.access import Access, access_of
+from control_plane.access.audit import AuditLog
+from control_plane.access.door import Door
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.adapters import Adapters
@@ -39,7 +43,7 @@ from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.limits import MOST_ENTRIES
 from control_plane.placement.index_ports import IndexPorts
-from control_plane.placement.index_queries import IndexQueries
+from control_plane.placement.index_queries import IndexQueries, QueryRules
 from control_plane.placement.placer import Placer
 from control_plane.placement.replication import Replication
 from control_plane.placement.replicator import Replicator
@@ -86,6 +90,8 @@ class RouterPorts:
     # gRPC: makes the router's server, and a channel to a worker.
     server: Callable[..., grpc.aio.Server] = grpc.aio.server
     channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+    # Who may call, by files of this host.
+    access: Callable[[SecuritySection], Access] = access_of
     # Serves metrics and probes.
     endpoint: MakeEndpoint = ProbeServer
     # The seeded choice of placement among equals.
@@ -115,8 +121,9 @@ ROUTER_TIMING = RouterTiming()
 def build_router(
     loaded: LoadedConfig, service_id: str, ports: RouterPorts, timing: RouterTiming = ROUTER_TIMING
 ) -> RouterServer:
-    """A router that has not started. Nothing is set on any of its parts after this."""
+    """A router that has not started; nothing is set on its parts after this. Raises ConfigError for a bad file."""
     config = loaded.config
+    door = _door(config.security, ports)
     membership = Membership(versions=versions.installed())
     client = WorkerClient((config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR, ports.channel)
     views = WorkerViews(membership, client)
@@ -130,20 +137,19 @@ def build_router(
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
     admission, grammars = _admission(config, ports), _grammars(config, ports)
-    arrivals = _arrivals(config, grammars, adapters, ports)
+    arrivals = _arrivals(config, grammars, adapters, door.access, ports)
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
     router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
-    health, policy = prefixes.claims.health, config.placement.policy
-    queries = IndexQueries(
-        membership, index, placer, tokenizer, check, health=health, policy=policy, adapters=adapters.known
-    )
+    rules, health, policy = QueryRules(door.access, adapters.known), prefixes.claims.health, config.placement.policy
+    queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
     parts = RouterParts(
+        door=door,
         membership=membership,
         sharing=_sharing(config, service_id, membership, prefixes, ports),
         follower=follower,
@@ -168,9 +174,14 @@ def build_router(
         admin=AdminService(loaded, membership, client, views, status, queries, pools, adapters),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
-        server=_server(config, membership, ports),
+        server=_server(config, membership, door, ports),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
+
+
+def _door(section: SecuritySection, ports: RouterPorts) -> Door:
+    audit = AuditLog(Path(section.audit_file) if section.audit_file is not None else None)
+    return Door(ports.access(section), audit)
 
 
 def _adapters(
@@ -180,9 +191,11 @@ def _adapters(
     return Adapters(redis, service_id, membership, client, refresh_s=refresh_s)
 
 
-def _arrivals(config: RachisConfig, grammars: Grammars, adapters: Adapters, ports: RouterPorts) -> Arrivals:
+def _arrivals(
+    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, ports: RouterPorts
+) -> Arrivals:
     limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
-    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:
@@ -199,11 +212,11 @@ def _most_numbers(membership: Membership) -> int:
         return MOST_NUMBERS
 
 
-def _server(config: RachisConfig, membership: Membership, ports: RouterPorts) -> grpc.aio.Server:
+def _server(config: RachisConfig, membership: Membership, door: Door, ports: RouterPorts) -> grpc.aio.Server:
     section, limit_bytes = config.router, config.router.max_message_mib << 20
     streams = section.max_in_flight_requests + section.max_queued_requests + config.streaming.max_client_sessions
     return ports.server(
-        interceptors=[MalformedInputInterceptor(limit_bytes, lambda: _most_numbers(membership))],
+        interceptors=[door, MalformedInputInterceptor(limit_bytes, lambda: _most_numbers(membership))],
         options=[
             *conventions.channel_options(limit_bytes + _SENTENCE_BYTES),
             ("grpc.max_concurrent_streams", streams + _SPARE_STREAMS),

@@ -12,6 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
+from control_plane.access.door import Door
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.first_worker import FirstWorker
@@ -53,6 +54,7 @@ class RouterParts:
     """Everything that one router is made of; `control_plane.server.composition` makes it."""
 
     server: grpc.aio.Server
+    door: Door
     router: RouterService
     first_worker: FirstWorker
     status: RouterStatus
@@ -93,6 +95,11 @@ class RouterServer:
         self.address = ""
 
     @property
+    def is_open(self) -> bool:
+        """Nobody is asked for a key."""
+        return self.parts.door.access.is_open
+
+    @property
     def membership(self) -> Membership:
         return self.parts.membership
 
@@ -128,6 +135,7 @@ class RouterServer:
         await parts.tokenizer.load()
         await parts.adapters.start()
         await parts.server.start()
+        self._background.start(parts.door.follow())
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())
         self._background.start(parts.adapters.follow())
@@ -157,6 +165,7 @@ class RouterServer:
         await parts.adapters.close()
         await parts.prefixes.close()
         await parts.replicator.close()
+        parts.door.close()
 
     def _listen(self) -> int:
         """Puts the services on the server; returns its port."""
@@ -180,7 +189,8 @@ class RouterServer:
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
         pools = parts.pools.status if parts.pools is not None else list
-        registry.register(ServiceCollector(self._config, parts.status.to_wire, parts.probes, pools, loop))
+        refused = lambda: parts.door.access.refused  # noqa: E731
+        registry.register(ServiceCollector(self._config, parts.status.to_wire, parts.probes, pools, refused, loop))
         untrue = lambda: parts.check.untrue  # noqa: E731
         registry.register(PlacementCollector(parts.queries.status, parts.placer.counts, parts.replicator, untrue, loop))
 

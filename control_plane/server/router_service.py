@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 import grpc
 from rachis.v1 import generation_pb2 as generation
@@ -22,6 +23,7 @@ from cluster_core.errors import (
 from cluster_core.ids import RequestId, new_request_id
 from cluster_wire import calls
 from cluster_wire.calls import Context
+from control_plane.access.roles import Identity
 from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
@@ -92,6 +94,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         async with self._counted(request_id, context) as lifecycle:
             await self._turns.run(self._generate(request, received, context, lifecycle, arrived_s))
 
+    async def GetIdentity(self, request: api.GetIdentityRequest, context: Context) -> api.GetIdentityResponse:
+        caller = self._arrivals.access.identity(context)
+        return api.GetIdentityResponse(
+            name=caller.name,
+            tenant=caller.tenant,
+            roles=sorted(caller.roles),
+            lowest_priority=caller.lowest_priority,
+        )
+
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
     ) -> None:
@@ -134,9 +145,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         # Text is there while it waits to be tokenized, and as long as its request.
         as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
         with self._admission.prompts.holding(as_tokens + had) as held:
-            token_ids, scope = await self._checked(request, received)
+            caller = self._arrivals.access.identity(context)
+            token_ids, scope = await self._checked(request, received, caller)
             held.resize(max(as_tokens, len(token_ids)) + had)
-            jobs = self._jobs(request, received, token_ids, scope, lifecycle, arrived_s, context.time_remaining())
+            make_job = partial(
+                self._arrivals.make_job,
+                request_id=lifecycle.request_id,
+                token_ids=token_ids,
+                scope=scope,
+                priority=request.priority,
+                tenant=caller.tenant,
+                arrived_s=arrived_s,
+                deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
+            )
+            jobs = self._jobs(make_job, request, received, lifecycle)
             await self._answer(jobs, context, lifecycle)
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
@@ -166,13 +188,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def _jobs(
         self,
+        make_job: Callable[..., Job],
         request: api.GenerateRequest,
         received: _Received,
-        token_ids: list[int],
-        scope: PrefixScope,
         lifecycle: RequestLifecycle,
-        arrived_s: float,
-        remaining_s: float | None,
     ) -> list[Job]:
         """One for each choice. Of several each has a lifecycle of its own, beside that of the request."""
         jobs, choices = [], max(request.n, 1)
@@ -182,16 +201,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 sampling = generation.SamplingParams()
                 sampling.CopyFrom(request.sampling)
                 sampling.seed += choice
-            job = self._arrivals.make_job(
-                request_id=lifecycle.request_id,
-                token_ids=token_ids,
-                sampling=sampling,
-                scope=scope,
-                priority=request.priority,
-                lifecycle=lifecycle if choices == 1 else RequestLifecycle(lifecycle.request_id),
-                arrived_s=arrived_s,
-                deadline_s=arrived_s + self._arrivals.timeout_s(remaining_s),
-            )
+            own = lifecycle if choices == 1 else RequestLifecycle(lifecycle.request_id)
+            job = make_job(sampling=sampling, lifecycle=own)
             if choice < len(received):
                 job.resume(received[choice])
             jobs.append(job)
@@ -205,7 +216,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while its answer was sent") from None
 
-    async def _checked(self, request: api.GenerateRequest, received: _Received) -> tuple[list[int], PrefixScope]:
+    async def _checked(
+        self, request: api.GenerateRequest, received: _Received, caller: Identity
+    ) -> tuple[list[int], PrefixScope]:
         """The prompt's tokens and their scope, after every check.
 
         Raises ClientFault, or UnavailableError where no worker is known.
@@ -213,7 +226,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         model = await self._first_worker.model()
         validation.check_request_id(request.request_id)
         validation.check_cache_salt(request.cache_salt)
-        validation.check_priority(request.priority)
+        validation.check_priority(request.priority, caller)
         adapter = validation.check_model(request.model, model.name, self._arrivals.adapters)
         validation.check_prompt_form(request.prompt, model)
         validation.check_sampling(request.sampling, model)
@@ -223,7 +236,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         await self._arrivals.grammars.check(request.sampling, model)
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
-        return token_ids, PrefixScope(request.cache_salt, adapter)
+        return token_ids, PrefixScope(self._arrivals.access.salt(caller, request.cache_salt), adapter)
 
 
 def _lifecycles(lifecycle: RequestLifecycle, jobs: Sequence[Job]) -> list[RequestLifecycle]:

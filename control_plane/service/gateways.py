@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cluster_configs.schema import GatewaySection
+from cluster_configs.schema import GatewaySection, SecuritySection
 from cluster_core.background import BackgroundTasks
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import monotonic_s
@@ -29,13 +29,21 @@ class Gateways:
     """`start`, then `first_url`, then `stop`. router: where they find it. folder: of their logs."""
 
     def __init__(
-        self, section: GatewaySection, router: str, folder: Path, command: Sequence[str] = (), *, redis_url: str = ""
+        self,
+        section: GatewaySection,
+        router: str,
+        folder: Path,
+        command: Sequence[str] = (),
+        *,
+        redis_url: str = "",
+        security: SecuritySection | None = None,
     ) -> None:
         """command: what is run, with options behind it; a test has another. redis_url: where they store responses."""
         self._section = section
         self._router = router
         self._folder = folder
         self._redis_url = redis_url
+        self._settings = (*_settings(section), *_security_settings(security or SecuritySection()))
         self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
         self._up = [asyncio.Event() for _ in range(section.processes)]
         self._url = ""
@@ -98,7 +106,7 @@ class Gateways:
         with kept.open("wb" if is_long else "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--address", self._router, "--host", section.host, "--port", str(port), "--json",
-                "--redis", "-", *_settings(section), "--disable-uvicorn-access-log", *section.options,
+                "--redis", "-", *self._settings, "--disable-uvicorn-access-log", *section.options,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 preexec_fn=bind_to_parent, start_new_session=True,
             )  # fmt: skip
@@ -125,6 +133,13 @@ def _settings(section: GatewaySection) -> Iterator[str]:
     for part in ("websocket", "stored_responses"):
         for name, value in getattr(section, part).model_dump().items():
             yield from ("--set", f"gateway.{part}.{name}={value}")
+
+
+def _security_settings(security: SecuritySection) -> Iterator[str]:
+    if security.secret_file is not None:
+        yield from ("--set", f"security.secret_file={security.secret_file}")
+    if security.open:
+        yield from ("--set", "security.open=true")
 
 
 def _listening_url(line: bytes) -> str:

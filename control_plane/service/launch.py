@@ -24,6 +24,7 @@ import psutil
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_configs.exposure import check_exposure
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import ids
@@ -69,6 +70,11 @@ class Service:
         return self._router.address
 
     @property
+    def is_open(self) -> bool:
+        """No keys are configured."""
+        return self._router.is_open
+
+    @property
     def workers(self) -> list[wire.WorkerRegistration]:
         return [member.registration for member in self._router.membership.members()]
 
@@ -85,6 +91,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
     `on_phase(part, phase)` hears what each part is doing. Raises StartError, with everything taken down again.
     """
     config = loaded.config
+    check_exposure(config)
     service_id = config.service.name or ids.new_service_id()
     mark = ids.new_start_mark(service_id) if config.service.name else service_id
     # Inherited by every process that this one starts.
@@ -164,7 +171,8 @@ async def _started_gateways(
     """Behind the workers: it is no use without them, and has more to load than the router."""
     if config.gateway.port is None:
         return None
-    gateways = Gateways(config.gateway, _reachable(router), folder, redis_url=redis_url)
+    at = _reachable(router)
+    gateways = Gateways(config.gateway, at, folder, redis_url=redis_url, security=config.security)
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways

@@ -84,15 +84,18 @@ class StreamingSessions:
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
-        adapter = validation.check_session_open(opened, model, self._arrivals.adapters)
+        access = self._arrivals.access
+        caller = access.identity(context)
+        adapter = validation.check_session_open(opened, caller, model, self._arrivals.adapters)
         session = await self._session(opened, model)
         held.resize(len(session.tokens) + len(opened.received.token_ids))
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
             sampling=opened.sampling,
-            scope=PrefixScope(opened.cache_salt, adapter),
+            scope=PrefixScope(access.salt(caller, opened.cache_salt), adapter),
             priority=opened.priority,
+            tenant=caller.tenant,
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=called_s + timeout_s,

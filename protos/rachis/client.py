@@ -6,6 +6,8 @@ async with AsyncClient("127.0.0.1:7421") as client:
 """
 
 import asyncio
+import copy
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ import grpc
 from rachis import routers
 from rachis.errors import InvalidInputError, OverloadedError, RachisError, UnavailableError, typed
 from rachis.lost_routers import LostRouters, Received
+from rachis.metadata_channel import Metadata, MetadataChannel, key_metadata
 from rachis.outbox import KeptBytes
 from rachis.prompts import Prompt, prompt_of
 from rachis.retries import RetryBudget
@@ -28,6 +31,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 DEFAULT_TIMEOUT_S = 600.0
+# Of the environment: the caller's key, where none is given.
+KEY_VARIABLE = "RACHIS_API_KEY"
 Piece = generation.CompletionDelta | generation.Completion
 # grpc.health.v1.Health/Check without its library: what is asked of the whole server is an empty message, and SERVING is
 # these two bytes.
@@ -59,12 +64,18 @@ class AsyncClient:
     address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn. Where a
     router is gone, another one goes on with the answer (`lost_routers`); `resumes` counts answers that went on so, each
     time. credentials: of a router behind TLS, from `grpc.ssl_channel_credentials`; without them nothing is encrypted.
+    api_key: of a service that has keys; without one it is that of the variable RACHIS_API_KEY, if that is set.
     max_retries: how often an answer that was refused before it began is asked for again, when the service says that
     this may help, as far as the client's budget goes (`RetryBudget`); `retries` counts them. Raises InvalidInputError.
     """
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, max_retries: int = 0
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        max_retries: int = 0,
     ) -> None:
         if max_retries < 0:
             raise InvalidInputError.local(f"is {max_retries}, and at least 0", field="max_retries")
@@ -73,9 +84,19 @@ class AsyncClient:
         self._budget = RetryBudget()
         self._kept = KeptBytes(routers.KEPT_BYTES)
         self._channel = routers.channel(address, credentials)
-        self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self._health = self._channel.unary_unary(_HEALTH_CHECK, None, None)
-        self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._make_stubs(key_metadata(os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key))
+
+    def _make_stubs(self, metadata: Metadata) -> None:
+        channel: Any = MetadataChannel(self._channel, metadata) if metadata else self._channel
+        self._router = router_pb2_grpc.RouterServiceStub(channel)
+        self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)
+
+    def calling_with(self, metadata: Metadata) -> "AsyncClient":
+        """This client for another caller: calls have that metadata, and no key of its own. It ends with this one."""
+        other = copy.copy(self)
+        other._make_stubs(metadata)
+        return other
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,6 +269,14 @@ class AsyncClient:
         request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
         response: admin.ListWorkersResponse = await self.admin.ListWorkers(request, timeout=10)
         return response.workers
+
+    async def identity(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.GetIdentityResponse:
+        """Who this client is to the service. Raises RachisError."""
+        try:
+            told: api.GetIdentityResponse = await self._router.GetIdentity(api.GetIdentityRequest(), timeout=timeout_s)
+            return told
+        except grpc.aio.AioRpcError as error:
+            raise typed(error) from None
 
     async def is_serving(self, timeout_s: float) -> bool:
         """Whether a router takes requests: what its health service says, and False where it does not answer in time."""

@@ -70,6 +70,18 @@ class NotSupportedError(RachisError):
     CODE = _Code.UNIMPLEMENTED
 
 
+class UnauthenticatedError(RachisError):
+    """The service knows no such key, or none was given. It does not say which."""
+
+    CODE = _Code.UNAUTHENTICATED
+
+
+class PermissionDeniedError(RachisError):
+    """The key is known, and may not do this."""
+
+    CODE = _Code.PERMISSION_DENIED
+
+
 class OutOfOrderError(RachisError):
     """Valid in itself, but not where this session stands or in its mode."""
 

@@ -16,7 +16,7 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, SecretStr
 
 from rachis.client import DEFAULT_TIMEOUT_S, Generated
 from rachis.errors import InvalidInputError
@@ -31,8 +31,8 @@ _REASONS = {generation.FINISH_REASON_STOP: "stop", generation.FINISH_REASON_LENG
 class ChatRachis(BaseChatModel):
     """A chat over gRPC, streamed or not. What a call is given beside `stop` goes over `sampling`.
 
-    sampling: further fields of `SamplingParams`. max_retries: as of `rachis.AsyncClient`. Messages are text; tools are
-    the HTTP API's. Raises RachisError, InvalidInputError.
+    sampling: further fields of `SamplingParams`. api_key, max_retries: as of `rachis.AsyncClient`. Messages are text;
+    tools are the HTTP API's. Raises RachisError, InvalidInputError.
     """
 
     address: str
@@ -40,12 +40,14 @@ class ChatRachis(BaseChatModel):
     max_tokens: int | None = None
     sampling: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
+    api_key: SecretStr | None = None
     max_retries: int = 2
     _client: SharedClient = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        self._client = SharedClient(self.address, max_retries=self.max_retries)
+        api_key = self.api_key.get_secret_value() if self.api_key is not None else None
+        self._client = SharedClient(self.address, api_key=api_key, max_retries=self.max_retries)
 
     @property
     def _llm_type(self) -> str:
@@ -112,8 +114,8 @@ class SessionAnswer(RunnableSerializable[str, str]):
     """Answers a question from what retrievers find. All search at once, and each document is computed once it is found.
 
     prefix: before the documents, text or chat messages, of which the last one stays open for them. closing: from the
-    question, what comes behind them. sampling: fields of `SamplingParams`. The answer's text is streamed. Raises what a
-    retriever raises, and as `rachis.AsyncSession`.
+    question, what comes behind them. sampling: fields of `SamplingParams`. api_key: as of `rachis.AsyncClient`. The
+    answer's text is streamed. Raises what a retriever raises, and as `rachis.AsyncSession`.
     """
 
     address: str
@@ -122,11 +124,13 @@ class SessionAnswer(RunnableSerializable[str, str]):
     closing: Callable[[str], str] = "\nQuestion: {}\nAnswer:".format
     sampling: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
+    api_key: SecretStr | None = None
     _client: SharedClient = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        self._client = SharedClient(self.address)
+        api_key = self.api_key.get_secret_value() if self.api_key is not None else None
+        self._client = SharedClient(self.address, api_key=api_key)
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> str:
         return "".join(self.stream(input, config, **kwargs))

@@ -27,7 +27,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, SecretStr
 
 from rachis.client import DEFAULT_TIMEOUT_S
 from rachis.errors import InvalidInputError
@@ -42,8 +42,8 @@ _ROLES = {MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant", MessageR
 class RachisLLM(CustomLLM):
     """Chats and completions over gRPC, streamed or not. What a call is given goes over `sampling`.
 
-    context_window: of the model, in tokens. sampling: further fields of `SamplingParams`. max_retries: as of
-    `rachis.AsyncClient`. Raises RachisError, InvalidInputError.
+    context_window: of the model, in tokens. sampling: further fields of `SamplingParams`. api_key,
+    max_retries: as of `rachis.AsyncClient`. Raises RachisError, InvalidInputError.
     """
 
     address: str
@@ -52,13 +52,15 @@ class RachisLLM(CustomLLM):
     temperature: float = 0.0
     sampling: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
+    api_key: SecretStr | None = None
     max_retries: int = 2
     model_name: str = "rachis"
     _client: SharedClient = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        self._client = SharedClient(self.address, max_retries=self.max_retries)
+        api_key = self.api_key.get_secret_value() if self.api_key is not None else None
+        self._client = SharedClient(self.address, api_key=api_key, max_retries=self.max_retries)
 
     @classmethod
     def class_name(cls) -> str:
@@ -132,8 +134,8 @@ class SessionQueryEngine(CustomQueryEngine):
     """Answers a question from what retrievers find. All search at once, and each node is computed once it is found.
 
     prefix: before the nodes, text or chat messages, of which the last one stays open for them. closing: from the
-    question, what comes behind them. sampling: fields of `SamplingParams`. Raises what a retriever raises, and as
-    `rachis.AsyncSession`.
+    question, what comes behind them. sampling: fields of `SamplingParams`. api_key: as of `rachis.AsyncClient`. Raises
+    what a retriever raises, and as `rachis.AsyncSession`.
     """
 
     address: str
@@ -142,11 +144,13 @@ class SessionQueryEngine(CustomQueryEngine):
     closing: Callable[[str], str] = "\nQuestion: {}\nAnswer:".format
     sampling: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
+    api_key: SecretStr | None = None
     _client: SharedClient = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        self._client = SharedClient(self.address)
+        api_key = self.api_key.get_secret_value() if self.api_key is not None else None
+        self._client = SharedClient(self.address, api_key=api_key)
 
     def custom_query(self, query_str: str) -> Response:
         return self._client.wait(self.acustom_query(query_str))

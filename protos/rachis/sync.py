@@ -88,11 +88,17 @@ class Client:
     """As `AsyncClient`. Closed by `with`, or by `close`."""
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, max_retries: int = 0
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        max_retries: int = 0,
     ) -> None:
         self._loop = LoopThread()
         try:
-            self._client = self._loop.wait(_made(address, credentials, max_retries))
+            making = _made(address, credentials=credentials, api_key=api_key, max_retries=max_retries)
+            self._client = self._loop.wait(making)
         except BaseException:
             self._loop.close()
             raise
@@ -152,5 +158,5 @@ class Client:
         return self._loop.wait(self._client.is_serving(timeout_s))
 
 
-async def _made(address: str, credentials: grpc.ChannelCredentials | None, max_retries: int) -> AsyncClient:
-    return AsyncClient(address, credentials=credentials, max_retries=max_retries)
+async def _made(address: str, **options: Any) -> AsyncClient:
+    return AsyncClient(address, **options)

@@ -31,6 +31,7 @@ SERVICE: dict[str, Any] = {
     "redis": {"port": REDIS_PORT},
     # Shorter than a host takes to come back: some requests are refused meanwhile.
     "router": {"host": HEAD.address, "port": ROUTER_PORT, "queue_timeout_s": 10.0},
+    "security": {"open": True},
     # Both pools have to be used, however little there is to do.
     "placement": {"disaggregation": "always"},
 }

@@ -25,7 +25,7 @@ _REDIS = f"{STORE.address}:6391"
 _ROUTER_PORT = 7431
 _SERVICE = (
     f"--set service.name=kept --set redis.url=redis://:kept@{_REDIS}/0 --set pools.network=10.77.0.0/24 "
-    "--set placement.disaggregation=always"
+    "--set placement.disaggregation=always --set security.open=true"
 )
 _PORTS = "--object-manager-port=8076 --node-manager-port=8077 --disable-usage-stats --object-store-memory=100000000"
 # How long nodes wait for a head that is away. Ray's own default is a minute.

@@ -25,45 +25,49 @@ _sym_db = _symbol_database.Default()
 from rachis.v1 import generation_pb2 as rachis_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rachis/v1/router.proto\x12\trachis.v1\x1a\x1arachis/v1/generation.proto\"\xba\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x06prompt\x18\x02 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\t\n\x01n\x18\x07 \x01(\r\"\x99\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12+\n\ncompletion\x18\x03 \x01(\x0b\x32\x15.rachis.v1.CompletionH\x00\x42\x07\n\x05\x65vent\"}\n\x0eReceivedAnswer\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x17\n\x0ftext_characters\x18\x02 \x01(\r\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\"i\n\rResumeRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.GenerateRequest\x12+\n\x08received\x18\x02 \x03(\x0b\x32\x19.rachis.v1.ReceivedAnswer\"*\n\x08\x44ocument\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"z\n\x0cSessionPiece\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.rachis.v1.TokenIdsH\x00\x12\'\n\x08\x64ocument\x18\x03 \x01(\x0b\x32\x13.rachis.v1.DocumentH\x00\x42\x07\n\x05piece\"\xfe\x01\n\x0bSessionOpen\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.rachis.v1.SessionMode\x12&\n\x06prefix\x18\x03 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12+\n\x08received\x18\x08 \x01(\x0b\x32\x19.rachis.v1.ReceivedAnswer\"7\n\rSessionAppend\x12&\n\x05piece\x18\x01 \x01(\x0b\x32\x17.rachis.v1.SessionPiece\"K\n\rSessionUpdate\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12(\n\x07\x63ontext\x18\x02 \x03(\x0b\x32\x17.rachis.v1.SessionPiece\"8\n\rSessionFinish\x12\'\n\x07\x63losing\x18\x01 \x01(\x0b\x32\x16.rachis.v1.PromptInput\"\x0f\n\rSessionCancel\"\xf8\x01\n\x15StreamGenerateRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.rachis.v1.SessionOpenH\x00\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.rachis.v1.SessionAppendH\x00\x12*\n\x06update\x18\x03 \x01(\x0b\x32\x18.rachis.v1.SessionUpdateH\x00\x12*\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.rachis.v1.SessionFinishH\x00\x12*\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x18.rachis.v1.SessionCancelH\x00\x42\x07\n\x05\x65vent\",\n\x0fSessionAccepted\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\"X\n\x0eSessionRefused\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0emessage_number\x18\x04 \x01(\r\"v\n\x11SessionFirstToken\x12)\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDelta\x12\x19\n\x11ttft_from_open_ms\x18\x02 \x01(\x01\x12\x1b\n\x13ttft_from_finish_ms\x18\x03 \x01(\x01\"\xd2\x02\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.SessionAcceptedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.rachis.v1.SessionProgressH\x00\x12,\n\x07refused\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SessionRefusedH\x00\x12\x33\n\x0b\x66irst_token\x18\x05 \x01(\x0b\x32\x1c.rachis.v1.SessionFirstTokenH\x00\x12+\n\x05\x64\x65lta\x18\x06 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12+\n\ncompletion\x18\x07 \x01(\x0b\x32\x15.rachis.v1.CompletionH\x00\x42\x07\n\x05\x65vent2\xf4\x01\n\rRouterService\x12\x45\n\x08Generate\x12\x1a.rachis.v1.GenerateRequest\x1a\x1b.rachis.v1.GenerateResponse0\x01\x12\x41\n\x06Resume\x12\x18.rachis.v1.ResumeRequest\x1a\x1b.rachis.v1.GenerateResponse0\x01\x12Y\n\x0eStreamGenerate\x12 .rachis.v1.StreamGenerateRequest\x1a!.rachis.v1.StreamGenerateResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rachis/v1/router.proto\x12\trachis.v1\x1a\x1arachis/v1/generation.proto\"\x14\n\x12GetIdentityRequest\"[\n\x13GetIdentityResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x17\n\x0flowest_priority\x18\x04 \x01(\x05\"\xba\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x06prompt\x18\x02 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\t\n\x01n\x18\x07 \x01(\r\"\x99\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12+\n\ncompletion\x18\x03 \x01(\x0b\x32\x15.rachis.v1.CompletionH\x00\x42\x07\n\x05\x65vent\"}\n\x0eReceivedAnswer\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x17\n\x0ftext_characters\x18\x02 \x01(\r\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.rachis.v1.FinishReason\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\"i\n\rResumeRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.GenerateRequest\x12+\n\x08received\x18\x02 \x03(\x0b\x32\x19.rachis.v1.ReceivedAnswer\"*\n\x08\x44ocument\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"z\n\x0cSessionPiece\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.rachis.v1.TokenIdsH\x00\x12\'\n\x08\x64ocument\x18\x03 \x01(\x0b\x32\x13.rachis.v1.DocumentH\x00\x42\x07\n\x05piece\"\xfe\x01\n\x0bSessionOpen\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.rachis.v1.SessionMode\x12&\n\x06prefix\x18\x03 \x01(\x0b\x32\x16.rachis.v1.PromptInput\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12+\n\x08received\x18\x08 \x01(\x0b\x32\x19.rachis.v1.ReceivedAnswer\"7\n\rSessionAppend\x12&\n\x05piece\x18\x01 \x01(\x0b\x32\x17.rachis.v1.SessionPiece\"K\n\rSessionUpdate\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12(\n\x07\x63ontext\x18\x02 \x03(\x0b\x32\x17.rachis.v1.SessionPiece\"8\n\rSessionFinish\x12\'\n\x07\x63losing\x18\x01 \x01(\x0b\x32\x16.rachis.v1.PromptInput\"\x0f\n\rSessionCancel\"\xf8\x01\n\x15StreamGenerateRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.rachis.v1.SessionOpenH\x00\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.rachis.v1.SessionAppendH\x00\x12*\n\x06update\x18\x03 \x01(\x0b\x32\x18.rachis.v1.SessionUpdateH\x00\x12*\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.rachis.v1.SessionFinishH\x00\x12*\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x18.rachis.v1.SessionCancelH\x00\x42\x07\n\x05\x65vent\",\n\x0fSessionAccepted\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\"X\n\x0eSessionRefused\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0emessage_number\x18\x04 \x01(\r\"v\n\x11SessionFirstToken\x12)\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.rachis.v1.CompletionDelta\x12\x19\n\x11ttft_from_open_ms\x18\x02 \x01(\x01\x12\x1b\n\x13ttft_from_finish_ms\x18\x03 \x01(\x01\"\xd2\x02\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1a.rachis.v1.SessionAcceptedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.rachis.v1.SessionProgressH\x00\x12,\n\x07refused\x18\x04 \x01(\x0b\x32\x19.rachis.v1.SessionRefusedH\x00\x12\x33\n\x0b\x66irst_token\x18\x05 \x01(\x0b\x32\x1c.rachis.v1.SessionFirstTokenH\x00\x12+\n\x05\x64\x65lta\x18\x06 \x01(\x0b\x32\x1a.rachis.v1.CompletionDeltaH\x00\x12+\n\ncompletion\x18\x07 \x01(\x0b\x32\x15.rachis.v1.CompletionH\x00\x42\x07\n\x05\x65vent2\xc2\x02\n\rRouterService\x12\x45\n\x08Generate\x12\x1a.rachis.v1.GenerateRequest\x1a\x1b.rachis.v1.GenerateResponse0\x01\x12\x41\n\x06Resume\x12\x18.rachis.v1.ResumeRequest\x1a\x1b.rachis.v1.GenerateResponse0\x01\x12Y\n\x0eStreamGenerate\x12 .rachis.v1.StreamGenerateRequest\x1a!.rachis.v1.StreamGenerateResponse(\x01\x30\x01\x12L\n\x0bGetIdentity\x12\x1d.rachis.v1.GetIdentityRequest\x1a\x1e.rachis.v1.GetIdentityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rachis.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=66
-  _globals['_GENERATEREQUEST']._serialized_end=252
-  _globals['_GENERATERESPONSE']._serialized_start=255
-  _globals['_GENERATERESPONSE']._serialized_end=408
-  _globals['_RECEIVEDANSWER']._serialized_start=410
-  _globals['_RECEIVEDANSWER']._serialized_end=535
-  _globals['_RESUMEREQUEST']._serialized_start=537
-  _globals['_RESUMEREQUEST']._serialized_end=642
-  _globals['_DOCUMENT']._serialized_start=644
-  _globals['_DOCUMENT']._serialized_end=686
-  _globals['_SESSIONPIECE']._serialized_start=688
-  _globals['_SESSIONPIECE']._serialized_end=810
-  _globals['_SESSIONOPEN']._serialized_start=813
-  _globals['_SESSIONOPEN']._serialized_end=1067
-  _globals['_SESSIONAPPEND']._serialized_start=1069
-  _globals['_SESSIONAPPEND']._serialized_end=1124
-  _globals['_SESSIONUPDATE']._serialized_start=1126
-  _globals['_SESSIONUPDATE']._serialized_end=1201
-  _globals['_SESSIONFINISH']._serialized_start=1203
-  _globals['_SESSIONFINISH']._serialized_end=1259
-  _globals['_SESSIONCANCEL']._serialized_start=1261
-  _globals['_SESSIONCANCEL']._serialized_end=1276
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=1279
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=1527
-  _globals['_SESSIONACCEPTED']._serialized_start=1529
-  _globals['_SESSIONACCEPTED']._serialized_end=1573
-  _globals['_SESSIONREFUSED']._serialized_start=1575
-  _globals['_SESSIONREFUSED']._serialized_end=1663
-  _globals['_SESSIONFIRSTTOKEN']._serialized_start=1665
-  _globals['_SESSIONFIRSTTOKEN']._serialized_end=1783
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=1786
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2124
-  _globals['_ROUTERSERVICE']._serialized_start=2127
-  _globals['_ROUTERSERVICE']._serialized_end=2371
+  _globals['_GETIDENTITYREQUEST']._serialized_start=65
+  _globals['_GETIDENTITYREQUEST']._serialized_end=85
+  _globals['_GETIDENTITYRESPONSE']._serialized_start=87
+  _globals['_GETIDENTITYRESPONSE']._serialized_end=178
+  _globals['_GENERATEREQUEST']._serialized_start=181
+  _globals['_GENERATEREQUEST']._serialized_end=367
+  _globals['_GENERATERESPONSE']._serialized_start=370
+  _globals['_GENERATERESPONSE']._serialized_end=523
+  _globals['_RECEIVEDANSWER']._serialized_start=525
+  _globals['_RECEIVEDANSWER']._serialized_end=650
+  _globals['_RESUMEREQUEST']._serialized_start=652
+  _globals['_RESUMEREQUEST']._serialized_end=757
+  _globals['_DOCUMENT']._serialized_start=759
+  _globals['_DOCUMENT']._serialized_end=801
+  _globals['_SESSIONPIECE']._serialized_start=803
+  _globals['_SESSIONPIECE']._serialized_end=925
+  _globals['_SESSIONOPEN']._serialized_start=928
+  _globals['_SESSIONOPEN']._serialized_end=1182
+  _globals['_SESSIONAPPEND']._serialized_start=1184
+  _globals['_SESSIONAPPEND']._serialized_end=1239
+  _globals['_SESSIONUPDATE']._serialized_start=1241
+  _globals['_SESSIONUPDATE']._serialized_end=1316
+  _globals['_SESSIONFINISH']._serialized_start=1318
+  _globals['_SESSIONFINISH']._serialized_end=1374
+  _globals['_SESSIONCANCEL']._serialized_start=1376
+  _globals['_SESSIONCANCEL']._serialized_end=1391
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=1394
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=1642
+  _globals['_SESSIONACCEPTED']._serialized_start=1644
+  _globals['_SESSIONACCEPTED']._serialized_end=1688
+  _globals['_SESSIONREFUSED']._serialized_start=1690
+  _globals['_SESSIONREFUSED']._serialized_end=1778
+  _globals['_SESSIONFIRSTTOKEN']._serialized_start=1780
+  _globals['_SESSIONFIRSTTOKEN']._serialized_end=1898
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=1901
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2239
+  _globals['_ROUTERSERVICE']._serialized_start=2242
+  _globals['_ROUTERSERVICE']._serialized_end=2564
 # @@protoc_insertion_point(module_scope)

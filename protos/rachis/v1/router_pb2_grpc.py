@@ -49,6 +49,11 @@ class RouterServiceStub:
                 request_serializer=rachis_dot_v1_dot_router__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_router__pb2.StreamGenerateResponse.FromString,
                 _registered_method=True)
+        self.GetIdentity = channel.unary_unary(
+                '/rachis.v1.RouterService/GetIdentity',
+                request_serializer=rachis_dot_v1_dot_router__pb2.GetIdentityRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_router__pb2.GetIdentityResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -80,6 +85,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetIdentity(self, request, context):
+        """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +109,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.StreamGenerate,
                     request_deserializer=rachis_dot_v1_dot_router__pb2.StreamGenerateRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_router__pb2.StreamGenerateResponse.SerializeToString,
+            ),
+            'GetIdentity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIdentity,
+                    request_deserializer=rachis_dot_v1_dot_router__pb2.GetIdentityRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_router__pb2.GetIdentityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +197,33 @@ class RouterService:
             '/rachis.v1.RouterService/StreamGenerate',
             rachis_dot_v1_dot_router__pb2.StreamGenerateRequest.SerializeToString,
             rachis_dot_v1_dot_router__pb2.StreamGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIdentity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.RouterService/GetIdentity',
+            rachis_dot_v1_dot_router__pb2.GetIdentityRequest.SerializeToString,
+            rachis_dot_v1_dot_router__pb2.GetIdentityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class RouterServiceStub:
     """
     StreamGenerate: _grpc.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]
     """A session whose prompt arrives in pieces while it is being prefilled."""
+    GetIdentity: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetIdentityRequest, _router_pb2.GetIdentityResponse]
+    """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -61,6 +63,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """
     StreamGenerate: _aio.StreamStreamMultiCallable[_router_pb2.StreamGenerateRequest, _router_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """A session whose prompt arrives in pieces while it is being prefilled."""
+    GetIdentity: _aio.UnaryUnaryMultiCallable[_router_pb2.GetIdentityRequest, _router_pb2.GetIdentityResponse]  # type: ignore[assignment]
+    """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -93,5 +97,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.StreamGenerateResponse], _abc.AsyncIterator[_router_pb2.StreamGenerateResponse]]:
         """A session whose prompt arrives in pieces while it is being prefilled."""
+
+    @_abc_1.abstractmethod
+    def GetIdentity(
+        self,
+        request: _router_pb2.GetIdentityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetIdentityResponse, _abc.Awaitable[_router_pb2.GetIdentityResponse]]:
+        """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -38,6 +38,8 @@ EXPECTED: dict[type[RachisError], str] = {
     errors.InvalidInputError: "INVALID_ARGUMENT",
     errors.OutOfRangeError: "OUT_OF_RANGE",
     errors.NotFoundError: "NOT_FOUND",
+    errors.UnauthenticatedError: "UNAUTHENTICATED",
+    errors.PermissionDeniedError: "PERMISSION_DENIED",
     errors.NotSupportedError: "UNIMPLEMENTED",
     errors.OutOfOrderError: "FAILED_PRECONDITION",
     errors.StaleRevisionError: "ABORTED",

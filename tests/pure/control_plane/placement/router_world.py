@@ -68,7 +68,7 @@ class RouterWorld:
         return {
             "rng": self.rng.getstate(),
             "counts": repr(ledger.counts),
-            "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids},
+            "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids()},
             "long prompts": (list(ledger.long_prompts._works), ledger.long_prompts.long_s),
             "recent": [prompt.keys.tolist() for prompt in ledger.recent._prompts],
             "running": repr(ledger.running._by_key),

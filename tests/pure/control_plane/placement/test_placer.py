@@ -298,7 +298,7 @@ def test_decisions_are_remembered_by_request(world: World) -> None:
     assert explanation.choices[1].view.device.tolist() == [0, 160]
     for _ in range(1000):
         world.place(prompt(1))
-    assert world.placer.log.explanation(job.request_id) is None and len(world.placer.log.request_ids) == 1000
+    assert world.placer.log.explanation(job.request_id) is None and len(world.placer.log.request_ids()) == 1000
 
 
 def test_what_is_remembered_takes_no_more_memory_than_it_may() -> None:
@@ -308,7 +308,7 @@ def test_what_is_remembered_takes_no_more_memory_than_it_may() -> None:
     recent, explanations = world.placer.memory()
     assert 0.99 * recent.limit_bytes < recent.used_bytes <= recent.limit_bytes
     assert 0.99 * explanations.limit_bytes < explanations.used_bytes <= explanations.limit_bytes
-    assert len(world.placer.log.request_ids) < 600
+    assert len(world.placer.log.request_ids()) < 600
     assert world.placer.log.explanation("r600") is not None
 
     forgetful = World(explanations_mib=0, recent_prompts_mib=0)

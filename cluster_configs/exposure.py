@@ -1,0 +1,41 @@
+"""A service without keys is for its own machine: what listens beyond loopback has to be asked for."""
+
+import ipaddress
+from collections.abc import Iterator
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.errors import ConfigError
+
+_SENTENCE = (
+    "is {}, and without API keys whoever reaches it may do everything: give security.keys_file and "
+    "security.secret_file, see docs/access.md, or set security.open"
+)
+
+
+def check_exposure(config: RachisConfig) -> None:
+    """Of a service, before anything listens. Raises ConfigError."""
+    for field, sentence in exposed(config):
+        raise ConfigError(sentence, field=field)
+
+
+def exposed(config: RachisConfig) -> Iterator[tuple[str, str]]:
+    """What of a service listens for everybody: the setting, and what is wrong with it."""
+    if config.security.keys_file is None and not config.security.open:
+        if not is_loopback(config.router.host):
+            yield "router.host", _SENTENCE.format(config.router.host)
+        if config.gateway.port is not None and not is_loopback(config.gateway.host):
+            yield "gateway.host", _SENTENCE.format(config.gateway.host)
+
+
+def check_gateway_exposure(config: RachisConfig) -> None:
+    """Of a gateway alone: with the service's secret it asks callers for their keys. Raises ConfigError."""
+    security, host = config.security, config.gateway.host
+    if security.secret_file is None and not security.open and not is_loopback(host):
+        raise ConfigError(_SENTENCE.format(host), field="gateway.host")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

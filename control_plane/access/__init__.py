@@ -1,0 +1,1 @@
+"""Who calls, what they may do, and what keeps the tenants' caches apart."""

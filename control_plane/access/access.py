@@ -1,0 +1,141 @@
+"""Who calls this router, and what they may do here: one object, asked at the door and by what stands behind it.
+
+The interceptor logs callers in before a handler runs, and handlers ask `identity` once more: one that nobody guards
+refuses its call.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from cluster_configs.schema import SecuritySection
+from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
+from cluster_wire.calls import Context
+from control_plane.access.key_file import KeyFile
+from control_plane.access.logins import WRONG_KEY, Logins
+from control_plane.access.roles import ANYBODY, Identity, Need
+from control_plane.access.secret import Secret, Sharing, read_secret
+
+# Metadata of a call: its caller's key; of a gateway's call the service's own, and the address of the gateway's client.
+AUTHORIZATION = "authorization"
+SERVICE_KEY = "rachis-service-key"
+CLIENT_ADDRESS = "rachis-client-address"
+_SCHEME = "bearer "
+_REFRESH_S = 1.0
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Access:
+    """Of a service that is open to everybody: nobody is asked. secret: what salts are derived from."""
+
+    def __init__(self, secret: Secret | None = None, sharing: Sharing = "never") -> None:
+        self._secret = secret
+        self._sharing: Sharing = sharing
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Calls that were refused at the door, by why."""
+        return {}
+
+    def identity(self, context: Context) -> Identity:
+        """Of a call that is served. Raises UnauthenticatedError."""
+        return ANYBODY
+
+    def salt(self, caller: Identity, cache_salt: str) -> str:
+        """What the KV of the caller's prompt is kept under. cache_salt: the caller's own."""
+        return cache_salt if self._secret is None else self._secret.salt(caller.tenant, cache_salt, self._sharing)
+
+    async def follow(self) -> None:
+        """Takes up what changes, until cancelled."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class KeyedAccess(Access):
+    """Of a service with keys. `follow` until cancelled, then `close`."""
+
+    def __init__(self, keys: KeyFile, logins: Logins, secret: Secret, sharing: Sharing) -> None:
+        super().__init__(secret, sharing)
+        self._keys = keys
+        self._logins = logins
+        self._forbidden = 0
+
+    @property
+    def is_open(self) -> bool:
+        return False
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return Counter(self._logins.refused) + Counter({"forbidden": self._forbidden})
+
+    def identity(self, context: Context) -> Identity:
+        found = self.known(context.invocation_metadata() or ())
+        if found is None:
+            raise UnauthenticatedError(WRONG_KEY)
+        return found
+
+    def known(self, metadata: Metadata) -> Identity | None:
+        """Whose call that is, where nothing has to be looked at."""
+        given = _bearer(metadata)
+        return self._logins.known(given) if given else None
+
+    async def login(self, metadata: Metadata, peer: str) -> Identity:
+        """peer: as gRPC calls it. Raises UnauthenticatedError, OverloadedError."""
+        given = _bearer(metadata)
+        if not given:
+            raise self._logins.refuse_without_key()
+        return await self._logins.login(given, self._address(metadata, peer))
+
+    def check(self, caller: Identity, need: Need) -> None:
+        """Raises PermissionDeniedError."""
+        if not caller.may(need):
+            self._forbidden += 1
+            has = ", ".join(sorted(caller.roles)) or "none"
+            raise PermissionDeniedError(f"this needs the role `{need}`; the key `{caller.name}` has {has}")
+
+    async def follow(self) -> None:
+        await self._keys.follow()
+
+    def close(self) -> None:
+        self._logins.close()
+
+    def _address(self, metadata: Metadata, peer: str) -> str:
+        """Whose failures are counted together: a gateway of the service says for whom it asks."""
+        said = {key: value for key, value in metadata if isinstance(value, str)}
+        if CLIENT_ADDRESS in said and self._logins.is_service(said.get(SERVICE_KEY, "")):
+            return said[CLIENT_ADDRESS]
+        return address_of(peer)
+
+
+def access_of(section: SecuritySection) -> Access:
+    """Of a router with this configuration. Raises ConfigError."""
+    secret = read_secret(Path(section.secret_file)) if section.secret_file is not None else None
+    if section.keys_file is None or secret is None:
+        return Access(secret, section.sharing)
+    keys = KeyFile(Path(section.keys_file), _REFRESH_S)
+    keys.read()
+    return KeyedAccess(keys, Logins(lambda: keys.keys, secret.service_key), secret, section.sharing)
+
+
+def address_of(peer: str) -> str:
+    """Of what gRPC calls a peer, such as `ipv4:127.0.0.1:4711` or `unix:`, what stays the same from call to call."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+def _bearer(metadata: Metadata) -> str:
+    """The key that a call brings; empty: none, or several that differ."""
+    given = {value for key, value in metadata if key == AUTHORIZATION}
+    if len(given) != 1:
+        return ""
+    (value,) = given
+    if not isinstance(value, str) or value[: len(_SCHEME)].lower() != _SCHEME or not value.isascii():
+        return ""
+    return value[len(_SCHEME) :].strip()

@@ -1,0 +1,39 @@
+"""A channel whose calls all bring the same metadata along: a key, say."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+Metadata = Sequence[tuple[str, str]]
+
+
+class MetadataChannel:
+    """What stubs ask of a channel, and no more."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        self._channel = channel
+        self._metadata = tuple(metadata)
+
+    def unary_unary(self, *method: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_metadata(self._channel.unary_unary(*method, **options))
+
+    def unary_stream(self, *method: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_metadata(self._channel.unary_stream(*method, **options))
+
+    def stream_unary(self, *method: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_metadata(self._channel.stream_unary(*method, **options))
+
+    def stream_stream(self, *method: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_metadata(self._channel.stream_stream(*method, **options))
+
+    def _with_metadata(self, method: Any) -> Callable[..., Any]:
+        def call(*arguments: Any, metadata: Metadata = (), **options: Any) -> Any:
+            return method(*arguments, metadata=(*self._metadata, *metadata), **options)
+
+        return call
+
+
+def key_metadata(api_key: str) -> Metadata:
+    """Of who has that key; of nobody where it is empty."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -1,0 +1,383 @@
+"""The door of a real router: every method by every role and by nobody, what is written down, and whose is what."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf import message_factory
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2
+from rachis.v1 import router_pb2 as api
+
+from control_plane.access.access import CLIENT_ADDRESS, SERVICE_KEY, KeyedAccess
+from control_plane.access.api_keys import new_key, rotated
+from control_plane.access.key_file import edit
+from control_plane.access.roles import RPC_NEEDS, Identity, Role
+from control_plane.access.secret import read_secret, write_secret
+from control_plane.model.lifecycle import State
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+
+Code = grpc.StatusCode
+Metadata = tuple[tuple[str, str], ...]
+WHO = {"nobody": (), "nothing": (), **{role.value: (role,) for role in Role}, "all": tuple(Role)}
+REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}
+
+
+def bearer(key: str) -> Metadata:
+    return (("authorization", f"Bearer {key}"),)
+
+
+class Keyed:
+    """A cluster with keys. key: by who has it; `nobody` has none."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.keys_file = folder / "keys.json"
+        self.audit_file = folder / "audit.jsonl"
+        self.service_key = read_secret(folder / "secret").service_key
+        self.key: dict[str, str] = {"nobody": ""}
+
+    def metadata(self, who: str) -> Metadata:
+        return bearer(self.key[who]) if self.key[who] else ()
+
+    def knows(self, who: str) -> bool:
+        """Whether the router knows that key without looking at it."""
+        access = self.cluster.parts.door.access
+        assert isinstance(access, KeyedAccess)
+        return access.known(self.metadata(who)) is not None
+
+    async def generate(self, who: str, text: str = "hello there", **fields: Any) -> generation.Completion:
+        request = api.GenerateRequest(
+            prompt=generation.PromptInput(text=text),
+            sampling=generation.SamplingParams(temperature=0.0, max_tokens=4),
+            **fields,
+        )
+        self.cluster.calls += 1
+        responses = self.cluster.api.Generate(request, metadata=self.metadata(who))
+        return [response async for response in responses][-1].completion
+
+    async def identity(self, who: str) -> api.GetIdentityResponse:
+        return await self.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=self.metadata(who))
+
+    async def refused(self, call: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call
+        return raised.value
+
+    def written(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.audit_file.read_text().splitlines()]
+
+
+def add_key(path: Path, name: str, *roles: Role, tenant: str = "acme", lowest_priority: int = 0) -> str:
+    """A role is needed: a key that has none is made by taking it away."""
+    key, given = new_key(
+        name, tenant, roles or [Role.GENERATE], lowest_priority=lowest_priority, now_s=0.0, expires_s=None
+    )
+    kept = replace(key, roles=frozenset(roles))
+    edit(path, lambda keys: keys.update({kept.key_id: kept}))
+    return given
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder with a secret and a file of keys, and what their holders have: made once, since hashing takes long."""
+    folder = tmp_path_factory.mktemp("keys")
+    write_secret(folder / "secret")
+    path = folder / "keys.json"
+    given = {name: add_key(path, name, *roles) for name, roles in WHO.items() if name != "nobody"}
+    given["ops"] = add_key(path, "ops", Role.OPERATE, Role.OBSERVE, tenant="zeta", lowest_priority=-7)
+    given["peer"] = add_key(path, "peer", Role.GENERATE, Role.OBSERVE, tenant="zeta")
+    given["looker"] = add_key(path, "looker", Role.GENERATE, Role.OBSERVE, tenant="acme")
+    return folder, given
+
+
+@pytest_asyncio.fixture
+async def keyed(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncIterator[Keyed]:
+    folder, given = made
+    for name in ("secret", "keys.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    path = tmp_path / "keys.json"
+    flags = {
+        "security__keys_file": str(path),
+        "security__secret_file": str(tmp_path / "secret"),
+        "security__audit_file": str(tmp_path / "audit.jsonl"),
+    }
+    async with running_cluster(**flags, index__chunk_tokens=32) as cluster:  # type: ignore[arg-type]  # by name
+        await cluster.add(PREFILL)
+        await cluster.add(DECODE)
+        world = Keyed(cluster, tmp_path)
+        world.key.update(given)
+        yield world
+
+
+def method_of(path: str) -> Any:
+    """The descriptor of a method of ours."""
+    _, service, name = path.split("/")
+    files = (router_pb2.DESCRIPTOR, admin.DESCRIPTOR)
+    services = {each.full_name: each for file in files for each in file.services_by_name.values()}
+    return services[service].methods_by_name[name]
+
+
+async def status_of(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> grpc.StatusCode:
+    """How a call with an empty message ends."""
+    method = method_of(path)
+    parse = message_factory.GetMessageClass(method.output_type).FromString
+    write, request = (lambda message: message.SerializeToString()), message_factory.GetMessageClass(method.input_type)()
+    try:
+        if method.client_streaming:
+            streaming: Any = channel.stream_stream(path, write, parse)
+            call = streaming(metadata=metadata, timeout=30)
+            await call.done_writing()
+            async for _ in call:
+                pass
+        elif method.server_streaming:
+            async for _ in channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30):
+                pass
+        else:
+            await channel.unary_unary(path, write, parse)(request, metadata=metadata, timeout=30)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return Code.OK
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_every_method_lets_in_whom_the_table_says(keyed: Keyed, who: str) -> None:
+    """`nothing` has a key without a role."""
+    identity = Identity(who, "acme", frozenset(WHO[who]), 0)
+    ours = {path: need for path, need in RPC_NEEDS.items() if path.startswith("/rachis.")}
+    for path, need in ours.items():
+        found = await status_of(keyed.cluster.channel, path, keyed.metadata(who))
+        if path.endswith(("/Generate", "/Resume", "/StreamGenerate")) and found not in REFUSED:
+            keyed.cluster.calls += 1
+        if who == "nobody":
+            assert found is Code.UNAUTHENTICATED, path
+        else:
+            assert (found is Code.PERMISSION_DENIED) == (not identity.may(need)), (path, found)
+            assert found is not Code.UNAUTHENTICATED, path
+
+
+async def test_probes_need_no_key_and_reflection_needs_any(keyed: Keyed) -> None:
+    channel = keyed.cluster.channel
+    assert await channel.unary_unary("/grpc.health.v1.Health/Check", None, None)(b"") == b"\x08\x01"
+    reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None, None)
+
+    async def reflected(metadata: Metadata) -> bytes:
+        call: Any = reflect(metadata=metadata)
+        # `list_services`, as a message.
+        await call.write(b"\x3a\x01*")
+        await call.done_writing()
+        return b"".join([answer async for answer in call])
+
+    assert b"rachis.v1.RouterService" in await reflected(keyed.metadata("nothing"))
+    refused = await keyed.refused(reflected(()))
+    assert refused.code() is Code.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer"),),
+        (("authorization", "Bearer "),),
+        (("authorization", "Basic Zm9vOmJhcg=="),),
+        (("authorization", "Bearer rk-aaaaaaaaaaaaaaaa-" + "b" * 43),),
+        (("x-api-key", "GOOD"),),
+        (("authorization", "GOOD"),),
+        (("authorization", "Bearer GOOD"), ("authorization", "Bearer rk-other")),
+        (("authorization", "Bearer  GOOD extra"),),
+        (("authorization", "Bearer GOO"),),
+    ],
+)
+async def test_a_wrong_key_is_told_one_sentence_whatever_is_wrong_with_it(keyed: Keyed, metadata: Metadata) -> None:
+    good = keyed.key["generate"]
+    asked = tuple((name, value.replace("GOOD", good).replace("GOO", good[:-1])) for name, value in metadata)
+    call = keyed.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=asked)
+    refused = await keyed.refused(call)
+    assert refused.code() is Code.UNAUTHENTICATED
+    assert refused.details() == "a valid API key is needed: `authorization: Bearer rk-…`"
+
+
+async def test_who_one_is_can_be_asked(keyed: Keyed) -> None:
+    assert await keyed.identity("generate") == api.GetIdentityResponse(
+        name="generate", tenant="acme", roles=["generate"]
+    )
+    assert await keyed.identity("ops") == api.GetIdentityResponse(
+        name="ops", tenant="zeta", roles=["observe", "operate"], lowest_priority=-7
+    )
+
+
+async def test_a_key_that_is_revoked_ends_at_the_door_and_what_runs_goes_on(keyed: Keyed) -> None:
+    decoder = named(keyed.cluster, "decode-0").engine
+    decoder.hold_before(0)
+    running = asyncio.create_task(keyed.generate("generate"))
+    await decoder.held.wait()
+    edit(keyed.keys_file, lambda keys: keys.clear())
+    await until(lambda: not keyed.knows("generate"))
+    refused = await keyed.refused(
+        keyed.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=keyed.metadata("generate"))
+    )
+    assert refused.code() is Code.UNAUTHENTICATED
+    decoder.resume()
+    assert (await running).usage.completion_tokens == 4
+
+
+async def test_the_secret_before_a_rotation_goes_on_and_the_next_one_is_good_at_once(keyed: Keyed) -> None:
+    await keyed.generate("generate")
+    given: list[str] = []
+
+    def change(keys: dict[str, Any]) -> None:
+        key = next(each for each in keys.values() if each.name == "generate")
+        keys[key.key_id], new = rotated(key, now_s=0.0, grace_s=1e12)
+        given.append(new)
+
+    edit(keyed.keys_file, change)
+    await until(lambda: not keyed.knows("generate"))
+    for key in (keyed.key["generate"], given[0]):
+        told = await keyed.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=bearer(key))
+        assert told.name == "generate"
+
+
+async def test_tenants_have_salts_of_their_own_and_clients_refine_them(keyed: Keyed) -> None:
+    await keyed.generate("generate")
+    await keyed.generate("all")
+    await keyed.generate("all", cache_salt="mine")
+    salts = [job.cache_salt for job in named(keyed.cluster, "prefill-0").engine.jobs]
+    assert salts[0] == salts[1] != salts[2]
+    assert all(len(salt) == 64 for salt in salts), "neither a tenant's name nor a client's salt goes on"
+    assert [job.cache_salt for job in named(keyed.cluster, "decode-0").engine.jobs] == salts
+
+
+async def test_sessions_have_the_salts_of_their_tenants(keyed: Keyed) -> None:
+    await keyed.generate("generate")
+    keyed.cluster.calls += 1
+    session: Any = keyed.cluster.api.StreamGenerate(metadata=keyed.metadata("generate"))  # type: ignore[call-arg]
+    sampling = generation.SamplingParams(temperature=0.0, max_tokens=2)
+    opened = api.SessionOpen(mode=generation.SESSION_MODE_APPEND, sampling=sampling)
+    await session.write(api.StreamGenerateRequest(open=opened))
+    await session.write(api.StreamGenerateRequest(append=api.SessionAppend(piece=api.SessionPiece(text="hello"))))
+    await session.write(api.StreamGenerateRequest(finish=api.SessionFinish()))
+    async for _ in session:
+        pass
+    jobs = named(keyed.cluster, "decode-0").engine.jobs
+    assert len({job.cache_salt for job in jobs}) == 1 and len(jobs) == 2
+
+
+async def test_a_priority_below_the_keys_is_refused_by_name(keyed: Keyed) -> None:
+    assert (await keyed.generate("generate", priority=0)).usage.completion_tokens == 4
+    refused = await keyed.refused(keyed.generate("generate", priority=-1))
+    assert refused.code() is Code.PERMISSION_DENIED
+    assert refused.details() == "priority: must be at least 0 with the key `generate`, got -1"
+    await keyed.cluster.ends_with({State.FINISHED: 1, State.REFUSED: 1})
+
+
+async def test_a_tenant_is_told_of_its_own_requests_and_an_operator_of_all(keyed: Keyed) -> None:
+    await keyed.generate("looker", "x" * 100, request_id="r1")
+
+    async def explained(who: str) -> str:
+        request = admin.ExplainPlacementRequest(request_id="r1")
+        try:
+            return (await keyed.cluster.admin.ExplainPlacement(request, metadata=keyed.metadata(who))).request_id
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name} {error.details()}"
+
+    assert await explained("looker") == await explained("ops") == "r1"
+    told = await explained("peer")
+    assert told.startswith("NOT_FOUND") and "r1" not in told.replace("`r1`", "")
+
+    async def asked_before(who: str) -> float:
+        request = admin.LookupPrefixRequest(prompt=generation.PromptInput(text="x" * 100))
+        found = await keyed.cluster.admin.LookupPrefix(request, metadata=keyed.metadata(who))
+        return found.first_requests_per_s + sum(each.predicted_tokens for each in found.workers)
+
+    assert await asked_before("looker") > 0
+    assert await asked_before("peer") == 0, "nobody hears what another tenant has asked"
+
+
+async def test_what_changes_things_is_written_down_with_who_and_how_it_ended(keyed: Keyed) -> None:
+    drain = admin.DrainWorkerRequest(worker_id="decode-0")
+    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
+    await keyed.refused(keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("observe")))
+    await keyed.refused(keyed.cluster.admin.DrainWorker(drain))
+    nobody = admin.ResumeWorkerRequest(worker_id="decode-9")
+    await keyed.refused(keyed.cluster.admin.ResumeWorker(nobody, metadata=keyed.metadata("operate")))
+    await keyed.cluster.admin.ListWorkers(admin.ListWorkersRequest(), metadata=keyed.metadata("operate"))
+    lines = keyed.written()
+    assert [(line["key"], line["call"], line["status"]) for line in lines] == [
+        ("operate", "DrainWorker", "OK"),
+        (None, "DrainWorker", "PERMISSION_DENIED"),
+        (None, "DrainWorker", "UNAUTHENTICATED"),
+        ("operate", "ResumeWorker", "NOT_FOUND"),
+    ]
+    assert lines[0]["request"] == {"worker_id": "decode-0"} and lines[1]["request"] is None
+    assert lines[0]["address"] == "127.0.0.1" and lines[0]["tenant"] == "acme"
+    assert keyed.key["operate"] not in keyed.audit_file.read_text()
+
+
+async def test_the_audit_log_goes_on_where_its_file_is_moved_away(keyed: Keyed) -> None:
+    drain = admin.DrainWorkerRequest(worker_id="decode-0")
+    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
+    keyed.audit_file.rename(keyed.audit_file.with_suffix(".1"))
+    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
+    assert len(keyed.written()) == 1
+
+
+async def test_failures_count_for_the_address_that_a_gateway_names_and_nobody_else_may_name_one(keyed: Keyed) -> None:
+    def asked(key: str, *more: tuple[str, str]) -> Any:
+        return keyed.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=(*bearer(key), *more))
+
+    wrong = f"rk-{'a' * 16}-"
+    of_gateway = ((SERVICE_KEY, keyed.service_key), (CLIENT_ADDRESS, "10.9.9.9"))
+    codes = [(await keyed.refused(asked(f"{wrong}{number:043}", *of_gateway))).code() for number in range(21)]
+    assert codes == [Code.UNAUTHENTICATED] * 20 + [Code.RESOURCE_EXHAUSTED]
+    assert (await asked(keyed.key["generate"])).name == "generate", "another address"
+    of_liar = ((SERVICE_KEY, "rs-guess"), (CLIENT_ADDRESS, "10.9.9.8"))
+    codes = [(await keyed.refused(asked(f"{wrong}{number:043}", *of_liar))).code() for number in range(21)]
+    assert codes[-1] is Code.RESOURCE_EXHAUSTED
+    refused = await keyed.refused(asked(f"{wrong}{99:043}", (SERVICE_KEY, "rs-guess"), (CLIENT_ADDRESS, "10.9.9.7")))
+    assert refused.code() is Code.RESOURCE_EXHAUSTED, "a stranger's failures count for where it calls from"
+
+
+async def test_refusals_are_counted_by_why(keyed: Keyed) -> None:
+    await keyed.refused(keyed.identity("nobody"))
+    await keyed.refused(keyed.cluster.admin.GetPools(admin.GetPoolsRequest(), metadata=keyed.metadata("generate")))
+    assert keyed.cluster.parts.door.access.refused == {"wrong_key": 1, "forbidden": 1}
+
+
+async def test_a_message_of_a_stranger_is_not_parsed(keyed: Keyed) -> None:
+    """What is no message at all would be INVALID_ARGUMENT if somebody had looked at it."""
+    call = keyed.cluster.channel.unary_unary("/rachis.v1.AdminService/DrainWorker", None, None)
+    refused = await keyed.refused(call(b"\xff" * 1000))
+    assert refused.code() is Code.UNAUTHENTICATED
+    refused = await keyed.refused(call(b"\xff" * 1000, metadata=keyed.metadata("operate")))
+    assert refused.code() is Code.INVALID_ARGUMENT
+
+
+async def test_a_handler_that_nobody_guards_refuses(keyed: Keyed) -> None:
+    """As if the interceptor had been left out."""
+
+    class Context:
+        def invocation_metadata(self) -> Metadata:
+            return ()
+
+    with pytest.raises(Exception, match="a valid API key is needed"):
+        await keyed.cluster.parts.router.GetIdentity(api.GetIdentityRequest(), Context())  # type: ignore[arg-type]
+
+
+async def test_without_keys_everybody_is_anybody(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with running_cluster(security__audit_file=str(audit)) as cluster:
+        told = await cluster.api.GetIdentity(api.GetIdentityRequest())
+        assert (told.name, told.tenant, list(told.roles)) == ("anybody", "", sorted(Role))
+        call = cluster.admin.UnloadAdapter(admin.UnloadAdapterRequest(name="a"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+    (line,) = [json.loads(each) for each in audit.read_text().splitlines()]
+    assert (line["key"], line["call"], line["status"]) == ("anybody", "UnloadAdapter", "NOT_FOUND")
