@@ -117,6 +117,7 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
+	$(BIN)/python -m tools.access_tables --check
 
 hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit is installed, else `make check-quick`
 	if command -v pre-commit >/dev/null; then
@@ -132,8 +133,9 @@ hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit i
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
 
-map: setup ## Write docs/modules.md, the map of all modules, from their first docstring lines
+map: setup ## Write docs/modules.md, the map of all modules, and the tables of docs/access.md
 	$(BIN)/python tools/structure.py
+	$(BIN)/python -m tools.access_tables
 
 bench: setup ## Latency and CPU that router and hand-off add
 	$(BIN)/rachis bench overhead

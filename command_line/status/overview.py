@@ -61,6 +61,8 @@ async def status(
     try:
         result = await _ask(address, worker, tiers=tiers, decode=decode)
     except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            raise
         message = f"the router at {address} does not answer: {error.details()}"
         if as_json:
             print_json({"running": False, "address": address, "error": message})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cluster_configs.schema import GatewaySection
+from cluster_configs.schema import GatewaySection, SecuritySection
 from tests.command import command_tree, rachis
 
 COMMAND = ("gateway", "--address", "127.0.0.1:1", "--port", "8123")
@@ -16,8 +16,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would have been run."""
     told: dict[str, Any] = {}
 
-    async def run(address: str, section: GatewaySection, given: list[str], **options: Any) -> None:
-        told.update(options, address=address, section=section, given=given)
+    async def run(
+        address: str, section: GatewaySection, security: SecuritySection, given: list[str], **options: Any
+    ) -> None:
+        told.update(options, address=address, section=section, security=security, given=given)
 
     monkeypatch.setattr("control_plane.gateway.gateway.run", run)
     return told
@@ -44,6 +46,15 @@ def test_other_keys_and_bounds_are_refused(told: dict[str, Any], assignment: str
     assert refused.exit_code != 0
     assert sentence in " ".join(f"{refused.stderr} {refused.exception}".split())
     assert not told
+
+
+def test_the_secret_is_told_and_without_it_nothing_but_loopback_is_listened_on(told: dict[str, Any]) -> None:
+    assert rachis(*COMMAND, "--set", "security.secret_file=/s").exit_code == 0
+    assert told.pop("security").secret_file == "/s"
+    refused = rachis(*COMMAND, "--host", "0.0.0.0")
+    assert "gateway.host: is 0.0.0.0, and without API keys" in str(refused.exception) and "security" not in told
+    for more in ("security.secret_file=/s", "security.open=true"):
+        assert rachis(*COMMAND, "--host", "0.0.0.0", "--set", more).exit_code == 0
 
 
 def test_a_url_comes_as_an_option_or_on_standard_input(told: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ class MadeUpService:
 
     address = "127.0.0.1:7000"
     service_id = "made-up"
+    is_open = True
 
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
@@ -74,7 +75,7 @@ def test_machines_read_each_phase_once_then_where_it_listens_and_who_is_missing_
     phase, ready, stopped = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert phase == {"event": "phase", "part": "router", "phase": "starting"}
     assert (ready["event"], ready["address"], ready["service_id"]) == ("ready", "127.0.0.1:7000", "made-up")
-    assert ready["missing"] == {"decode-0": "no room on any node"}
+    assert ready["missing"] == {"decode-0": "no room on any node"} and ready["open"]
     assert (stopped["event"], stopped["served"], ended) == ("stopped", True, [True])
 
 
@@ -87,7 +88,8 @@ def test_people_read_who_serves_and_who_is_missing(capsys: pytest.CaptureFixture
     assert first.startswith("serving builtin on 127.0.0.1:7000 after ")
     assert worker.split() == ["prefill-0", "127.0.0.1:1", "process", "1", "on", "here"]
     assert missing.split(maxsplit=1) == ["decode-0", "not ready: no room on any node"]
-    assert rest == ["Ctrl-C stops it", "stopping", "stopped"]
+    assert rest[0].startswith("  open: without keys whoever reaches it may do everything")
+    assert rest[1:] == ["Ctrl-C stops it", "stopping", "stopped"]
     assert ended == [True]
 
 

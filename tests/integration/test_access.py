@@ -1,0 +1,330 @@
+"""A service with keys, real engines and a gateway: who is let in, and what tenants find of each other: nothing."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anthropic
+import grpc
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+import redis
+import websockets
+from rachis import AsyncClient, token_prompt
+from rachis.errors import PermissionDeniedError, UnauthenticatedError
+from rachis.v1 import admin_pb2 as admin
+
+from cluster_core.ports import hold_port
+from command_line.own_service import Target
+from control_plane.access.api_keys import new_key
+from control_plane.access.key_file import edit
+from control_plane.access.roles import HTTP_NEEDS, Identity, Need, Role
+from control_plane.access.secret import read_secret, write_secret
+from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
+from tests.command import rachis
+from tests.fakes.redis_server import running_redis
+from tests.integration.conftest import own_service, until
+
+pytestmark = pytest.mark.integration
+
+MODEL = "rachis-builtin"
+# name: (tenant, roles). `nobody` has no key.
+KEYS: dict[str, tuple[str, tuple[Role, ...]]] = {
+    "acme": ("acme", (Role.GENERATE,)),
+    "acme-too": ("acme", (Role.GENERATE,)),
+    "zeta": ("zeta", (Role.GENERATE,)),
+    "zeta-looks": ("zeta", (Role.OBSERVE,)),
+    "ops": ("ops", (Role.OPERATE,)),
+    "leaves": ("acme", (Role.GENERATE,)),
+}
+PROMPT = [(11 * place) % 250 for place in range(400)]
+TEXT = "The quick brown fox of tenant acme jumps over a very lazy and confidential dog. " * 4
+
+
+@dataclass
+class World:
+    """key: by who has it. service_id: of the service's names in Redis."""
+
+    target: Target
+    url: str
+    key: dict[str, str]
+    folder: Path
+    redis: redis.Redis
+    service_id: str
+
+    def client(self, who: str) -> AsyncClient:
+        return AsyncClient(self.target.address, api_key=self.key[who])
+
+    def http(self, who: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key[who] or "none", max_retries=0)
+
+    def headers(self, who: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key[who]}"} if self.key[who] else {}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    folder = tmp_path_factory.mktemp("access")
+    write_secret(folder / "secret")
+    given = {"nobody": ""}
+    for name, (tenant, roles) in KEYS.items():
+        key, given[name] = new_key(name, tenant, roles, lowest_priority=0, now_s=0.0, expires_s=None)
+        edit(folder / "keys.json", lambda keys, key=key: keys.update({key.key_id: key}))  # type: ignore[misc]
+    port = hold_port("127.0.0.1")
+    with running_redis(tmp_path_factory.mktemp("redis")) as redis_url:
+        flags = {
+            "security__keys_file": str(folder / "keys.json"),
+            "security__secret_file": str(folder / "secret"),
+            "security__audit_file": str(folder / "audit.jsonl"),
+            "gateway__port": port,
+            "redis__url": redis_url,
+            "index__chunk_tokens": 64,
+        }
+        async with own_service(folder / "state", **flags) as (target, _):
+            async with AsyncClient(target.address, api_key=given["ops"]) as ops:
+                service_id = (await ops.router_status()).service_id
+            url = f"http://127.0.0.1:{port}"
+            made = World(target, url, given, folder, redis.from_url(redis_url), service_id)
+            await until(lambda: _is_up(url), "the gateway is up")
+            yield made
+            made.redis.close()
+
+
+async def _is_up(url: str) -> bool:
+    async with httpx.AsyncClient() as http:
+        try:
+            return (await http.get(f"{url}/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+@pytest.mark.parametrize("who", ["nobody", "acme", "zeta-looks", "ops"])
+async def test_every_route_lets_in_whom_the_table_says(world: World, who: str) -> None:
+    tenant, roles = KEYS.get(who, ("", ()))
+    identity = Identity(who, tenant, frozenset(roles), 0)
+    async with httpx.AsyncClient(base_url=world.url, headers=world.headers(who), timeout=60) as http:
+        for path, need in {**HTTP_NEEDS, "/reset_prefix_cache": Need.OPERATE, "/": Need.OPERATE}.items():
+            asked = path.replace("{id}", "resp_none")
+            for method in ("GET", "POST", "DELETE"):
+                response = await http.request(method, asked, json={} if method == "POST" else None)
+                if need is Need.NOTHING:
+                    assert response.status_code not in (401, 403), (method, path)
+                elif who == "nobody":
+                    assert response.status_code == 401, (method, path)
+                    assert response.headers["www-authenticate"] == "Bearer"
+                else:
+                    assert (response.status_code == 403) == (not identity.may(need)), (method, path, response.text)
+                    assert response.status_code != 401, (method, path)
+
+
+async def test_every_route_of_the_front_stands_in_the_table(world: World) -> None:
+    """What does not is for operators; this says which ones a new version of vLLM has brought."""
+    async with httpx.AsyncClient(base_url=world.url, headers=world.headers("acme")) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    assert {path.replace("response_id", "id") for path in paths} <= set(HTTP_NEEDS)
+
+
+async def test_sdks_bring_their_keys_and_hear_what_is_wrong(world: World) -> None:
+    async with world.http("acme") as http, world.http("nobody") as stranger, world.http("zeta-looks") as looker:
+        answer = await http.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3, temperature=0)
+        assert answer.choices[0].text
+        with pytest.raises(openai.AuthenticationError, match="a valid API key is needed"):
+            await stranger.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
+        with pytest.raises(openai.PermissionDeniedError, match="needs the role `generate`"):
+            await looker.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
+        with pytest.raises(openai.PermissionDeniedError, match="priority: must be at least 0 with the key `acme`"):
+            await http.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3, extra_body={"priority": -1})
+    turns: Any = [{"role": "user", "content": "hello"}]
+    async with anthropic.AsyncAnthropic(base_url=world.url, api_key=world.key["acme"], max_retries=0) as claude:
+        assert (await claude.messages.create(model=MODEL, max_tokens=3, messages=turns)).content
+    async with anthropic.AsyncAnthropic(base_url=world.url, api_key="rk-none", max_retries=0) as stranger_too:
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger_too.messages.create(model=MODEL, max_tokens=3, messages=turns)
+
+
+async def test_the_python_client_and_the_commands_bring_theirs(world: World) -> None:
+    async with world.client("acme") as client, world.client("nobody") as stranger:
+        assert (await client.identity()).tenant == "acme"
+        with pytest.raises(UnauthenticatedError):
+            await stranger.generate("x", max_tokens=1)
+        with pytest.raises(UnauthenticatedError):
+            async with stranger.session():
+                pass
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await client.admin.ListWorkers(admin.ListWorkersRequest())
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(PermissionDeniedError, match="priority"):
+            await client.generate("x", max_tokens=1, priority=-1)
+
+    async def asked(who: str) -> Any:
+        with mock.patch.dict(os.environ, {"RACHIS_API_KEY": world.key[who]}):
+            return await asyncio.to_thread(rachis, "status", "--address", world.target.address, "--json")
+
+    assert json.loads((await asked("zeta-looks")).stdout.splitlines()[-1])["workers"]
+    refused = await asked("acme")
+    assert refused.exit_code != 0 and "this needs the role `observe`" in f"{refused.output} {refused.exception}"
+
+
+async def _cached(world: World, who: str, **wishes: Any) -> int:
+    async with world.client(who) as client:
+        answer = await client.generate(token_prompt([7, *PROMPT]), max_tokens=2, temperature=0.0, **wishes)
+    return int(answer.completion.usage.cached_tokens)
+
+
+async def test_a_tenant_finds_its_own_prefixes_and_nobody_elses(world: World) -> None:
+    assert await _cached(world, "acme") == 0
+    own = await _cached(world, "acme")
+    assert own > 300 and await _cached(world, "acme-too") == own, "keys of one tenant share"
+    assert await _cached(world, "zeta") == 0
+    assert await _cached(world, "acme", cache_salt="mine") == 0, "a client's salt refines its tenant's"
+    assert await _cached(world, "zeta", cache_salt="mine") == 0
+
+
+async def test_over_http_usage_tells_nothing_of_others_either(world: World) -> None:
+    async def cached(who: str) -> int:
+        async with world.http(who) as http:
+            turns: Any = [{"role": "user", "content": TEXT}]
+            answer = await http.chat.completions.create(model=MODEL, messages=turns, max_tokens=2, temperature=0)
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        return (details.cached_tokens or 0) if details is not None else 0
+
+    await cached("acme")
+    assert await cached("zeta") == 0
+
+
+async def test_a_stored_response_is_its_tenants(world: World) -> None:
+    async with world.http("acme") as mine, world.http("acme-too") as ours, world.http("zeta") as theirs:
+        wishes: dict[str, Any] = {"model": MODEL, "max_output_tokens": 4, "temperature": 0}
+        made = await mine.responses.create(input=TEXT, **wishes)
+        assert (await ours.responses.retrieve(made.id)).id == made.id
+        with pytest.raises(openai.NotFoundError):
+            await theirs.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await theirs.responses.create(input="more", previous_response_id=made.id, **wishes)
+        with pytest.raises(openai.NotFoundError):
+            await theirs.responses.delete(made.id)
+        after = await ours.responses.create(input="more", previous_response_id=made.id, **wishes)
+        assert after.previous_response_id == made.id
+        await mine.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await mine.responses.retrieve(made.id)
+
+
+async def test_a_websocket_is_opened_by_a_key_and_answers_in_its_name(world: World) -> None:
+    url = world.url.replace("http", "ws") + "/v1/responses"
+    with pytest.raises(websockets.InvalidStatus) as raised:
+        await websockets.connect(url)
+    assert raised.value.response.status_code == 401
+    async with world.http("acme") as mine, world.http("zeta") as theirs:
+        made = await mine.responses.create(model=MODEL, input=TEXT, max_output_tokens=4, temperature=0)
+        for http, is_found in ((mine, True), (theirs, False)):
+            async with http.responses.connect() as socket:
+                opening: Any = {
+                    "type": "response.create", "model": MODEL, "input": "more", "previous_response_id": made.id,
+                    "max_output_tokens": 4, "temperature": 0,
+                }  # fmt: skip
+                await socket.send(opening)
+                async for event in socket:
+                    if event.type in ("response.completed", "error"):
+                        assert (event.type == "response.completed") == is_found
+                        break
+
+
+async def test_a_revoked_key_is_refused_within_seconds_on_both_doors(world: World) -> None:
+    async with world.http("leaves") as http, world.client("leaves") as client:
+        await http.completions.create(model=MODEL, prompt="x", max_tokens=1)
+        await client.generate("x", max_tokens=1)
+        answered = rachis("keys", "revoke", "leaves", "--file", world.folder / "keys.json")
+        assert answered.exit_code == 0
+
+        async def is_refused() -> bool:
+            try:
+                await http.models.list()
+                await client.generate("x", max_tokens=1)
+            except openai.AuthenticationError:
+                return True
+            except UnauthenticatedError:
+                return False
+            return False
+
+        await until(is_refused, "the gateway has heard of it")
+        with pytest.raises(UnauthenticatedError):
+            await client.generate("x", max_tokens=1)
+
+
+def _dump(world: World) -> bytes:
+    """All that Redis holds, as it holds it."""
+    kinds: dict[Any, Any] = {
+        b"string": world.redis.get,
+        b"hash": world.redis.hgetall,
+        b"stream": world.redis.xrange,
+        b"zset": lambda key: world.redis.zrange(key, 0, -1),
+        b"set": world.redis.smembers,
+        b"list": lambda key: world.redis.lrange(key, 0, -1),
+    }
+    found = []
+
+    def take(value: Any) -> None:
+        if isinstance(value, dict):
+            take(list(value.items()))
+        elif isinstance(value, list | tuple | set):
+            for each in value:
+                take(each)
+        else:
+            found.append(value if isinstance(value, bytes) else str(value).encode())
+
+    for key in world.redis.scan_iter():
+        if b":response" not in key:
+            take(key)
+            take(kinds[world.redis.type(key)](key))
+    return b"\n".join(found)
+
+
+async def test_redis_and_metrics_confirm_no_guess_at_a_prompt_without_the_secret(world: World) -> None:
+    """With the secret they do, which shows that this looks in the right place."""
+    prompt = [13, *PROMPT]
+    async with world.client("acme") as client:
+        await client.generate(token_prompt(prompt), max_tokens=2, temperature=0.0)
+        await client.generate(TEXT, max_tokens=2, temperature=0.0)
+
+    def names(salt: str) -> list[bytes]:
+        keys = chunk_keys(prompt, root_key(world.service_id, salt), 64)
+        return [key.tobytes() for key in keys]
+
+    real = names(read_secret(world.folder / "secret").salt("acme", "", "never"))
+
+    async def is_told() -> bool:
+        return any(name in _dump(world) for name in real)
+
+    await until(is_told, "the workers have told Redis of it")
+    dump = _dump(world)
+    for guess in ("", "acme", "acme:", "ops", "zeta"):
+        assert not any(name in dump for name in names(guess)), guess
+    told = ("quick brown", "confidential", *filter(None, world.key.values()))
+    assert not any(word.encode() in dump for word in told)
+    async with world.client("ops") as ops:
+        metrics_at = (await ops.router_status()).metrics_address
+    async with httpx.AsyncClient() as http:
+        metrics = (await http.get(f"http://{metrics_at}/metrics")).text
+    assert "rachis_requests_total" in metrics
+    for word in (*told, "acme", "zeta"):
+        assert word not in metrics, word
+
+
+async def test_what_operators_do_is_written_down(world: World) -> None:
+    async with world.client("ops") as ops:
+        await ops.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="prefill-0"))
+        await ops.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id="prefill-0"))
+    lines = [json.loads(line) for line in (world.folder / "audit.jsonl").read_text().splitlines()]
+    assert [(line["key"], line["call"], line["status"]) for line in lines[-2:]] == [
+        ("ops", "DrainWorker", "OK"),
+        ("ops", "ResumeWorker", "OK"),
+    ]

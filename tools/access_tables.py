@@ -1,0 +1,48 @@
+"""Writes the tables of `docs/access.md` from those that the door goes by; `--check` exits with 1 where they differ."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS, Identity, Need, Role
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "access.md"
+_BEGIN, _END = "<!-- tables: `make map` writes them -->\n", "<!-- end of the tables -->\n"
+
+
+def written(document: str) -> str:
+    """The document with the tables as they are now."""
+    before, _, rest = document.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    rpcs = {method.removeprefix("/"): need for method, need in RPC_NEEDS.items()}
+    return f"{before}{_BEGIN}{_table('call', rpcs)}\n{_table('HTTP route', HTTP_NEEDS)}{_END}{after}"
+
+
+def _table(what: str, needs: Mapping[str, Need]) -> str:
+    rows = [
+        f"| {what} | without a key | {' | '.join(f'`{role}`' for role in Role)} |",
+        f"|---|---{'|---' * len(Role)}|",
+    ]
+    for name, need in needs.items():
+        who = [need is Need.NOTHING, *(Identity("", "", frozenset({role}), 0).may(need) for role in Role)]
+        rows.append(f"| `{name}` | {' | '.join('yes' if each else '-' for each in who)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args().check
+    before = DOCUMENT.read_text()
+    after = written(before)
+    if is_check and before != after:
+        print("docs/access.md: its tables are not those of control_plane/access/roles.py; `make map` writes them")
+        return 1
+    if not is_check:
+        DOCUMENT.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
