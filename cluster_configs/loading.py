@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from rachis import client, tls
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import ConfigError
@@ -22,7 +23,9 @@ from cluster_core.errors import ConfigError
 ENVIRONMENT_PREFIX = "RACHIS_"
 DEFAULT_PROFILE = "cpu-local"
 # Read by other parts than the configuration.
-OTHER_VARIABLES = frozenset({"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE", "RACHIS_API_KEY"})
+OTHER_VARIABLES = frozenset(
+    {"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE", client.KEY_VARIABLE, *tls.VARIABLES}
+)
 
 _SECRET = frozenset({"redis.url"})
 _PASSWORD = re.compile(r"(://[^/?#]*?:).*@")

@@ -530,6 +530,12 @@ class RedisSection(Section):
     )
 
 
+# What of it a gateway is told.
+GATEWAY_SECURITY = (
+    "secret_file", "certificate_file", "certificate_key_file", "client_ca_file", "ca_file", "server_name", "open",
+)  # fmt: skip
+
+
 class SecuritySection(Section):
     """Who may do what, and whose cached prefixes are whose; see docs/access.md."""
 
@@ -544,6 +550,21 @@ class SecuritySection(Section):
     sharing: Literal["never", "always"] = Field(
         "never", description="Whether requests of two tenants may share cached prefixes."
     )
+    certificate_file: str | None = Field(
+        None, min_length=1, description="PEM, the chain of routers and gateways; null: nothing is encrypted."
+    )
+    certificate_key_file: str | None = Field(None, min_length=1, description="PEM, its key.")
+    client_ca_file: str | None = Field(
+        None,
+        min_length=1,
+        description="PEM; clients have to show a certificate that one of these has signed. null: they need none.",
+    )
+    ca_file: str | None = Field(
+        None, min_length=1, description="PEM; by which gateways know their routers. null: by the certificate itself."
+    )
+    server_name: str = Field(
+        "", description="The name in the routers' certificate, where gateways call them by another, such as 127.0.0.1."
+    )
     open: bool = Field(False, description="Without keys, let routers and gateways listen beyond loopback all the same.")
     audit_file: str | None = Field(
         None, min_length=1, description="Where administrative calls are written down, a line of JSON each."
@@ -553,6 +574,15 @@ class SecuritySection(Section):
     def _keys_need_the_secret(self) -> "SecuritySection":
         if self.keys_file is not None and self.secret_file is None:
             raise ValueError("keys_file needs secret_file; `rachis keys secret` makes one")
+        return self
+
+    @model_validator(mode="after")
+    def _a_certificate_has_a_key(self) -> "SecuritySection":
+        if (self.certificate_file is None) != (self.certificate_key_file is None):
+            raise ValueError("certificate_file and certificate_key_file go together")
+        for name in ("client_ca_file", "ca_file"):
+            if self.certificate_file is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} needs certificate_file, without which nothing is encrypted")
         return self
 
 

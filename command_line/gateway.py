@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cluster_configs.schema import RachisConfig
 
 _DEFAULT_PORT = 8000
-# What a gateway may be told by `--set`.
-_KEYS = ("gateway.", "security.secret_file=", "security.open=")
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +41,8 @@ def gateway_command(
 
     Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
     --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key. Keys of --set are those of
-    `gateway.websocket` and `gateway.stored_responses`, see docs/http.md, and `security.secret_file` where the service
-    has API keys, see docs/access.md.
+    `gateway.websocket` and `gateway.stored_responses`, see docs/http.md; of `security` the secret where the
+    service has API keys, and certificates, see docs/access.md.
     """
     # Imported here: no other command needs it.
     from cluster_configs.exposure import check_gateway_exposure
@@ -79,8 +77,12 @@ def _redis_url(given: str) -> str:
 
 def _config(host: str, port: int, assignments: list[str]) -> "RachisConfig":
     """Of the configuration in force here, with `--set`. Raises ConfigError."""
+    # Imported here: the schema takes as long as everything else at the start of a command.
+    from cluster_configs.schema import GATEWAY_SECURITY
+
+    own = ("gateway.", *(f"security.{name}=" for name in GATEWAY_SECURITY))
     for assignment in assignments:
-        if not assignment.startswith(_KEYS):
+        if not assignment.startswith(own):
             raise ConfigError("a gateway is told its own keys only: gateway.websocket.…", field="--set")
     extra = {"gateway.host": host, "gateway.port": port}
     return options.load_config(None, None, assignments, None, extra).config

@@ -1,6 +1,7 @@
 """One gateway process: finds out what a router's cluster serves, and serves the HTTP APIs for it."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import REGISTRY
-from rachis import AsyncClient
+from rachis import AsyncClient, tls
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
@@ -42,11 +43,32 @@ async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
     raise StartError(f"no router with a worker was found within {timeout_s:g} s: what is served is not known")
 
 
-def front_arguments(model: wire.ModelInfo, host: str, port: int, given: Sequence[str]) -> list[str]:
-    """Options of vLLM's front. given: the user's own, which come last and so prevail."""
+def front_arguments(model: wire.ModelInfo, host: str, port: int) -> list[str]:
+    """Options of vLLM's front; the user's own come after them, and so prevail."""
     path = ModelSection(path=model.tokenizer).resolved_path
     own = ["--model", path, "--served-model-name", model.name, "--max-model-len", str(model.max_model_len)]
-    return [*own, "--host", host, "--port", str(port), *given]
+    return [*own, "--host", host, "--port", str(port)]
+
+
+def tls_arguments(security: SecuritySection) -> list[str]:
+    """Likewise; certificates that change are taken up."""
+    if security.certificate_file is None or security.certificate_key_file is None:
+        return []
+    own = ["--ssl-certfile", security.certificate_file, "--ssl-keyfile", security.certificate_key_file]
+    clients = [] if security.client_ca_file is None else ["--ssl-ca-certs", security.client_ca_file]
+    needed = [] if security.client_ca_file is None else ["--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED))]
+    return [*own, *clients, *needed, "--enable-ssl-refresh"]
+
+
+def client_of_routers(address: str, security: SecuritySection, api_key: str) -> AsyncClient:
+    """With the service's own certificate, where routers ask for one. Raises InvalidInputError for a missing file."""
+    if security.certificate_file is None or security.certificate_key_file is None:
+        return AsyncClient(address, api_key=api_key)
+    own = tls.read(security.certificate_file, "security.certificate_file")
+    trusted = own if security.ca_file is None else tls.read(security.ca_file, "security.ca_file")
+    key = tls.read(security.certificate_key_file, "security.certificate_key_file")
+    credentials = grpc.ssl_channel_credentials(trusted, key, own)
+    return AsyncClient(address, credentials=credentials, server_name=security.server_name, api_key=api_key)
 
 
 async def run(
@@ -66,7 +88,7 @@ async def run(
     async with AsyncExitStack() as stack:
         secret = read_secret(Path(security.secret_file)) if security.secret_file is not None else None
         own_key = secret.service_key if secret is not None else ""
-        client = await stack.enter_async_context(AsyncClient(address, api_key=own_key))
+        client = await stack.enter_async_context(client_of_routers(address, security, own_key))
         model = await served_model(client, wait_s)
         store = await _store(client, section, redis_url, stack) if redis_url else None
         # Imported here: it takes long, and brings torch.
@@ -79,7 +101,7 @@ async def run(
         from control_plane.gateway.stored_http import StoredRoutes, StoringResponses
         from control_plane.gateway.vllm_responses import VllmResponses
 
-        args = front.parsed(front_arguments(model, section.host, section.port, given))
+        args = front.parsed([*front_arguments(model, section.host, section.port), *tls_arguments(security), *given])
         url, sock = front.listen(args)
         try:
             engine = front.make_engine(args, RouterCore(client))

@@ -12,6 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
+from control_plane.access.certificates import Certificates
 from control_plane.access.door import Door
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.adapters import Adapters
@@ -178,7 +179,9 @@ class RouterServer:
         )
         wanted = f"{section.host}:{section.port}"
         try:
-            return parts.server.add_insecure_port(wanted)
+            if self._config.security.certificate_file is None:
+                return parts.server.add_insecure_port(wanted)
+            return parts.server.add_secure_port(wanted, Certificates(self._config.security).credentials())
         except RuntimeError:
             raise StartError(
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"

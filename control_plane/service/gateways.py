@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cluster_configs.schema import GatewaySection, SecuritySection
+from cluster_configs.schema import GATEWAY_SECURITY, GatewaySection, SecuritySection
 from cluster_core.background import BackgroundTasks
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import monotonic_s
@@ -136,10 +136,9 @@ def _settings(section: GatewaySection) -> Iterator[str]:
 
 
 def _security_settings(security: SecuritySection) -> Iterator[str]:
-    if security.secret_file is not None:
-        yield from ("--set", f"security.secret_file={security.secret_file}")
-    if security.open:
-        yield from ("--set", "security.open=true")
+    """What it needs of it: keys are the routers' alone."""
+    for name, value in security.model_dump(include=set(GATEWAY_SECURITY), exclude_defaults=True).items():
+        yield from ("--set", f"security.{name}={value}")
 
 
 def _listening_url(line: bytes) -> str:

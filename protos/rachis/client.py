@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 import grpc
 
-from rachis import routers
+from rachis import routers, tls
 from rachis.errors import InvalidInputError, OverloadedError, RachisError, UnavailableError, typed
 from rachis.lost_routers import LostRouters, Received
 from rachis.metadata_channel import Metadata, MetadataChannel, key_metadata
@@ -63,10 +63,12 @@ class AsyncClient:
 
     address: `host:port` of its router, or several `ip:port` with commas between them: they take calls in turn. Where a
     router is gone, another one goes on with the answer (`lost_routers`); `resumes` counts answers that went on so, each
-    time. credentials: of a router behind TLS, from `grpc.ssl_channel_credentials`; without them nothing is encrypted.
-    api_key: of a service that has keys; without one it is that of the variable RACHIS_API_KEY, if that is set.
-    max_retries: how often an answer that was refused before it began is asked for again, when the service says that
-    this may help, as far as the client's budget goes (`RetryBudget`); `retries` counts them. Raises InvalidInputError.
+    time. credentials: of routers with TLS, from `grpc.ssl_channel_credentials`; without them the environment says
+    what is trusted (`tls`), and where it says nothing, nothing is encrypted. server_name: in the routers' certificate,
+    where their address has another. api_key: of a service that has keys; without one it is that of the variable
+    RACHIS_API_KEY, if that is set. max_retries: how often an answer that was refused before it began is asked for
+    again, when the service says that this may help, as far as the client's budget goes (`RetryBudget`); `retries`
+    counts them. Raises InvalidInputError.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class AsyncClient:
         address: str,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        server_name: str = "",
         api_key: str | None = None,
         max_retries: int = 0,
     ) -> None:
@@ -83,7 +86,10 @@ class AsyncClient:
         self._max_retries = max_retries
         self._budget = RetryBudget()
         self._kept = KeptBytes(routers.KEPT_BYTES)
-        self._channel = routers.channel(address, credentials)
+        if credentials is None:
+            credentials = tls.credentials_of(os.environ)
+            server_name = server_name or os.environ.get(tls.SERVER_NAME_VARIABLE, "")
+        self._channel = routers.channel(address, credentials, server_name)
         self._health = self._channel.unary_unary(_HEALTH_CHECK, None, None)
         self._make_stubs(key_metadata(os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key))
 

@@ -32,11 +32,12 @@ def channel_options() -> list[tuple[str, int | str]]:
     ]
 
 
-def channel(addresses: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    """Raises InvalidInputError."""
+def channel(addresses: str, credentials: grpc.ChannelCredentials | None, server_name: str = "") -> grpc.aio.Channel:
+    """server_name: in the routers' certificate, where the address has another. Raises InvalidInputError."""
     if credentials is None:
         return grpc.aio.insecure_channel(target(addresses), channel_options())
-    return grpc.aio.secure_channel(target(addresses), credentials, channel_options())
+    named = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    return grpc.aio.secure_channel(target(addresses), credentials, [*channel_options(), *named])
 
 
 def target(addresses: str) -> str:

@@ -92,12 +92,15 @@ class Client:
         address: str,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        server_name: str = "",
         api_key: str | None = None,
         max_retries: int = 0,
     ) -> None:
         self._loop = LoopThread()
         try:
-            making = _made(address, credentials=credentials, api_key=api_key, max_retries=max_retries)
+            making = _made(
+                address, credentials=credentials, server_name=server_name, api_key=api_key, max_retries=max_retries
+            )
             self._client = self._loop.wait(making)
         except BaseException:
             self._loop.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest_asyncio
 import redis
 import websockets
 from rachis import AsyncClient, token_prompt
-from rachis.errors import PermissionDeniedError, UnauthenticatedError
+from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_core.ports import hold_port
@@ -28,6 +29,7 @@ from control_plane.access.key_file import edit
 from control_plane.access.roles import HTTP_NEEDS, Identity, Need, Role
 from control_plane.access.secret import read_secret, write_secret
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
+from tests.certificates import Authority
 from tests.command import rachis
 from tests.fakes.redis_server import running_redis
 from tests.integration.conftest import own_service, until
@@ -57,16 +59,36 @@ class World:
     key: dict[str, str]
     folder: Path
     redis: redis.Redis
-    service_id: str
+    ca: Path
+    service_id: str = ""
 
     def client(self, who: str) -> AsyncClient:
-        return AsyncClient(self.target.address, api_key=self.key[who])
+        credentials = grpc.ssl_channel_credentials(self.ca.read_bytes())
+        return AsyncClient(self.target.address, credentials=credentials, api_key=self.key[who])
 
     def http(self, who: str) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key[who] or "none", max_retries=0)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=self.key[who] or "none",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=self.trusting),
+        )
 
-    def headers(self, who: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.key[who]}"} if self.key[who] else {}
+    def anthropic(self, key: str) -> anthropic.AsyncAnthropic:
+        client = anthropic.DefaultAsyncHttpxClient(verify=self.trusting)
+        return anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0, http_client=client)
+
+    def plain_http(self, who: str) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {self.key[who]}"} if self.key[who] else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, verify=self.trusting, timeout=60)
+
+    def environment(self, who: str) -> Any:
+        """Of a command."""
+        return mock.patch.dict(os.environ, {"RACHIS_API_KEY": self.key[who], "RACHIS_CA_FILE": str(self.ca)})
+
+    @property
+    def trusting(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.ca))
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -77,30 +99,34 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     for name, (tenant, roles) in KEYS.items():
         key, given[name] = new_key(name, tenant, roles, lowest_priority=0, now_s=0.0, expires_s=None)
         edit(folder / "keys.json", lambda keys, key=key: keys.update({key.key_id: key}))  # type: ignore[misc]
+    authority = Authority(folder)
+    chain, key_of_chain = authority.sign("service", "127.0.0.1", "localhost")
     port = hold_port("127.0.0.1")
     with running_redis(tmp_path_factory.mktemp("redis")) as redis_url:
         flags = {
             "security__keys_file": str(folder / "keys.json"),
             "security__secret_file": str(folder / "secret"),
             "security__audit_file": str(folder / "audit.jsonl"),
+            "security__certificate_file": str(chain),
+            "security__certificate_key_file": str(key_of_chain),
+            "security__ca_file": str(authority.ca),
             "gateway__port": port,
             "redis__url": redis_url,
             "index__chunk_tokens": 64,
         }
         async with own_service(folder / "state", **flags) as (target, _):
-            async with AsyncClient(target.address, api_key=given["ops"]) as ops:
-                service_id = (await ops.router_status()).service_id
-            url = f"http://127.0.0.1:{port}"
-            made = World(target, url, given, folder, redis.from_url(redis_url), service_id)
-            await until(lambda: _is_up(url), "the gateway is up")
+            made = World(target, f"https://127.0.0.1:{port}", given, folder, redis.from_url(redis_url), authority.ca)
+            async with made.client("ops") as ops:
+                made.service_id = (await ops.router_status()).service_id
+            await until(lambda: _is_up(made), "the gateway is up")
             yield made
             made.redis.close()
 
 
-async def _is_up(url: str) -> bool:
-    async with httpx.AsyncClient() as http:
+async def _is_up(world: World) -> bool:
+    async with world.plain_http("nobody") as http:
         try:
-            return (await http.get(f"{url}/health")).status_code == 200
+            return (await http.get("/health")).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -109,7 +135,7 @@ async def _is_up(url: str) -> bool:
 async def test_every_route_lets_in_whom_the_table_says(world: World, who: str) -> None:
     tenant, roles = KEYS.get(who, ("", ()))
     identity = Identity(who, tenant, frozenset(roles), 0)
-    async with httpx.AsyncClient(base_url=world.url, headers=world.headers(who), timeout=60) as http:
+    async with world.plain_http(who) as http:
         for path, need in {**HTTP_NEEDS, "/reset_prefix_cache": Need.OPERATE, "/": Need.OPERATE}.items():
             asked = path.replace("{id}", "resp_none")
             for method in ("GET", "POST", "DELETE"):
@@ -126,7 +152,7 @@ async def test_every_route_lets_in_whom_the_table_says(world: World, who: str) -
 
 async def test_every_route_of_the_front_stands_in_the_table(world: World) -> None:
     """What does not is for operators; this says which ones a new version of vLLM has brought."""
-    async with httpx.AsyncClient(base_url=world.url, headers=world.headers("acme")) as http:
+    async with world.plain_http("acme") as http:
         paths = (await http.get("/openapi.json")).json()["paths"]
     assert {path.replace("response_id", "id") for path in paths} <= set(HTTP_NEEDS)
 
@@ -142,11 +168,20 @@ async def test_sdks_bring_their_keys_and_hear_what_is_wrong(world: World) -> Non
         with pytest.raises(openai.PermissionDeniedError, match="priority: must be at least 0 with the key `acme`"):
             await http.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3, extra_body={"priority": -1})
     turns: Any = [{"role": "user", "content": "hello"}]
-    async with anthropic.AsyncAnthropic(base_url=world.url, api_key=world.key["acme"], max_retries=0) as claude:
+    async with world.anthropic(world.key["acme"]) as claude:
         assert (await claude.messages.create(model=MODEL, max_tokens=3, messages=turns)).content
-    async with anthropic.AsyncAnthropic(base_url=world.url, api_key="rk-none", max_retries=0) as stranger_too:
+    async with world.anthropic("rk-none") as stranger_too:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger_too.messages.create(model=MODEL, max_tokens=3, messages=turns)
+
+
+async def test_nothing_is_answered_in_the_clear(world: World) -> None:
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.HTTPError):
+            await http.get(world.url.replace("https", "http") + "/health")
+    async with AsyncClient(world.target.address, api_key=world.key["acme"]) as client:
+        with pytest.raises(UnavailableError):
+            await client.identity(5.0)
 
 
 async def test_the_python_client_and_the_commands_bring_theirs(world: World) -> None:
@@ -164,7 +199,7 @@ async def test_the_python_client_and_the_commands_bring_theirs(world: World) -> 
             await client.generate("x", max_tokens=1, priority=-1)
 
     async def asked(who: str) -> Any:
-        with mock.patch.dict(os.environ, {"RACHIS_API_KEY": world.key[who]}):
+        with world.environment(who):
             return await asyncio.to_thread(rachis, "status", "--address", world.target.address, "--json")
 
     assert json.loads((await asked("zeta-looks")).stdout.splitlines()[-1])["workers"]
@@ -221,12 +256,13 @@ async def test_a_stored_response_is_its_tenants(world: World) -> None:
 async def test_a_websocket_is_opened_by_a_key_and_answers_in_its_name(world: World) -> None:
     url = world.url.replace("http", "ws") + "/v1/responses"
     with pytest.raises(websockets.InvalidStatus) as raised:
-        await websockets.connect(url)
+        await websockets.connect(url, ssl=world.trusting)
     assert raised.value.response.status_code == 401
     async with world.http("acme") as mine, world.http("zeta") as theirs:
         made = await mine.responses.create(model=MODEL, input=TEXT, max_output_tokens=4, temperature=0)
+        options: Any = {"ssl": world.trusting}
         for http, is_found in ((mine, True), (theirs, False)):
-            async with http.responses.connect() as socket:
+            async with http.responses.connect(websocket_connection_options=options) as socket:
                 opening: Any = {
                     "type": "response.create", "model": MODEL, "input": "more", "previous_response_id": made.id,
                     "max_output_tokens": 4, "temperature": 0,

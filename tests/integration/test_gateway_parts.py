@@ -272,7 +272,7 @@ async def test_a_stream_that_fails_before_its_first_chunk_has_the_failures_statu
 
 def test_the_users_options_come_last_and_the_built_in_model_has_its_weights_here() -> None:
     model = wire.ModelInfo(name="m", tokenizer="builtin", max_model_len=77)
-    arguments = gateway.front_arguments(model, "127.0.0.1", 8000, ["--served-model-name", "mine"])
+    arguments = [*gateway.front_arguments(model, "127.0.0.1", 8000), "--served-model-name", "mine"]
     assert arguments[1].endswith("weights")
     args = front.parsed(arguments)
     assert (args.served_model_name, args.max_model_len, args.port) == (["mine"], 77, 8000)

@@ -1,0 +1,166 @@
+"""A router with a certificate: who gets through its handshake, and certificates that change under it."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rachis import AsyncClient, Client, tls
+from rachis.errors import InvalidInputError, UnavailableError
+
+from cluster_configs.schema import SecuritySection
+from cluster_core.errors import ConfigError
+from control_plane.access.certificates import Certificates
+from tests.certificates import Authority
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+
+HOME = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other"), "stranger")
+
+
+@asynccontextmanager
+async def router(chain: Path, key: Path, **more: Any) -> AsyncIterator[Cluster]:
+    flags = {"security__certificate_file": str(chain), "security__certificate_key_file": str(key), **more}
+    async with running_cluster(**flags) as cluster:
+        await cluster.add(PREFILL)
+        await cluster.add(DECODE)
+        yield cluster
+
+
+def trusting(authority: Authority, own: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
+    chain, key = (own[0].read_bytes(), own[1].read_bytes()) if own is not None else (None, None)
+    return grpc.ssl_channel_credentials(authority.ca.read_bytes(), key, chain)
+
+
+async def asked(address: str, credentials: grpc.ChannelCredentials | None, server_name: str = "") -> str:
+    """Who one is, over a connection of its own; or how it ended."""
+    channel = AsyncClient(address, credentials=credentials, server_name=server_name)
+    async with channel as client:
+        try:
+            return (await client.identity(5.0)).name
+        except UnavailableError:
+            return "no connection"
+
+
+async def test_a_client_that_trusts_its_authority_is_served_and_no_other(
+    authority: Authority, stranger: Authority
+) -> None:
+    async with router(*authority.sign("router", HOME)) as cluster:
+        address = cluster.router.address
+        assert await asked(address, trusting(authority)) == "anybody"
+        assert await asked(address, trusting(stranger)) == "no connection"
+        assert await asked(address, None) == "no connection", "there is no way down to plain text"
+        async with AsyncClient(address, credentials=trusting(authority)) as client:
+            cluster.calls += 2
+            whole = await client.generate("hello", max_tokens=4, temperature=0.0)
+            async with client.session(max_tokens=4, temperature=0.0) as session:
+                assert whole.token_ids == [
+                    token async for piece in session.finish("hello") for token in piece.token_ids
+                ]
+
+
+async def test_a_certificate_of_another_name_needs_that_name(authority: Authority) -> None:
+    async with router(*authority.sign("router.example")) as cluster:
+        assert await asked(cluster.router.address, trusting(authority)) == "no connection"
+        assert await asked(cluster.router.address, trusting(authority), "router.example") == "anybody"
+
+
+async def test_where_clients_need_a_certificate_one_of_another_authority_is_none(
+    authority: Authority, stranger: Authority
+) -> None:
+    chain, key = authority.sign("router", HOME)
+    async with router(chain, key, security__client_ca_file=str(authority.ca)) as cluster:
+        address = cluster.router.address
+        assert await asked(address, trusting(authority, authority.sign("somebody"))) == "anybody"
+        assert await asked(address, trusting(authority)) == "no connection"
+        assert await asked(address, trusting(authority, stranger.sign("somebody"))) == "no connection"
+        assert await asked(address, trusting(authority, authority.sign("late", days=-1.0))) == "no connection"
+
+
+async def test_a_certificate_that_is_replaced_is_taken_up_and_a_broken_one_is_not(
+    authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def put(pair: tuple[Path, Path]) -> None:
+        for source, target in zip(pair, (chain, key), strict=True):
+            made = target.with_suffix(".new")
+            shutil.copy(source, made)
+            made.replace(target)
+
+    put(authority.sign("first", HOME))
+    async with router(chain, key) as cluster:
+        address = cluster.router.address
+        async with AsyncClient(address, credentials=trusting(authority)) as client:
+            assert (await client.identity(5.0)).name == "anybody"
+            put(stranger.sign("second", HOME))
+            assert await asked(address, trusting(stranger)) == "anybody"
+            assert await asked(address, trusting(authority)) == "no connection"
+            assert (await client.identity(5.0)).name == "anybody", "connections that are open go on"
+        chain.write_text("no certificate")
+        for _ in range(2):
+            assert await asked(address, trusting(stranger)) == "anybody"
+        assert caplog.text.count("the certificate stays as it is") == 1
+        put(authority.sign("third", HOME))
+        assert await asked(address, trusting(authority)) == "anybody"
+
+
+def test_files_that_do_not_go_together_are_refused_at_the_start(authority: Authority, tmp_path: Path) -> None:
+    (chain, _), (_, other_key) = authority.sign("one"), authority.sign("two")
+    bad = tmp_path / "bad"
+    bad.write_text("no PEM")
+    for certificate, key, sentence in (
+        (chain, other_key, "the key is not that of the certificate"),
+        (bad, other_key, "do not go together"),
+        (chain, bad, "do not go together"),
+        (tmp_path / "none", other_key, "none cannot be read: No such file"),
+    ):
+        section = SecuritySection(certificate_file=str(certificate), certificate_key_file=str(key))
+        with pytest.raises(ConfigError, match=sentence):
+            Certificates(section)
+
+
+async def test_the_environment_says_what_a_client_trusts(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = authority.sign("me")
+    chain, key = authority.sign("router.example")
+    async with router(chain, key, security__client_ca_file=str(authority.ca)) as cluster:
+        for variable, value in (
+            (tls.CA_VARIABLE, authority.ca), (tls.CERTIFICATE_VARIABLE, own[0]), (tls.KEY_VARIABLE, own[1]),
+            (tls.SERVER_NAME_VARIABLE, "router.example"),
+        ):  # fmt: skip
+            monkeypatch.setenv(variable, str(value))
+        assert await asked(cluster.router.address, None) == "anybody"
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({tls.CA_VARIABLE: "/no/such/file"}, tls.CA_VARIABLE),
+        ({tls.CA_VARIABLE: tls.SYSTEM, tls.CERTIFICATE_VARIABLE: "/no/such/file"}, tls.CERTIFICATE_VARIABLE),
+        ({tls.CERTIFICATE_VARIABLE: "/some/file"}, tls.CERTIFICATE_VARIABLE),
+        ({tls.SERVER_NAME_VARIABLE: "router.example"}, tls.SERVER_NAME_VARIABLE),
+    ],
+)
+def test_an_environment_that_is_wrong_is_named(environment: Mapping[str, str], field: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        tls.credentials_of(environment)
+    assert raised.value.field == field
+
+
+def test_the_sync_client_takes_them_too(authority: Authority) -> None:
+    assert tls.CA_VARIABLE not in os.environ
+    with Client("127.0.0.1:1", credentials=trusting(authority), server_name="x", api_key="rk-none") as client:
+        assert not client.is_serving(0.2)
