@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Iterator
 
-from cluster_configs.schema import RachisConfig
+from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core.errors import ConfigError
 
 _SENTENCE = (
@@ -27,9 +27,8 @@ def exposed(config: RachisConfig) -> Iterator[tuple[str, str]]:
             yield "gateway.host", _SENTENCE.format(config.gateway.host)
 
 
-def check_gateway_exposure(config: RachisConfig) -> None:
+def check_gateway_exposure(security: SecuritySection, host: str) -> None:
     """Of a gateway alone: with the service's secret it asks callers for their keys. Raises ConfigError."""
-    security, host = config.security, config.gateway.host
     if security.secret_file is None and not security.open and not is_loopback(host):
         raise ConfigError(_SENTENCE.format(host), field="gateway.host")
 

@@ -56,7 +56,7 @@ def gateway_command(
         out.print("Ctrl-C stops it")
 
     config = _config(host, port, assignments or [])
-    check_gateway_exposure(config)
+    check_gateway_exposure(config.security, config.gateway.host)
     serving = run(
         options.running_address(address),
         config.gateway,

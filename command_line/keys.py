@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DAY_S = 86_400.0
+_MOST_DAYS = 36_500.0
 _MOST_GRACE_S = 30 * _DAY_S
 
 File = Annotated[
@@ -41,7 +42,9 @@ def create_command(
     tenant: Annotated[str, typer.Option(help="Whose cached prefixes its requests share.")],
     role: Annotated[list[str], typer.Option(help="generate, observe or operate; may be given several times.")],
     lowest_priority: Annotated[int, typer.Option(help="Requests of a lower number are refused.")] = 0,
-    expires_days: Annotated[float | None, typer.Option(min=0, help="Days until it ends; default: it does not.")] = None,
+    expires_days: Annotated[
+        float | None, typer.Option(min=0, max=_MOST_DAYS, help="Days until it ends; default: it does not.")
+    ] = None,
     file: File = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -123,7 +126,7 @@ def secret_command(
     as_json: options.AsJson = False,
 ) -> None:
     """A new secret of a service, which all its routers and gateways need."""
-    from control_plane.access.secret import write_secret
+    from cluster_wire.secret import write_secret
 
     write_secret(path)
     if as_json:

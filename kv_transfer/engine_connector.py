@@ -13,6 +13,7 @@ Who owns the prompt's blocks on the prefill side:
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -20,7 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import HandoffReport, kv_scope
+from cluster_wire.secret import read_secret
 from kv_transfer import vllm_private
+from kv_transfer.handoff import side_channel
 from kv_transfer.handoff.block_checksums import BlockChecksums
 from kv_transfer.handoff.content_check import (
     CHECKSUMS_PARAM,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_US = "rachis_progress_interval_us"
+SECRET_FILE = "rachis_secret_file"
 VERIFY_SHARE = "rachis_verify_share"
 _DEADLINES = "rachis_deadlines"
 _CONTENT = "rachis_content_orders"
@@ -89,6 +93,9 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
     """See the module. One instance lives in the scheduler, one in each worker process."""
 
     def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:
+        secret_file = vllm_config.kv_transfer_config.get_from_extra_config(SECRET_FILE, None)
+        if secret_file is not None:
+            side_channel.secure(read_secret(Path(secret_file)).side_channel_key)
         interval_us = vllm_config.kv_transfer_config.get_from_extra_config(PROGRESS_INTERVAL_US, 0)
         with progress_interval(interval_us):
             super().__init__(vllm_config, role, kv_cache_config)

@@ -52,6 +52,8 @@ class EngineSettings:
     network: str | None = None
     # That it listens on; None takes free ones.
     ports: PortRange | None = None
+    # Of the service's secret, on the worker's host.
+    secret_file: str | None = None
 
 
 def ports_needed(engine: EngineSection) -> int:

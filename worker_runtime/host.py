@@ -67,6 +67,8 @@ class WorkerSettings:
     session_grace_s: float = 5.0
     # How long its engine may hang in one step.
     stall_timeout_s: float = 60.0
+    # Of the service's secret, which the worker's host has in a file; empty: there is none.
+    secret_fingerprint: str = ""
     # How long it stays when nobody keeps it and nothing runs on it; 0: as long as its process.
     orphan_s: float = 0.0
 
@@ -243,6 +245,7 @@ class _ProcessPorts:
         self._settings = settings
         self._record = record
         self._engine = engine
+        self._secret = own_node.secret(settings.engine.secret_file, settings.secret_fingerprint)
 
     async def take_generation(self, registration: Registration) -> int:
         try:
@@ -271,7 +274,9 @@ class _ProcessPorts:
 
     def make_server(self) -> WorkerServer:
         engine = self._settings.engine
-        self.server = WorkerServer(self._record, self._settings.max_message_bytes, engine.host, engine.ports)
+        self.server = WorkerServer(
+            self._record, self._settings.max_message_bytes, engine.host, engine.ports, self._secret
+        )
         return self.server
 
     async def with_retries(self, write: Callable[[], Awaitable[None]]) -> None:

@@ -99,6 +99,8 @@ def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
             "kv_lease_duration": settings.handoff.lease_s,
             "backends": list(settings.engine.nixl_backends),
             "rachis_verify_share": settings.handoff.verify_share,
+            # The path: vLLM may log what it is configured with.
+            "rachis_secret_file": settings.secret_file,
             "rachis_host_bytes": _host_bytes(settings),
             "rachis_host_ratio": settings.tiers.host_ratio,
             # On a CPU the thread would take a core from the engine; see `kv_transfer.handoff.nixl_progress`.

@@ -14,6 +14,8 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.ports import PortRange, address_of, hold_port
+from cluster_wire.members import MembersOnly
+from cluster_wire.secret import Secret
 
 LIVENESS = "liveness"
 WORKER_SERVICE = wire.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -24,12 +26,21 @@ class WorkerServer:
     """`start`, then `stop`. record: the worker's own; `state_changed` has its health follow it. ports: None for any."""
 
     def __init__(
-        self, record: wire.WorkerRegistration, max_message_bytes: int, host: str, ports: PortRange | None
+        self,
+        record: wire.WorkerRegistration,
+        max_message_bytes: int,
+        host: str,
+        ports: PortRange | None,
+        secret: Secret | None = None,
     ) -> None:
+        """secret: of the service whose parts may call; None: anybody may."""
         self._record = record
         self._host = host
         self._ports = ports
-        self._server = grpc.aio.server(options=conventions.channel_options(max_message_bytes))
+        self._server = grpc.aio.server(
+            interceptors=[MembersOnly(secret)] if secret is not None else (),
+            options=conventions.channel_options(max_message_bytes),
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None

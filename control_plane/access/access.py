@@ -1,7 +1,7 @@
 """Who calls this router, and what they may do here: one object, asked at the door and by what stands behind it.
 
-The interceptor logs callers in before a handler runs, and handlers ask `identity` once more: one that nobody guards
-refuses its call.
+The door logs callers in before a handler runs. Handlers to which it matters who calls ask `identity`, which serves
+nobody who has not been logged in.
 """
 
 from collections import Counter
@@ -9,22 +9,23 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
+from rachis.metadata_channel import Metadata
+
 from cluster_configs.schema import SecuritySection
 from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
 from cluster_wire.calls import Context
+from cluster_wire.members import member_metadata
+from cluster_wire.secret import Secret, Sharing, read_secret
 from control_plane.access.key_file import KeyFile
 from control_plane.access.logins import WRONG_KEY, Logins
 from control_plane.access.roles import ANYBODY, Identity, Need
-from control_plane.access.secret import Secret, Sharing, read_secret
 
-# Metadata of a call: its caller's key; of a gateway's call the service's own, and the address of the gateway's client.
+# Metadata of a call: its caller's key.
 AUTHORIZATION = "authorization"
-SERVICE_KEY = "rachis-service-key"
-CLIENT_ADDRESS = "rachis-client-address"
 _SCHEME = "bearer "
 _REFRESH_S = 1.0
 
-Metadata = Iterable[tuple[str, str | bytes]]
+CallMetadata = Iterable[tuple[str, str | bytes]]
 
 
 class Access:
@@ -37,6 +38,11 @@ class Access:
     @property
     def is_open(self) -> bool:
         return True
+
+    @property
+    def as_member(self) -> Metadata:
+        """What calls to workers bring along."""
+        return member_metadata(self._secret)
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -81,17 +87,17 @@ class KeyedAccess(Access):
             raise UnauthenticatedError(WRONG_KEY)
         return found
 
-    def known(self, metadata: Metadata) -> Identity | None:
+    def known(self, metadata: CallMetadata) -> Identity | None:
         """Whose call that is, where nothing has to be looked at."""
         given = _bearer(metadata)
         return self._logins.known(given) if given else None
 
-    async def login(self, metadata: Metadata, peer: str) -> Identity:
-        """peer: as gRPC calls it. Raises UnauthenticatedError, OverloadedError."""
+    async def login(self, metadata: CallMetadata) -> Identity:
+        """Raises UnauthenticatedError, OverloadedError."""
         given = _bearer(metadata)
         if not given:
-            raise self._logins.refuse_without_key()
-        return await self._logins.login(given, self._address(metadata, peer))
+            raise self._logins.unauthenticated()
+        return await self._logins.login(given)
 
     def check(self, caller: Identity, need: Need) -> None:
         """Raises PermissionDeniedError."""
@@ -104,14 +110,8 @@ class KeyedAccess(Access):
         await self._keys.follow()
 
     def close(self) -> None:
+        self._keys.close()
         self._logins.close()
-
-    def _address(self, metadata: Metadata, peer: str) -> str:
-        """Whose failures are counted together: a gateway of the service says for whom it asks."""
-        said = {key: value for key, value in metadata if isinstance(value, str)}
-        if CLIENT_ADDRESS in said and self._logins.is_service(said.get(SERVICE_KEY, "")):
-            return said[CLIENT_ADDRESS]
-        return address_of(peer)
 
 
 def access_of(section: SecuritySection) -> Access:
@@ -125,12 +125,12 @@ def access_of(section: SecuritySection) -> Access:
 
 
 def address_of(peer: str) -> str:
-    """Of what gRPC calls a peer, such as `ipv4:127.0.0.1:4711` or `unix:`, what stays the same from call to call."""
+    """Of what gRPC calls a peer, such as `ipv4:127.0.0.1:4711` or `unix:`, the part without the port."""
     kind, _, rest = unquote(peer).partition(":")
     return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
-def _bearer(metadata: Metadata) -> str:
+def _bearer(metadata: CallMetadata) -> str:
     """The key that a call brings; empty: none, or several that differ."""
     given = {value for key, value in metadata if key == AUTHORIZATION}
     if len(given) != 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster_core.errors import ConfigError
-from control_plane.access.roles import Identity, Role
+from control_plane.access.roles import ANYBODY, SERVICE, Identity, Role
 from control_plane.model.limits import MAX_PRIORITY
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -25,6 +25,8 @@ _VERSION = 1
 # scrypt: 16 MiB, and some 50 ms of one core.
 _COST = {"n": 1 << 14, "r": 8, "p": 1}
 _SALT_BYTES = 16
+# Of one key, that are good at once: each is tried for a wrong one.
+_MOST_SECRETS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class HashedSecret:
 
     def fits(self, secret: str) -> bool:
         return hmac.compare_digest(self.hash, _hashed(secret, self.salt))
+
+    def is_same(self, other: "HashedSecret") -> bool:
+        """Whenever they end."""
+        return (self.salt, self.hash) == (other.salt, other.hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,6 @@ class ApiKey:
         return tuple(each for each in self.secrets if each.until_s is None or each.until_s > now_s)
 
 
-# In place of a key that is not there: looking takes as long, and nothing fits.
-NO_SECRET = HashedSecret(bytes(_SALT_BYTES), bytes(64))
-
-
 def parsed(given: str) -> tuple[str, str] | None:
     """(ID, SECRET) of what looks like a key."""
     found = _KEY.fullmatch(given)
@@ -83,6 +85,8 @@ def new_key(
     for field, value in (("name", name), ("tenant", tenant)):
         if not NAME.fullmatch(value):
             raise ConfigError(f"{NAME_RULE}, got {value!r}", field=field)
+    if name in (ANYBODY.name, SERVICE.name):
+        raise ConfigError(f"`{name}` is what the service itself calls somebody; give another name", field="name")
     given = frozenset(roles)
     if not given:
         raise ConfigError(f"must be one or more of {', '.join(Role)}", field="role")
@@ -104,7 +108,7 @@ def rotated(key: ApiKey, *, now_s: float, grace_s: float) -> tuple[ApiKey, str]:
         replace(each, until_s=until_s if each.until_s is None else min(each.until_s, until_s))
         for each in key.live_secrets(now_s)
     )
-    kept = ending if grace_s > 0 else ()
+    kept = ending[: _MOST_SECRETS - 1] if grace_s > 0 else ()
     return replace(key, secrets=(hashed, *kept)), f"rk-{key.key_id}-{secret}"
 
 
@@ -119,10 +123,9 @@ def read(text: str) -> dict[str, ApiKey]:
         whole = json.loads(text)
         if whole["version"] != _VERSION:
             raise ConfigError(f"has version {whole['version']!r}, this is version {_VERSION}", field="keys")
-        keys = [_key(record) for record in whole["keys"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {key.key_id: key for key in map(_key, whole["keys"])}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"is no file of keys ({type(error).__name__})", field="keys") from None
-    return {key.key_id: key for key in keys}
 
 
 def _new_secret() -> tuple[str, HashedSecret]:
@@ -150,6 +153,9 @@ def _record(key: ApiKey) -> dict[str, Any]:
 
 
 def _key(record: Mapping[str, Any]) -> ApiKey:
+    for field in ("id", "name", "tenant"):
+        if not NAME.fullmatch(record[field]):
+            raise ValueError(f"{field} is none")
     return ApiKey(
         record["id"],
         record["name"],

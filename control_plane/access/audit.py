@@ -5,6 +5,7 @@ import logging
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -15,6 +16,8 @@ from control_plane.access.roles import Identity
 
 logger = logging.getLogger(__name__)
 
+_STRANGERS_APART_MS = 1000
+
 
 class AuditLog:
     """path: of the file; None: nothing is written. One that is moved away is begun anew."""
@@ -22,6 +25,9 @@ class AuditLog:
     def __init__(self, path: Path | None) -> None:
         """Raises ConfigError."""
         self._handler: WatchedFileHandler | None = None
+        # When a call of a stranger was written last, and how many were not since then.
+        self._stranger_ms = -_STRANGERS_APART_MS
+        self._unwritten = 0
         if path is None:
             return
         try:
@@ -34,11 +40,19 @@ class AuditLog:
         return self._handler is not None
 
     def write(self, caller: Identity | None, address: str, method: str, request: object, status: str) -> None:
-        """caller: None where nobody was logged in. request: the message; what is none is left out."""
+        """caller: None where nobody was logged in; of those a line each second says how many more there were. request:
+        the message; what is none is left out."""
         if self._handler is None:
             return
-        line = {
-            "time": datetime.fromtimestamp(unix_ms() / 1000, UTC).isoformat(timespec="milliseconds"),
+        now_ms = unix_ms()
+        if caller is None:
+            # Anybody may make such calls, as many as they like.
+            if 0 <= now_ms - self._stranger_ms < _STRANGERS_APART_MS:
+                self._unwritten += 1
+                return
+            self._stranger_ms = now_ms
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds"),
             "key": caller.name if caller is not None else None,
             "tenant": caller.tenant if caller is not None else None,
             "address": address,
@@ -48,8 +62,13 @@ class AuditLog:
             else None,
             "status": status,
         }
-        # What cannot be written is told by `logging` itself, and keeps no call from its answer.
-        self._handler.handle(logging.makeLogRecord({"msg": "%s", "args": (json.dumps(line),)}))
+        if caller is None and self._unwritten:
+            line["unwritten"], self._unwritten = self._unwritten, 0
+        try:
+            self._handler.handle(logging.makeLogRecord({"msg": "%s", "args": (json.dumps(line),)}))
+        except OSError as error:
+            # The call has been carried out, whatever becomes of its line.
+            logger.error("an administrative call is not written down: %s: %s", error, line)
 
     def close(self) -> None:
         if self._handler is not None:

@@ -1,6 +1,6 @@
-"""The door of a router: no handler runs before its caller may call it, and what changes things is written down.
+"""The door of a router: no call is looked at before its caller may make it, and what changes things is written down.
 
-A caller whom the router knows costs a look into a table. Others are looked at before their message is parsed.
+A caller whom the router knows costs a look into a table.
 """
 
 import asyncio
@@ -15,11 +15,13 @@ import grpc
 from cluster_core.errors import RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
-from control_plane.access.access import Access, KeyedAccess, Metadata, address_of
+from control_plane.access.access import Access, CallMetadata, KeyedAccess, address_of
 from control_plane.access.audit import AuditLog
-from control_plane.access.roles import Identity, Need, need_of_rpc
+from control_plane.access.roles import ANYBODY, Identity, Need, need_of_rpc
 
 _Behaviour = Callable[[Any, Context], Any]
+# Of a call that tells how it goes, before it has ended.
+_BEGUN = "BEGUN"
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -46,105 +48,83 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
         method: str = handler_call_details.method
         need = need_of_rpc(method)
+        caller, refusal = await self._admitted(handler_call_details.invocation_metadata or (), need)
+        visit = _Visit(self._audit, method, caller)
         is_written = self._audit.is_on and need is Need.OPERATE
-        if not is_written and self._is_known(handler_call_details.invocation_metadata or (), need):
-            return handler
-        visit = _Visit(self.access, self._audit if is_written else None, method, need, handler.request_deserializer)
-        return visit.of(handler)
+        if refusal is not None:
+            return _kind_of(handler)(visit.refusing(refusal, is_written=is_written))
+        return visit.written(handler) if is_written else handler
 
-    def _is_known(self, metadata: Metadata, need: Need) -> bool:
-        """Whether nothing has to be asked."""
+    async def _admitted(self, metadata: CallMetadata, need: Need) -> tuple[Identity | None, RachisError | None]:
+        """Who calls, and why not."""
         if need is Need.NOTHING or not isinstance(self.access, KeyedAccess):
-            return True
-        known = self.access.known(metadata)
-        return known is not None and known.may(need)
+            return ANYBODY, None
+        caller: Identity | None = None
+        try:
+            caller = await self.access.login(metadata)
+            self.access.check(caller, need)
+        except RachisError as refusal:
+            return caller, refusal
+        return caller, None
 
 
-@dataclass(slots=True)
+def _kind_of(handler: Any) -> Callable[..., Any]:
+    """What makes another handler of the same kind."""
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler
+    return grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+
+
+@dataclass(frozen=True, slots=True)
 class _Visit:
-    """One call at the door. audit: where it is written down. request: its message, once it has come."""
+    """One call at the door. caller: None where it is not known."""
 
-    access: Access
-    audit: AuditLog | None
+    audit: AuditLog
     method: str
-    need: Need
-    parse: Callable[[bytes], Any] | None
-    request: Any = None
+    caller: Identity | None
 
-    def of(self, handler: Any) -> Any:
-        """The same handler behind the door. Of a call with one message the bytes wait there."""
-        serializer = handler.response_serializer
-        if handler.request_streaming:
-            behaviour = self._streaming(handler.stream_stream, lambda messages: messages)
-            return grpc.stream_stream_rpc_method_handler(behaviour, self.parse, serializer)
-        if handler.response_streaming:
-            behaviour = self._streaming(handler.unary_stream, self._parsed)
-            return grpc.unary_stream_rpc_method_handler(behaviour, bytes, serializer)
-        return grpc.unary_unary_rpc_method_handler(self._single(handler.unary_unary), bytes, serializer)
+    def refusing(self, refusal: RachisError, *, is_written: bool) -> _Behaviour:
+        """What is answered instead; the message is not parsed."""
 
-    def _single(self, behaviour: _Behaviour) -> _Behaviour:
-        async def visited(data: bytes, context: Context) -> Any:
-            try:
-                async with self._admitted(context):
-                    return await behaviour(self._parsed(data), context)
-            finally:
-                del data, context
+        async def refuse(request: Any, context: Context) -> None:
+            if is_written:
+                self._write(context, None, refusal.status)
+            await calls.abort(context, refusal)
 
-        return visited
+        return refuse
 
-    def _streaming(self, behaviour: _Behaviour, parsed: Callable[[Any], Any]) -> _Behaviour:
-        async def written(given: Any, context: Context) -> None:
-            try:
-                async with self._admitted(context):
-                    await behaviour(parsed(given), context)
-            finally:
-                del given, context
+    def written(self, handler: Any) -> Any:
+        """The same handler, whose calls are written down. They have one message."""
+        behaviour = handler.unary_stream or handler.unary_unary
 
-        async def yielded(given: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                async with self._admitted(context):
-                    async for response in behaviour(parsed(given), context):
-                        yield response
-            finally:
-                del given, context
+        async def answered(request: Any, context: Context) -> Any:
+            async with self._writing(request, context):
+                return await behaviour(request, context)
 
-        return yielded if inspect.isasyncgenfunction(behaviour) else written
+        async def streamed(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._write(context, request, _BEGUN)
+            async with self._writing(request, context):
+                async for response in behaviour(request, context):
+                    yield response
 
-    def _parsed(self, data: bytes) -> Any:
-        assert self.parse is not None, "messages of all our methods are parsed"
-        request = self.parse(data)
-        if self.audit is not None:
-            self.request = request
-        return request
+        wrapped = streamed if inspect.isasyncgenfunction(behaviour) else answered
+        return _kind_of(handler)(wrapped, handler.request_deserializer, handler.response_serializer)
 
     @asynccontextmanager
-    async def _admitted(self, context: Context) -> AsyncIterator[None]:
-        """The call runs inside, if it may; how it ends is written down."""
-        caller: Identity | None = None
+    async def _writing(self, request: Any, context: Context) -> AsyncIterator[None]:
+        """How the call inside ends is written down."""
         status = "INTERNAL"
         try:
-            caller = await self._caller(context)
             yield
             status = "OK"
-        except RachisError as error:
-            status = error.status
-            await calls.abort(context, error)
-            raise
         except grpc.aio.AbortError as aborted:
-            code = context.code()
-            status = getattr(code, "name", str(code))
+            status = getattr(context.code(), "name", str(context.code()))
             raise calls.without_frames(aborted) from None
         except (asyncio.CancelledError, GeneratorExit):
             status = "CANCELLED"
             raise
         finally:
-            if self.audit is not None:
-                self.audit.write(caller, address_of(context.peer()), self.method, self.request, status)
+            self._write(context, request, status)
 
-    async def _caller(self, context: Context) -> Identity:
-        """Raises ClientFault, OverloadedError."""
-        if not isinstance(self.access, KeyedAccess):
-            return self.access.identity(context)
-        caller = await self.access.login(tuple(context.invocation_metadata() or ()), context.peer())
-        self.access.check(caller, self.need)
-        return caller
+    def _write(self, context: Context, request: Any, status: str) -> None:
+        self.audit.write(self.caller, address_of(context.peer()), self.method, request, status)

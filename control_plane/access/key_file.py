@@ -8,8 +8,10 @@ import asyncio
 import fcntl
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -29,13 +31,15 @@ _Stamp = tuple[int, int, int]
 
 
 class KeyFile:
-    """`read` once, then `follow` until cancelled. keys: by id, replaced as a whole."""
+    """`read` once, then `follow` until cancelled, then `close`. keys: by id, replaced as a whole."""
 
     def __init__(self, path: Path, refresh_s: float) -> None:
         self.keys: Mapping[str, ApiKey] = MappingProxyType({})
         self._path = path
         self._refresh_s = refresh_s
         self._stamp: _Stamp | None = None
+        # Of its own: that of the loop may have long prompts to tokenize.
+        self._thread = ThreadPoolExecutor(1, "keys")
 
     def read(self) -> None:
         """Raises ConfigError."""
@@ -48,13 +52,17 @@ class KeyFile:
             raise ConfigError(f"{self._path} cannot be read: {error.strerror}", field=_FIELD) from None
         self.keys, self._stamp = MappingProxyType(keys), stamp
 
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
     async def follow(self) -> None:
-        is_bad = False
+        """Whatever is wrong with the file, it is looked at again."""
+        loop, is_bad = asyncio.get_running_loop(), False
         while True:
             await asyncio.sleep(self._refresh_s)
             try:
-                await asyncio.to_thread(self.read)
-            except ConfigError as error:
+                await loop.run_in_executor(self._thread, self.read)
+            except Exception as error:  # noqa: BLE001 - who is revoked has to stay out, whatever came before
                 if not is_bad:
                     logger.error("keys stay as they are: %s", error)
                 is_bad = True
@@ -77,7 +85,9 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 def edit(path: Path, change: Callable[[dict[str, ApiKey]], _Answer]) -> _Answer:
     """Has `change` alter the keys, while nobody else does. A file that is not there has none. Raises ConfigError."""
     try:
-        with _locked(path):
+        # Through links: what routers read is changed.
+        path = path.resolve()
+        with _locked(path.parent):
             keys = read_keys(path) if path.exists() else {}
             answer = change(keys)
             _replace(path, api_keys.written(keys))
@@ -87,8 +97,9 @@ def edit(path: Path, change: Callable[[dict[str, ApiKey]], _Answer]) -> _Answer:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
+def _locked(folder: Path) -> Iterator[None]:
+    """By the folder itself: a file for it would be somebody's, and keep others out."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -104,7 +115,12 @@ def _replace(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        made.chmod(path.stat().st_mode & 0o777 if path.exists() else _MODE)
+        made.chmod(_MODE)
+        if path.exists():
+            before = path.stat()
+            # Who could read it can go on reading it: a router that cannot keeps every key.
+            os.chown(made, before.st_uid, before.st_gid)
+            made.chmod(stat.S_IMODE(before.st_mode))
         made.replace(path)
     except BaseException:
         made.unlink()

@@ -112,9 +112,7 @@ def need_of_rpc(method: str) -> Need:
     return RPC_NEEDS.get(method, Need.OPERATE)
 
 
-def need_of_route(method: str, path: str) -> Need:
-    """path: without a query. A browser asks by OPTIONS whether it may ask, and brings no key."""
-    if method == "OPTIONS":
-        return Need.NOTHING
+def need_of_route(path: str) -> Need:
+    """path: without a query."""
     asked = path.rstrip("/")
     return next((need for pattern, need in _PATHS if pattern.fullmatch(asked)), Need.OPERATE)

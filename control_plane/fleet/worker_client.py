@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from rachis import conventions
+from rachis.metadata_channel import Metadata, MetadataChannel
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
@@ -74,6 +75,8 @@ _ERRORS: dict[grpc.StatusCode, type[RachisError]] = {
     grpc.StatusCode.UNAVAILABLE: WorkerLostError,
     grpc.StatusCode.FAILED_PRECONDITION: WorkerLostError,
     grpc.StatusCode.CANCELLED: WorkerLostError,
+    # It has another secret: it is none of ours.
+    grpc.StatusCode.UNAUTHENTICATED: WorkerLostError,
     grpc.StatusCode.ABORTED: WorkerDrainingError,
     grpc.StatusCode.NOT_FOUND: WorkerLacksAdapterError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
@@ -89,9 +92,13 @@ class WorkerClient:
     """The workers' calls. One per router; `close` at its end."""
 
     def __init__(
-        self, max_message_bytes: int, channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+        self,
+        max_message_bytes: int,
+        channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel,
+        metadata: Metadata = (),
     ) -> None:
-        """channel: makes one, from an address and `options`."""
+        """channel: makes one, from an address and `options`. metadata: of each call."""
+        self._metadata = metadata
         self._channel = channel
         self._options = conventions.channel_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -193,7 +200,9 @@ class WorkerClient:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._channel(address, options=self._options)
-        return worker_pb2_grpc.WorkerServiceStub(channel)
+        told: Any = MetadataChannel(channel, self._metadata) if self._metadata else channel
+        stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(told)
+        return stub
 
 
 class DecodeCall:

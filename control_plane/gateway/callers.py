@@ -15,25 +15,34 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 from rachis import AsyncClient, RachisError
-from rachis.errors import PermissionDeniedError
+from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from rachis.metadata_channel import key_metadata
+from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
 
 from cluster_core.clock import monotonic_s
-from control_plane.access.access import CLIENT_ADDRESS, SERVICE_KEY
 from control_plane.access.roles import Identity, Need, Role, need_of_route
 
 _ASK_TIMEOUT_S = 5.0
 _REMEMBERED_S = 2.0
 _MOST_REMEMBERED = 4096
+_MOST_KEY_CHARACTERS = 128
+# A browser asks with these whether it may ask, and brings no key; vLLM's front answers that by itself.
+_PREFLIGHT = frozenset({b"origin", b"access-control-request-method"})
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Of one HTTP request. client: of the routers, for this caller."""
+    """Of one HTTP request, or of a WebSocket. client: of the routers, for this caller. key: what was brought."""
 
     identity: Identity
     client: AsyncClient
+    identities: "Identities"
+    key: str
+
+    async def check(self) -> None:
+        """Whether the key is still good. Raises RachisError."""
+        await self.identities.of(self.key, self.client)
 
 
 # Of the request that is answered; None where a service has no keys.
@@ -52,78 +61,85 @@ def client_of(caller: Caller | None, otherwise: Any) -> Any:
 
 
 class Callers:
-    """ASGI middleware, the outermost. service_key: of the service's own processes. answer: makes one of an error, and
-    of the path that was asked."""
+    """ASGI middleware, the outermost. may_be_open: routers may have no keys. answer: makes one of an error, and of the
+    path that was asked."""
 
     def __init__(
-        self, app: Any, client: AsyncClient, service_key: str, answer: Callable[[RachisError, str], JSONResponse]
+        self, app: Any, client: AsyncClient, answer: Callable[[RachisError, str], JSONResponse], *, may_be_open: bool
     ) -> None:
         self._app = app
         self._client = client
-        self._service_key = service_key
         self._answer = answer
-        self._identities = _Identities(_MOST_REMEMBERED)
+        self._identities = Identities(may_be_open=may_be_open)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        need = need_of_route(scope.get("method", "GET"), path)
-        if need is not Need.NOTHING:
-            try:
-                CALLER.set(await self._caller(scope, need))
-            except RachisError as error:
-                await _refuse(self._answer(error, path), scope, receive, send)
-                return
+        # A connection's next request may begin in the context of the one before.
+        CALLER.set(None)
+        if scope["type"] in ("http", "websocket") and not _is_preflight(scope):
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            need = need_of_route(path)
+            if need is not Need.NOTHING:
+                try:
+                    CALLER.set(await self._caller(scope, need))
+                except RachisError as error:
+                    await _refuse(self._answer(error, path), scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
     async def _caller(self, scope: Any, need: Need) -> Caller:
         """Raises RachisError."""
-        address = scope["client"][0] if scope.get("client") else ""
-        given = _key(scope["headers"])
-        metadata = (*key_metadata(given), (SERVICE_KEY, self._service_key), (CLIENT_ADDRESS, address))
-        client = self._client.calling_with(metadata)
-        identity = await self._identities.of(given, address, client)
+        key = _key(scope["headers"])
+        client = self._client.calling_with(key_metadata(key))
+        identity = await self._identities.of(key, client)
         if not identity.may(need):
             has = ", ".join(sorted(identity.roles)) or "none"
             raise PermissionDeniedError.local(f"this needs the role `{need}`; the key `{identity.name}` has {has}")
-        return Caller(identity, client)
+        return Caller(identity, client, self._identities, key)
 
 
-class _Identities:
-    """By digest of a key, for a moment: who it is, or how the router refused it. It is asked once at a time."""
+class Identities:
+    """By digest of a key, for a moment: who it is, or that it is nobody. A router is asked once at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, *, may_be_open: bool) -> None:
+        self._may_be_open = may_be_open
         # Tables by what a key's digest under this is tell nobody a key.
         self._digest_key = secrets.token_bytes(32)
         self._found: OrderedDict[bytes, tuple[asyncio.Future[Identity], float]] = OrderedDict()
 
-    async def of(self, given: str, address: str, client: AsyncClient) -> Identity:
+    async def of(self, key: str, client: AsyncClient) -> Identity:
         """Raises RachisError."""
-        digest = hashlib.blake2b(f"{address}\n{given}".encode(), key=self._digest_key, digest_size=16).digest()
+        digest = hashlib.blake2b(key.encode(), key=self._digest_key, digest_size=16).digest()
         now_s = monotonic_s()
         found, until_s = self._found.get(digest, (None, 0.0))
         if found is None or now_s > until_s:
-            found = asyncio.ensure_future(_asked(client))
-            # Where nobody waits for it any more.
-            found.add_done_callback(lambda task: task.cancelled() or task.exception())
+            found = asyncio.ensure_future(self._asked(client))
+            found.add_done_callback(lambda task: self._answered(digest, task))
             self._found[digest] = found, now_s + _REMEMBERED_S
-            while len(self._found) > self._most:
+            while len(self._found) > _MOST_REMEMBERED:
                 self._found.popitem(last=False)
         return await asyncio.shield(found)
 
+    def _answered(self, digest: bytes, task: "asyncio.Future[Identity]") -> None:
+        """What says nothing of the key is not remembered."""
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or (error is not None and not isinstance(error, UnauthenticatedError)):
+            self._found.pop(digest, None)
 
-async def _asked(client: AsyncClient) -> Identity:
-    """Raises RachisError."""
-    response = await client.identity(_ASK_TIMEOUT_S)
-    roles = frozenset(Role(role) for role in response.roles)
-    return Identity(response.name, response.tenant, roles, response.lowest_priority)
+    async def _asked(self, client: AsyncClient) -> Identity:
+        """Raises RachisError."""
+        response: api.GetIdentityResponse = await client.identity(_ASK_TIMEOUT_S)
+        if response.is_open and not self._may_be_open:
+            raise UnavailableError.local("the router has no keys, and this gateway does not answer everybody")
+        roles = frozenset(Role(role) for role in response.roles)
+        return Identity(response.name, response.tenant, roles, response.lowest_priority)
+
+
+def _is_preflight(scope: Any) -> bool:
+    return scope.get("method") == "OPTIONS" and {name for name, _ in scope["headers"]} >= _PREFLIGHT
 
 
 def _key(headers: list[tuple[bytes, bytes]]) -> str:
-    """As OpenAI's clients bring it, or Anthropic's; empty: none, or several that differ."""
+    """As OpenAI's clients bring it, or Anthropic's; empty: none, several that differ, or what cannot be one."""
     given = set()
     for name, value in headers:
         text = value.decode("latin-1")
@@ -132,8 +148,7 @@ def _key(headers: list[tuple[bytes, bytes]]) -> str:
         elif name == b"authorization" and text[:7].lower() == "bearer ":
             given.add(text[7:].strip())
     only = given.pop() if len(given) == 1 else ""
-    # Metadata of gRPC takes no other; and no key has any.
-    return only if only.isascii() and only.isprintable() else ""
+    return only if len(only) <= _MOST_KEY_CHARACTERS and only.isascii() and only.isprintable() else ""
 
 
 async def _refuse(answer: JSONResponse, scope: Any, receive: Any, send: Any) -> None:

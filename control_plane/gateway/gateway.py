@@ -12,11 +12,12 @@ from prometheus_client import REGISTRY
 from rachis import AsyncClient, tls
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_configs.exposure import check_gateway_exposure, is_loopback
 from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_wire.redis_client import connect
-from control_plane.access.secret import read_secret
+from cluster_wire.secret import read_secret
 from control_plane.gateway import adapters
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
@@ -102,12 +103,15 @@ async def run(
         from control_plane.gateway.vllm_responses import VllmResponses
 
         args = front.parsed([*front_arguments(model, section.host, section.port), *tls_arguments(security), *given])
+        # The user's own options may say another host.
+        check_gateway_exposure(security, args.host or "0.0.0.0")
         url, sock = front.listen(args)
         try:
             engine = front.make_engine(args, RouterCore(client))
             callers = None
             if secret is not None:
-                callers = partial(Callers, client=client, service_key=own_key, answer=front.refusal_of_router)
+                is_for_all = security.open or is_loopback(args.host or "0.0.0.0")
+                callers = partial(Callers, client=client, answer=front.refusal_of_router, may_be_open=is_for_all)
             app = await front.make_app(args, engine, callers)
             on_adapters = partial(front.serve_adapters, app)
             await adapters.look(client, on_adapters)

@@ -33,19 +33,18 @@ class DecisionLog:
     """The last requests that something was decided for."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._explanations: OrderedDict[str, Explanation] = OrderedDict()
+        # By tenant and name: one tenant's is not another's.
+        self._explanations: OrderedDict[tuple[str, str], Explanation] = OrderedDict()
         self._bytes = 0
         self._most_bytes = most_bytes
 
     def routed(self, request_id: str, tenant: str, route: RouteChoice) -> None:
         """A client may give one name to many requests: the last one is explained."""
-        self._forget(request_id)
+        self._forget((tenant, request_id))
         self._remember(Explanation(request_id, tenant, reason=route.reason, prices=route.prices))
 
     def placed(self, request_id: str, tenant: str, choice: Choice) -> None:
-        known = self._forget(request_id)
-        if known is None or known.tenant != tenant:
-            known = Explanation(request_id, tenant)
+        known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)
         known.choices.append(choice)
         self._remember(known)
 
@@ -53,9 +52,10 @@ class DecisionLog:
         return MemoryUse("explanations", self._bytes, self._most_bytes, "placement.explanations_mib")
 
     def explanation(self, request_id: str, tenant: str | None = None) -> Explanation | None:
-        """tenant: whose requests may be told of; None: everybody's."""
-        known = self._explanations.get(request_id)
-        return known if known is not None and tenant in (None, known.tenant) else None
+        """tenant: whose requests may be told of; None: everybody's, and of several with that name the last."""
+        if tenant is not None:
+            return self._explanations.get((tenant, request_id))
+        return next((each for each in reversed(self._explanations.values()) if each.request_id == request_id), None)
 
     def request_ids(self, tenant: str | None = None) -> list[str]:
         """The last one last."""
@@ -63,12 +63,12 @@ class DecisionLog:
 
     def _remember(self, explanation: Explanation) -> None:
         """As the last one; others go for it."""
-        self._explanations[explanation.request_id] = explanation
+        self._explanations[explanation.tenant, explanation.request_id] = explanation
         self._bytes += explanation.bytes
         while self._explanations and (len(self._explanations) > _MOST_REQUESTS or self._bytes > self._most_bytes):
             self._forget(next(iter(self._explanations)))
 
-    def _forget(self, request_id: str) -> Explanation | None:
-        known = self._explanations.pop(request_id, None)
+    def _forget(self, name: tuple[str, str]) -> Explanation | None:
+        known = self._explanations.pop(name, None)
         self._bytes -= known.bytes if known is not None else 0
         return known

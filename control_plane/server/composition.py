@@ -125,7 +125,8 @@ def build_router(
     config = loaded.config
     door = _door(config.security, ports)
     membership = Membership(versions=versions.installed())
-    client = WorkerClient((config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR, ports.channel)
+    message_bytes = (config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR
+    client = WorkerClient(message_bytes, ports.channel, door.access.as_member)
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     adapters = _adapters(config, service_id, membership, client, ports)

@@ -95,8 +95,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await self._turns.run(self._generate(request, received, context, lifecycle, arrived_s))
 
     async def GetIdentity(self, request: api.GetIdentityRequest, context: Context) -> api.GetIdentityResponse:
-        caller = self._arrivals.access.identity(context)
+        access = self._arrivals.access
+        caller = access.identity(context)
         return api.GetIdentityResponse(
+            is_open=access.is_open,
             name=caller.name,
             tenant=caller.tenant,
             roles=sorted(caller.roles),

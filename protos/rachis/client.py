@@ -277,12 +277,16 @@ class AsyncClient:
         return response.workers
 
     async def identity(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.GetIdentityResponse:
-        """Who this client is to the service. Raises RachisError."""
-        try:
-            told: api.GetIdentityResponse = await self._router.GetIdentity(api.GetIdentityRequest(), timeout=timeout_s)
-            return told
-        except grpc.aio.AioRpcError as error:
-            raise typed(error) from None
+        """Who this client is to the service; another router says it where one is gone. Raises RachisError."""
+        deadline_s, lost = monotonic() + timeout_s, LostRouters()
+        while True:
+            try:
+                left_s = max(0.0, deadline_s - monotonic())
+                told: api.GetIdentityResponse = await self._router.GetIdentity(api.GetIdentityRequest(), timeout=left_s)
+                return told
+            except grpc.aio.AioRpcError as error:
+                if not await self._goes_on(error, lost, 0, deadline_s):
+                    raise typed(error) from None
 
     async def is_serving(self, timeout_s: float) -> bool:
         """Whether a router takes requests: what its health service says, and False where it does not answer in time."""

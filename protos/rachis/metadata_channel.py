@@ -5,6 +5,9 @@ from typing import Any
 
 import grpc
 
+from rachis.errors import InvalidInputError
+
+_MOST_CHARACTERS = 256
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -35,5 +38,11 @@ class MetadataChannel:
 
 
 def key_metadata(api_key: str) -> Metadata:
-    """Of who has that key; of nobody where it is empty."""
+    """Of who has that key, which may have come with a line's end; of nobody where it is empty.
+
+    Raises InvalidInputError for what cannot be a key.
+    """
+    api_key = api_key.strip()
+    if len(api_key) > _MOST_CHARACTERS or not api_key.isascii() or not api_key.isprintable():
+        raise InvalidInputError.local(f"must be at most {_MOST_CHARACTERS} printable ASCII characters", "api_key")
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()

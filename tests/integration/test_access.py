@@ -13,21 +13,30 @@ from unittest import mock
 import anthropic
 import grpc
 import httpx
+import msgspec
 import openai
+import psutil
 import pytest
 import pytest_asyncio
 import redis
 import websockets
+import zmq
 from rachis import AsyncClient, token_prompt
 from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+from zmq.utils import z85
 
 from cluster_core.ports import hold_port
+from cluster_wire.members import SERVICE_KEY
+from cluster_wire.secret import read_secret, write_secret
 from command_line.own_service import Target
 from control_plane.access.api_keys import new_key
 from control_plane.access.key_file import edit
 from control_plane.access.roles import HTTP_NEEDS, Identity, Need, Role
-from control_plane.access.secret import read_secret, write_secret
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.certificates import Authority
 from tests.command import rachis
@@ -138,7 +147,7 @@ async def test_every_route_lets_in_whom_the_table_says(world: World, who: str) -
     async with world.plain_http(who) as http:
         for path, need in {**HTTP_NEEDS, "/reset_prefix_cache": Need.OPERATE, "/": Need.OPERATE}.items():
             asked = path.replace("{id}", "resp_none")
-            for method in ("GET", "POST", "DELETE"):
+            for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS"):
                 response = await http.request(method, asked, json={} if method == "POST" else None)
                 if need is Need.NOTHING:
                     assert response.status_code not in (401, 403), (method, path)
@@ -353,6 +362,53 @@ async def test_redis_and_metrics_confirm_no_guess_at_a_prompt_without_the_secret
     assert "rachis_requests_total" in metrics
     for word in (*told, "acme", "zeta"):
         assert word not in metrics, word
+
+
+async def test_workers_answer_parts_of_the_service_and_nobody_else(world: World) -> None:
+    async with world.client("ops") as ops, world.client("acme") as client:
+        records = [view.registration for view in await ops.workers()]
+        answer = await client.generate(token_prompt([17, *PROMPT]), max_tokens=3, temperature=0.0)
+    assert answer.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED, "they do answer each other"
+    for record in records:
+        async with grpc.aio.insecure_channel(record.address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            for key in ("", "rs-guess", world.key["ops"]):
+                brought = (("rachis-service-key", key),) if key else ()
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=brought, timeout=30)
+                assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            own = ((SERVICE_KEY, read_secret(world.folder / "secret").service_key),)
+            await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=own, timeout=30)
+
+
+async def test_where_kv_lies_is_told_to_workers_of_the_service_alone(world: World) -> None:
+    """vLLM's own question, to each port that a prefill worker listens on; in the clear, and with a key of another."""
+    async with world.client("ops") as ops:
+        (pid,) = [view.registration.pid for view in await ops.workers() if view.registration.pool == wire.POOL_PREFILL]
+    listening = psutil.Process(pid).net_connections("tcp")
+    ports = {each.laddr.port for each in listening if each.status == psutil.CONN_LISTEN}
+    right, wrong = read_secret(world.folder / "secret").side_channel_key, os.urandom(32)
+
+    async def answered(key: bytes | None) -> set[int]:
+        found = await asyncio.gather(*(asyncio.to_thread(_is_told, port, key) for port in ports))
+        return {port for port, is_told in zip(ports, found, strict=True) if is_told}
+
+    assert not await answered(None) and not await answered(wrong)
+    assert len(await answered(right)) == 1
+
+
+def _is_told(port: int, key: bytes | None) -> bool:
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger, socket.rcvtimeo = 0, 2000
+        if key is not None:
+            socket.curve_serverkey = zmq.curve_public(z85.encode(key))
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        socket.send(msgspec.msgpack.encode((GET_META_MSG, 0, 0)))
+        try:
+            return len(socket.recv_multipart()) == 2
+        except zmq.Again:
+            return False
 
 
 async def test_what_operators_do_is_written_down(world: World) -> None:

@@ -42,12 +42,15 @@ class GetIdentityResponse(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     LOWEST_PRIORITY_FIELD_NUMBER: _builtins.int
+    IS_OPEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Of the key."""
     tenant: _builtins.str
     """Whose cached prefixes the caller's prompts find, and leave behind."""
     lowest_priority: _builtins.int
     """Requests of a lower priority are refused."""
+    is_open: _builtins.bool
+    """The service has no keys."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of `generate`, `observe`, `operate`."""
@@ -59,10 +62,11 @@ class GetIdentityResponse(_message.Message):
         tenant: _builtins.str = ...,
         roles: _abc.Iterable[_builtins.str] | None = ...,
         lowest_priority: _builtins.int = ...,
+        is_open: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lowest_priority", b"lowest_priority", "name", b"name", "roles", b"roles", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_open", b"is_open", "lowest_priority", b"lowest_priority", "name", b"name", "roles", b"roles", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from cluster_wire.secret import read_secret
 from control_plane.access.api_keys import parsed
 from control_plane.access.key_file import read_keys
-from control_plane.access.secret import read_secret
 from tests.command import rachis
 
 
@@ -80,6 +80,7 @@ GOOD = ("--tenant", "acme", "--role", "generate")
         (("create", "a", "--tenant", "/", "--role", "generate"), "tenant: must be 1 to 64 letters"),
         (("create", "a", *GOOD, "--role", "root"), "--role: must be one of generate, observe, operate, got `root`"),
         (("create", "a", *GOOD, "--lowest-priority", -2000), "lowest_priority: must be in [-1000, 1000]"),
+        (("create", "service", *GOOD), "name: `service` is what the service itself calls somebody"),
         (("create", "chat", *GOOD), "name: there is a key `chat`"),
         (("rotate", "none"), "name: no key `none`; there are: chat"),
         (("revoke", "none"), "name: no key `none`; there are: chat"),

@@ -19,7 +19,7 @@ def config(**flags: Any) -> RachisConfig:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
 def test_loopback_needs_nothing(host: str) -> None:
     check_exposure(config(router__host=host, gateway__host=host))
-    check_gateway_exposure(config(gateway__host=host))
+    check_gateway_exposure(config().security, host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "router.example"])
@@ -31,9 +31,9 @@ def test_beyond_it_keys_are_needed_or_a_word(host: str) -> None:
         check_exposure(config(**{field: host, "security.open": True}))
         check_exposure(config(**{field: host}, **KEYS))
     with pytest.raises(ConfigError):
-        check_gateway_exposure(config(gateway__host=host))
-    check_gateway_exposure(config(gateway__host=host, security__secret_file="/s"))
-    check_gateway_exposure(config(gateway__host=host, security__open=True))
+        check_gateway_exposure(config().security, host)
+    check_gateway_exposure(config(security__secret_file="/s").security, host)
+    check_gateway_exposure(config(security__open=True).security, host)
 
 
 def test_a_gateway_that_is_not_started_listens_nowhere() -> None:

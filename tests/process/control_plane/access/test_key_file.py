@@ -1,6 +1,7 @@
 """The file of keys: edited by one at a time, taken up while it is followed, and never half read."""
 
 import asyncio
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cluster_core.errors import ConfigError
+from cluster_wire.secret import read_secret, write_secret
 from control_plane.access import key_file
 from control_plane.access.api_keys import ApiKey, new_key
 from control_plane.access.key_file import KeyFile, edit, read_keys
 from control_plane.access.roles import Role
-from control_plane.access.secret import read_secret, write_secret
 
 
 def _add(path: Path, name: str) -> ApiKey:
@@ -29,7 +30,21 @@ def test_an_edit_makes_the_file_for_its_owner_alone_and_keeps_what_others_chose(
     _add(path, "b")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert {key.name for key in read_keys(path).values()} == {"a", "b"}
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["keys.json", "keys.json.lock"]
+    assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_an_edit_goes_through_links_and_leaves_the_file_to_whom_it_belongs(tmp_path: Path) -> None:
+    path, link = tmp_path / "keys.json", tmp_path / "elsewhere" / "keys.json"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    _add(path, "a")
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 1234)
+    before = path.stat()
+    _add(link, "b")
+    after = path.stat()
+    assert link.is_symlink() and len(read_keys(path)) == 2
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
 
 
 def test_edits_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -87,7 +102,7 @@ async def test_what_changes_is_taken_up_and_what_is_bad_changes_nothing(
         _add(path, "b")
         await _until(lambda: len(keys.keys) == 2)
         good = path.read_text()
-        path.write_text("damaged")
+        path.write_text("[" * 200_000)
         await _until(lambda: "keys stay as they are" in caplog.text)
         assert len(keys.keys) == 2
         assert caplog.text.count("keys stay as they are") == 1
@@ -99,6 +114,7 @@ async def test_what_changes_is_taken_up_and_what_is_bad_changes_nothing(
             keys.keys["x"] = first  # type: ignore[index]
     finally:
         following.cancel()
+        keys.close()
 
 
 def test_a_file_that_has_not_changed_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

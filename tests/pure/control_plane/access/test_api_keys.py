@@ -30,10 +30,6 @@ def test_a_key_fits_what_its_holder_was_given_and_nothing_else() -> None:
     assert secret[1] not in repr(key)
 
 
-def test_no_secret_fits_what_stands_for_a_key_that_is_not_there() -> None:
-    assert not api_keys.NO_SECRET.fits("")
-
-
 @pytest.mark.parametrize(("now_s", "is_good"), [(199.9, True), (200.0, False), (1e12, False)])
 def test_a_key_ends_when_it_expires(now_s: float, is_good: bool) -> None:
     key, given = _new(expires_s=200.0)
@@ -60,6 +56,13 @@ def test_a_rotation_without_grace_ends_what_was_at_once() -> None:
     assert not _fits(key, first, 100.0) and len(key.secrets) == 1
 
 
+def test_many_rotations_leave_three_secrets() -> None:
+    key, _ = _new()
+    for _ in range(10):
+        key, given = rotated(key, now_s=100.0, grace_s=50.0)
+    assert len(key.secrets) == 3 and _fits(key, given, 100.0)
+
+
 def test_what_is_written_is_read() -> None:
     key, _ = _new(expires_s=200.0)
     rotated_key, _ = rotated(key, now_s=100.0, grace_s=50.0)
@@ -76,6 +79,10 @@ def test_what_is_written_is_read() -> None:
         (lambda whole: whole["keys"][0].pop("tenant"), r"no file of keys \(KeyError\)"),
         (lambda whole: whole["keys"][0]["secrets"][0].update(salt="zz"), r"no file of keys \(ValueError\)"),
         (lambda whole: whole.update(keys=3), r"no file of keys \(TypeError\)"),
+        (lambda whole: whole["keys"][0].update(id=[]), r"no file of keys \(TypeError\)"),
+        (lambda whole: whole["keys"][0].update(tenant=None), r"no file of keys \(TypeError\)"),
+        (lambda whole: whole["keys"][0].update(name=""), r"no file of keys \(ValueError\)"),
+        (lambda whole: whole["keys"][0].update(lowest_priority=float("inf")), r"no file of keys \(OverflowError\)"),
     ],
 )
 def test_another_file_is_refused_and_nothing_of_it_quoted(change: object, sentence: str) -> None:
@@ -87,7 +94,7 @@ def test_another_file_is_refused_and_nothing_of_it_quoted(change: object, senten
     assert key.secrets[0].hash.hex() not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", '{"version": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"version": 1}', "\x00", "[" * 200_000])
 def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no file of keys"):
         api_keys.read(text)
@@ -106,6 +113,8 @@ def test_what_looks_like_no_key_is_none(given: str) -> None:
     [
         ({"name": "a b"}, "name"),
         ({"name": ""}, "name"),
+        ({"name": "anybody"}, "name"),
+        ({"name": "service"}, "name"),
         ({"tenant": "x" * 65}, "tenant"),
         ({"roles": []}, "role"),
         ({"lowest_priority": -1001}, "lowest_priority"),

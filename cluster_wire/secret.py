@@ -1,4 +1,4 @@
-"""The service's secret, and what is derived from it: salts of tenants, and the key of the service's own processes.
+"""The service's secret, and what is derived from it: salts of tenants, and keys by which its parts know each other.
 
 HMAC-SHA-256 (RFC 2104) over a purpose and its parts, each with its length in front, so that no two sets of parts meet.
 Who reads Redis, metrics or an index cannot test a guess at a prompt without it: names of chunks go on from the salt.
@@ -36,6 +36,16 @@ class Secret:
     def service_key(self) -> str:
         """By which processes of the service show that they have the secret."""
         return f"rs-{self._derived('service key').hex()}"
+
+    @property
+    def side_channel_key(self) -> bytes:
+        """32 bytes, private, of the side channel by which workers tell each other where their KV lies."""
+        return self._derived("side channel")
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells whether two hosts have the same one, and nothing else of it."""
+        return self._derived("fingerprint").hex()[:16]
 
     def _derived(self, purpose: str, *parts: str) -> bytes:
         encoded = [part.encode() for part in (purpose, *parts)]

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from control_plane.access.secret import Secret
+from cluster_wire.secret import Secret
 
 A, B = Secret(b"a" * 32), Secret(b"b" * 32)
 

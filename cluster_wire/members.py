@@ -1,0 +1,55 @@
+"""Calls between the parts of a service: each brings a key that they alone can make, from the service's secret.
+
+It travels as it is: it keeps strangers out, and not those who read along. A worker without a secret serves everybody
+who reaches it.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from rachis.metadata_channel import Metadata
+
+from cluster_core.errors import UnauthenticatedError
+from cluster_wire import calls
+from cluster_wire.calls import Context
+from cluster_wire.secret import Secret
+
+SERVICE_KEY = "rachis-service-key"
+# Whether it lives may be asked by anybody, such as a load balancer.
+_OPEN = "/grpc.health.v1.Health/"
+
+
+def member_metadata(secret: Secret | None) -> Metadata:
+    """What a call to a worker brings along."""
+    return ((SERVICE_KEY, secret.service_key),) if secret is not None else ()
+
+
+class MembersOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Of a worker's server. What a stranger sends is not parsed."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._key = secret.service_key.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_OPEN) or self._is_member(handler_call_details):
+            return handler
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+    def _is_member(self, details: grpc.HandlerCallDetails) -> bool:
+        given = [value for name, value in details.invocation_metadata or () if name == SERVICE_KEY]
+        return len(given) == 1 and isinstance(given[0], str) and hmac.compare_digest(given[0].encode(), self._key)
+
+
+async def _refuse(request: Any, context: Context) -> None:
+    await calls.abort(context, UnauthenticatedError("this takes calls of the service's own parts alone"))
