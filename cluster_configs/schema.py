@@ -570,6 +570,11 @@ class SecuritySection(Section):
         None, min_length=1, description="Where administrative calls are written down, a line of JSON each."
     )
 
+    @property
+    def secret_path(self) -> str | None:
+        """For processes that run in other folders."""
+        return str(Path(self.secret_file).absolute()) if self.secret_file is not None else None
+
     @model_validator(mode="after")
     def _keys_need_the_secret(self) -> "SecuritySection":
         if self.keys_file is not None and self.secret_file is None:

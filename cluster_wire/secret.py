@@ -80,3 +80,8 @@ def read_secret(path: Path) -> Secret:
             f"{path} must have {_BYTES} bytes or more as base64; `rachis keys secret` makes one", field=_FIELD
         )
     return Secret(key)
+
+
+def fingerprint_of(path: str | None) -> str:
+    """Of the secret in a file; empty without one. Raises ConfigError."""
+    return read_secret(Path(path)).fingerprint if path is not None else ""

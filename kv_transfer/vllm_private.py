@@ -9,12 +9,9 @@ private member that is touched elsewhere.
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-# Of ZeroMQ.
-_ROUTER = 6
 SUPPORTED_VLLM = "0.32.0"
 
 # Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
@@ -32,25 +29,6 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
 }
-
-
-def use_side_channel_contexts(make: Callable[[int], Any]) -> None:
-    """The sockets over which the NIXL connector's parts ask each other where memory lies are of contexts that `make`
-    makes, by their type, from now on in this process."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, base_worker
-    from vllm.utils.network_utils import make_zmq_socket
-
-    @contextmanager
-    def zmq_ctx(socket_type: int, address: str) -> Iterator[Any]:
-        context = make(socket_type)
-        try:
-            yield make_zmq_socket(context, address, socket_type, bind=socket_type == _ROUTER)
-        finally:
-            context.destroy(linger=0)
-
-    for module in (base_scheduler, base_worker):
-        assert hasattr(module, "zmq_ctx"), "it is vLLM's own name"
-        module.zmq_ctx = zmq_ctx
 
 
 def scheduler_of(engine: Any) -> Any:

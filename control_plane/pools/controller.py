@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -25,12 +24,12 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster_configs.schema import PoolSection, RachisConfig, SecuritySection
+from cluster_configs.schema import PoolSection, RachisConfig
 from cluster_core import versions
 from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_core.ports import PortRange
-from cluster_wire.secret import read_secret
+from cluster_wire.secret import fingerprint_of
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
 from decode_worker.actor import DecodeWorker
@@ -87,8 +86,6 @@ class Controller:
         self._config = config
         self._service_id = service_id
         self._outlives = config.workers_outlive_serve
-        secret_file = _secret_file(config.security)
-        self._secret_fingerprint = read_secret(Path(secret_file)).fingerprint if secret_file is not None else ""
         self._mark = service_id if self._outlives else mark
         self._redis_url = ""
         self._started: dict[str, _Started] = {}
@@ -276,7 +273,7 @@ class Controller:
             drain_timeout_s=limits.drain_timeout_s,
             session_grace_s=limits.session_grace_s,
             stall_timeout_s=limits.stall_timeout_s,
-            secret_fingerprint=self._secret_fingerprint,
+            secret_fingerprint=fingerprint_of(self._config.security.secret_path),
             orphan_s=self._config.service.orphan_s if self._outlives else 0.0,
         )
 
@@ -293,7 +290,7 @@ class Controller:
             config.lora.model_copy(update={"adapters": ()}),
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
-            secret_file=_secret_file(config.security),
+            secret_file=config.security.secret_path,
         )
 
     def _host(self) -> str:
@@ -371,11 +368,6 @@ def _resources(section: PoolSection) -> dict[str, float]:
     if section.node_resource is not None:
         wanted[section.node_resource] = 1.0
     return {name: amount for name, amount in wanted.items() if amount}
-
-
-def _secret_file(section: SecuritySection) -> str | None:
-    """Workers are started in folders of their own."""
-    return str(Path(section.secret_file).absolute()) if section.secret_file is not None else None
 
 
 def _demand(section: PoolSection) -> dict[str, Any]:

@@ -5,10 +5,14 @@ it does not understand ends the thread that answers. With a secret the channel i
 and nobody gets a message through who does not know the server's public key, which is never sent.
 """
 
-import zmq
-from zmq.utils import z85
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from kv_transfer import vllm_private
+import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, base_worker
+from vllm.utils.network_utils import make_zmq_socket
+from zmq.utils import z85
 
 
 def secure(private_key: bytes) -> None:
@@ -16,16 +20,25 @@ def secure(private_key: bytes) -> None:
     secret = z85.encode(private_key)
     public = zmq.curve_public(secret)
 
-    def context(socket_type: int) -> "zmq.Context[zmq.Socket[bytes]]":
+    def context(socket_type: int) -> Any:
         """Its sockets have these options before they are bound or connected."""
         made = zmq.Context()
         if socket_type == zmq.ROUTER:
-            made.curve_server = True
-            made.curve_secretkey = secret
+            made.curve_server, made.curve_secretkey = True, secret
         else:
-            own_public, own_secret = zmq.curve_keypair()
+            made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
             made.curve_serverkey = public
-            made.curve_publickey, made.curve_secretkey = own_public, own_secret
         return made
 
-    vllm_private.use_side_channel_contexts(context)
+    @contextmanager
+    def zmq_ctx(socket_type: int, address: str) -> Iterator[Any]:
+        own = context(socket_type)
+        try:
+            yield make_zmq_socket(own, address, socket_type, bind=socket_type == zmq.ROUTER)
+        finally:
+            own.destroy(linger=0)
+
+    # Both sides ask for their sockets by this name.
+    for module in (base_scheduler, base_worker):
+        assert hasattr(module, "zmq_ctx"), "vLLM has another name for it"
+        vars(module)["zmq_ctx"] = zmq_ctx

@@ -1,120 +1,22 @@
-"""The door of a real router: every method by every role and by nobody, what is written down, and whose is what."""
+"""The door of a real router: every method by every role and by nobody, and whose is what."""
 
 import asyncio
-import json
-import shutil
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from google.protobuf import message_factory
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2
 from rachis.v1 import router_pb2 as api
 
-from cluster_wire.secret import write_secret
-from control_plane.access.access import KeyedAccess
-from control_plane.access.api_keys import new_key, rotated
+from control_plane.access.api_keys import rotated
 from control_plane.access.key_file import edit
-from control_plane.access.roles import RPC_NEEDS, Identity, Role
+from control_plane.access.roles import RPC_NEEDS, Identity
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
-
-Code = grpc.StatusCode
-Metadata = tuple[tuple[str, str], ...]
-WHO = {"nobody": (), "nothing": (), **{role.value: (role,) for role in Role}, "all": tuple(Role)}
-REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}
-
-
-def bearer(key: str) -> Metadata:
-    return (("authorization", f"Bearer {key}"),)
-
-
-class Keyed:
-    """A cluster with keys. key: by who has it; `nobody` has none."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster = cluster
-        self.keys_file = folder / "keys.json"
-        self.audit_file = folder / "audit.jsonl"
-        self.key: dict[str, str] = {"nobody": ""}
-
-    def metadata(self, who: str) -> Metadata:
-        return bearer(self.key[who]) if self.key[who] else ()
-
-    def knows(self, who: str) -> bool:
-        """Whether the router knows that key without looking at it."""
-        access = self.cluster.parts.door.access
-        assert isinstance(access, KeyedAccess)
-        return access.known(self.metadata(who)) is not None
-
-    async def generate(self, who: str, text: str = "hello there", **fields: Any) -> generation.Completion:
-        request = api.GenerateRequest(
-            prompt=generation.PromptInput(text=text),
-            sampling=generation.SamplingParams(temperature=0.0, max_tokens=4),
-            **fields,
-        )
-        self.cluster.calls += 1
-        responses = self.cluster.api.Generate(request, metadata=self.metadata(who))
-        return [response async for response in responses][-1].completion
-
-    async def identity(self, who: str) -> api.GetIdentityResponse:
-        return await self.cluster.api.GetIdentity(api.GetIdentityRequest(), metadata=self.metadata(who))
-
-    async def refused(self, call: Any) -> grpc.aio.AioRpcError:
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call
-        return raised.value
-
-    def written(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.audit_file.read_text().splitlines()]
-
-
-def add_key(path: Path, name: str, *roles: Role, tenant: str = "acme", lowest_priority: int = 0) -> str:
-    """A role is needed: a key that has none is made by taking it away."""
-    key, given = new_key(
-        name, tenant, roles or [Role.GENERATE], lowest_priority=lowest_priority, now_s=0.0, expires_s=None
-    )
-    kept = replace(key, roles=frozenset(roles))
-    edit(path, lambda keys: keys.update({kept.key_id: kept}))
-    return given
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A folder with a secret and a file of keys, and what their holders have: made once, since hashing takes long."""
-    folder = tmp_path_factory.mktemp("keys")
-    write_secret(folder / "secret")
-    path = folder / "keys.json"
-    given = {name: add_key(path, name, *roles) for name, roles in WHO.items() if name != "nobody"}
-    given["ops"] = add_key(path, "ops", Role.OPERATE, Role.OBSERVE, tenant="zeta", lowest_priority=-7)
-    given["peer"] = add_key(path, "peer", Role.GENERATE, Role.OBSERVE, tenant="zeta")
-    given["looker"] = add_key(path, "looker", Role.GENERATE, Role.OBSERVE, tenant="acme")
-    return folder, given
-
-
-@pytest_asyncio.fixture
-async def keyed(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncIterator[Keyed]:
-    folder, given = made
-    for name in ("secret", "keys.json"):
-        shutil.copy(folder / name, tmp_path / name)
-    path = tmp_path / "keys.json"
-    flags = {
-        "security__keys_file": str(path),
-        "security__secret_file": str(tmp_path / "secret"),
-        "security__audit_file": str(tmp_path / "audit.jsonl"),
-    }
-    async with running_cluster(**flags, index__chunk_tokens=32) as cluster:  # type: ignore[arg-type]  # by name
-        await cluster.add(PREFILL)
-        await cluster.add(DECODE)
-        world = Keyed(cluster, tmp_path)
-        world.key.update(given)
-        yield world
+from tests.fakes.cluster import named, until
+from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, Metadata
 
 
 def method_of(path: str) -> Any:
@@ -306,54 +208,6 @@ async def test_a_tenant_is_told_of_its_own_requests_and_an_operator_of_all(keyed
     assert await asked_before("peer") == 0, "nobody hears what another tenant has asked"
 
 
-async def test_what_changes_things_is_written_down_with_who_and_how_it_ended(keyed: Keyed) -> None:
-    drain = admin.DrainWorkerRequest(worker_id="decode-0")
-    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
-    await keyed.refused(keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("observe")))
-    await keyed.refused(keyed.cluster.admin.DrainWorker(drain))
-    nobody = admin.ResumeWorkerRequest(worker_id="decode-9")
-    await keyed.refused(keyed.cluster.admin.ResumeWorker(nobody, metadata=keyed.metadata("operate")))
-    await keyed.cluster.admin.ListWorkers(admin.ListWorkersRequest(), metadata=keyed.metadata("operate"))
-    lines = keyed.written()
-    assert [(line["key"], line["call"], line["status"]) for line in lines] == [
-        ("operate", "DrainWorker", "OK"),
-        ("observe", "DrainWorker", "PERMISSION_DENIED"),
-        (None, "DrainWorker", "UNAUTHENTICATED"),
-        ("operate", "ResumeWorker", "NOT_FOUND"),
-    ]
-    assert lines[0]["request"] == {"worker_id": "decode-0"} and lines[1]["request"] is None
-    assert lines[0]["address"] == "127.0.0.1" and lines[0]["tenant"] == "acme"
-    assert keyed.key["operate"] not in keyed.audit_file.read_text()
-
-
-async def test_a_call_that_tells_how_it_goes_is_written_down_when_it_begins(keyed: Keyed) -> None:
-    call: Any = keyed.cluster.admin.ScalePools(
-        admin.ScalePoolsRequest(decode_workers=3), metadata=keyed.metadata("ops")
-    )
-    with pytest.raises(grpc.aio.AioRpcError):
-        async for _ in call:
-            pass
-    assert [(line["status"], line["request"]) for line in keyed.written()] == [
-        ("BEGUN", {"decode_workers": 3}),
-        ("UNIMPLEMENTED", {"decode_workers": 3}),
-    ]
-
-
-async def test_strangers_fill_no_disk(keyed: Keyed) -> None:
-    for _ in range(50):
-        await keyed.refused(keyed.cluster.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0")))
-    assert len(keyed.written()) < 10
-
-
-async def test_a_log_that_cannot_be_written_keeps_no_call_from_its_answer(
-    keyed: Keyed, caplog: pytest.LogCaptureFixture
-) -> None:
-    keyed.audit_file.parent.rename(keyed.audit_file.parent.with_suffix(".away"))
-    drain = admin.DrainWorkerRequest(worker_id="decode-0")
-    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
-    assert "is not written down" in caplog.text
-
-
 async def test_one_tenant_takes_no_explanation_from_another(keyed: Keyed) -> None:
     await keyed.generate("looker", "x" * 100, request_id="r1")
     await keyed.generate("peer", "y" * 40, request_id="r1")
@@ -364,14 +218,6 @@ async def test_one_tenant_takes_no_explanation_from_another(keyed: Keyed) -> Non
         return found.decisions[0].prompt_tokens
 
     assert (await tokens("looker"), await tokens("peer"), await tokens("ops")) == (100, 40, 40)
-
-
-async def test_the_audit_log_goes_on_where_its_file_is_moved_away(keyed: Keyed) -> None:
-    drain = admin.DrainWorkerRequest(worker_id="decode-0")
-    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
-    keyed.audit_file.rename(keyed.audit_file.with_suffix(".1"))
-    await keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("operate"))
-    assert len(keyed.written()) == 1
 
 
 async def test_refusals_are_counted_by_why(keyed: Keyed) -> None:
@@ -398,15 +244,3 @@ async def test_a_handler_that_nobody_guards_refuses(keyed: Keyed) -> None:
 
     with pytest.raises(Exception, match="a valid API key is needed"):
         await keyed.cluster.parts.router.GetIdentity(api.GetIdentityRequest(), Context())  # type: ignore[arg-type]
-
-
-async def test_without_keys_everybody_is_anybody(tmp_path: Path) -> None:
-    audit = tmp_path / "audit.jsonl"
-    async with running_cluster(security__audit_file=str(audit)) as cluster:
-        told = await cluster.api.GetIdentity(api.GetIdentityRequest())
-        assert (told.name, told.tenant, list(told.roles)) == ("anybody", "", sorted(Role))
-        call = cluster.admin.UnloadAdapter(admin.UnloadAdapterRequest(name="a"))
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call
-    (line,) = [json.loads(each) for each in audit.read_text().splitlines()]
-    assert (line["key"], line["call"], line["status"]) == ("anybody", "UnloadAdapter", "NOT_FOUND")
