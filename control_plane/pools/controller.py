@@ -299,8 +299,7 @@ class Controller:
         return "127.0.0.1" if is_local else ""
 
     def _section(self, pool: Pool) -> PoolSection:
-        pools = self._config.pools
-        return pools.prefill if pool == wire.POOL_PREFILL else pools.decode
+        return self._config.pools.prefill if pool == wire.POOL_PREFILL else self._config.pools.decode
 
     def _stop(self, worker_id: str, actor: Any) -> None:
         timeout_s = self._config.limits.stop_timeout_s
@@ -322,10 +321,9 @@ class Controller:
         return {actor_id for actor_id, actor in ray_state.actors().items() if actor["State"] == "DEAD"}
 
     def _without_process(self) -> set[str]:
-        known = ray_state.actors()
         return {
             actor_id
-            for actor_id, actor in known.items()
+            for actor_id, actor in ray_state.actors().items()
             if actor["State"] in _WITHOUT_PROCESS and not actor["Address"]["Port"]
         }
 
