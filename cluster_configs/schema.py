@@ -259,6 +259,9 @@ class RouterSection(Section):
     metrics_port: Port = Field(0, description="Of http://host:port/metrics, for Prometheus; 0 takes a free one.")
     max_in_flight_requests: int = Field(256, ge=1, le=100_000)
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
+    tenant_share: float = Field(
+        1.0, gt=0, le=1, description="Of max_in_flight_requests, that one tenant may have; see docs/access.md."
+    )
     queue_timeout_s: Seconds = 30.0
     request_timeout_s: Seconds = Field(600.0, description="Longest a request may take, whatever deadline it brings.")
     send_timeout_s: Seconds = Field(

@@ -249,6 +249,7 @@ def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
         limits.queue_timeout_s,
         ports.now_s,
         limits.max_prompt_mib << 20,
+        limits.tenant_share,
     )
 
 

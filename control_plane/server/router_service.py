@@ -165,7 +165,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
         jobs[0].own_s = self._arrivals.now_s() - jobs[0].arrived_s
-        async with self._admission.slot():
+        async with self._admission.slot(jobs[0].tenant):
             for each in _lifecycles(lifecycle, jobs):
                 each.at(Event.ADMITTED)
             # What is resumed had its first token elsewhere.

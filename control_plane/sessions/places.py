@@ -15,7 +15,7 @@ _RETRY_AFTER_MS = 1000
 
 
 class OpenSessions:
-    """Of one router. A client is whoever has its address, until clients have names."""
+    """Of one router. A client is a tenant, or in a service without keys whoever has its address."""
 
     def __init__(self, most: int, most_of_client: int) -> None:
         self._most = most
@@ -26,9 +26,9 @@ class OpenSessions:
         return self._of.total()
 
     @contextmanager
-    def one_more(self, peer: str) -> Iterator[None]:
+    def one_more(self, peer: str, tenant: str = "") -> Iterator[None]:
         """While a session of this peer is open. Raises OverloadedError where there are too many."""
-        client = client_of(peer)
+        client = tenant or client_of(peer)
         if len(self) >= self._most:
             raise OverloadedError(
                 f"{len(self)} sessions are open, the limit is streaming.max_open_sessions",
@@ -56,14 +56,15 @@ def client_of(peer: str) -> str:
 class SessionSlot:
     """The slot of one session: held from an input until that is computed, and from `finish` to the end."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, tenant: str) -> None:
         self._admission = admission
+        self._tenant = tenant
         self._slot: Slot | None = None
 
     async def hold(self) -> None:
         """Takes one where none is held. Raises OverloadedError."""
         if self._slot is None:
-            self._slot = await self._admission.take()
+            self._slot = await self._admission.take(self._tenant)
 
     def give_back(self) -> None:
         slot, self._slot = self._slot, None

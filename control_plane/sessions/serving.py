@@ -13,6 +13,7 @@ from cluster_configs.schema import StreamingSection
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
 from cluster_wire.calls import Context
+from control_plane.access.roles import Identity
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.worker_client import WorkerClient
@@ -72,10 +73,11 @@ class StreamingSessions:
         Raises what refuses it, OverloadedError where too many are open, WithdrawnError when its client takes it back,
         DeadlineError, UnavailableError.
         """
-        with self._open.one_more(context.peer()), self._admission.prompts.holding() as held:
-            await self._serve(context, lifecycle, held)
+        caller = self._arrivals.access.identity(context)
+        with self._open.one_more(context.peer(), caller.tenant), self._admission.prompts.holding() as held:
+            await self._serve(context, caller, lifecycle, held)
 
-    async def _serve(self, context: Context, lifecycle: RequestLifecycle, held: HeldPrompt) -> None:
+    async def _serve(self, context: Context, caller: Identity, lifecycle: RequestLifecycle, held: HeldPrompt) -> None:
         timeout_s = self._arrivals.timeout_s(context.time_remaining())
         called_s = self._arrivals.now_s()
         opened = await self._open_message(context, min(timeout_s, self._settings.open_timeout_s))
@@ -84,8 +86,6 @@ class StreamingSessions:
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
-        access = self._arrivals.access
-        caller = access.identity(context)
         adapter = validation.check_session_open(opened, caller, model, self._arrivals.adapters)
         session = await self._session(opened, model)
         held.resize(len(session.tokens) + len(opened.received.token_ids))
@@ -93,7 +93,7 @@ class StreamingSessions:
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
             sampling=opened.sampling,
-            scope=PrefixScope(access.salt(caller, opened.cache_salt), adapter),
+            scope=PrefixScope(self._arrivals.access.salt(caller, opened.cache_salt), adapter),
             priority=opened.priority,
             tenant=caller.tenant,
             lifecycle=lifecycle,
@@ -103,7 +103,7 @@ class StreamingSessions:
         )
         job.resume(opened.received)
         job.own_s = self._arrivals.now_s() - arrived_s
-        slot = SessionSlot(self._admission)
+        slot = SessionSlot(self._admission, caller.tenant)
         try:
             await slot.hold()
             lifecycle.at(Event.ADMITTED)

@@ -68,7 +68,7 @@ class World:
             cache_salt=os.urandom(8).hex(),
         )
         tokens: list[int] = []
-        async for response in self.plain.Decode(request, timeout=120):
+        async for response in self.plain.Decode(request, timeout=500):
             tokens += response.delta.token_ids
             tokens += response.end.delta.token_ids
         return tokens

@@ -1,6 +1,8 @@
 """Slots and the queue for them: bounded, fair, and nothing is lost when a waiter leaves."""
 
 import asyncio
+import random
+from collections import Counter
 
 import pytest
 
@@ -12,13 +14,14 @@ from tests import simulated_time
 class Holder:
     """A request that holds a slot until it is told to leave."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, tenant: str = "") -> None:
+        self.tenant = tenant
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(admission))
 
     async def _run(self, admission: Admission) -> None:
-        async with admission.slot():
+        async with admission.slot(self.tenant):
             self.entered.set()
             await self.leave.wait()
 
@@ -162,3 +165,137 @@ async def hint_after(service_s: float) -> int:
 @pytest.mark.parametrize(("service_s", "expected_ms"), [(0.0, 100), (5.0, 5000), (3600.0, 30_000)])
 async def test_the_retry_hint_follows_the_recent_pace_within_its_bounds(service_s: float, expected_ms: int) -> None:
     assert await hint_after(service_s) == pytest.approx(expected_ms, rel=0.01)
+
+
+# Tenants.
+
+
+async def entered(holders: list[Holder]) -> list[str]:
+    await settle()
+    return [holder.tenant for holder in holders if holder.entered.is_set()]
+
+
+async def finish(holders: list[Holder]) -> None:
+    for holder in holders:
+        holder.leave.set()
+    await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
+
+
+async def test_a_free_slot_goes_to_the_tenant_that_has_the_fewest() -> None:
+    admission = Admission(2, 100, 30.0)
+    many = [Holder(admission, "many") for _ in range(20)]
+    await settle()
+    few = [Holder(admission, "few") for _ in range(2)]
+    assert await entered(many + few) == ["many", "many"]
+    await many[0].done()
+    assert await entered(few) == ["few"]
+    await many[1].done()
+    assert await entered(few) == ["few"], "now both have one, and the other has waited longer"
+    await few[0].done()
+    assert await entered(few) == ["few", "few"]
+    await finish(many + few)
+    assert counts(admission) == (0, 0)
+
+
+async def test_a_full_queue_takes_who_has_fewer_waiting_in_place_of_the_latest_of_who_has_most() -> None:
+    admission = Admission(1, 4, 30.0)
+    many = [Holder(admission, "many") for _ in range(5)]
+    await settle()
+    few = Holder(admission, "few")
+    await settle()
+    assert counts(admission) == (1, 4)
+    with pytest.raises(OverloadedError, match="most of them of this tenant") as raised:
+        await many[-1].task
+    assert raised.value.retry_after_ms is not None
+    with pytest.raises(OverloadedError, match="more are not taken"):
+        async with admission.slot("many"):
+            pass
+    await many[0].done()
+    assert await entered([few]) == ["few"]
+    await finish([*many, few])
+    assert counts(admission) == (0, 0)
+
+
+async def test_a_tenant_that_would_have_as_many_waiting_displaces_nobody() -> None:
+    admission = Admission(1, 2, 30.0)
+    held = [Holder(admission, "a"), Holder(admission, "a"), Holder(admission, "b")]
+    await settle()
+    for tenant in ("a", "b", "c"):
+        with pytest.raises(OverloadedError, match="more are not taken"):
+            async with admission.slot(tenant):
+                pass
+    await finish(held)
+
+
+async def test_tenants_take_turns_where_there_is_one_slot() -> None:
+    admission = Admission(1, 100, 30.0)
+    holders = [Holder(admission, tenant) for tenant in "aaaaaabbbc"]
+    order = ""
+    for _ in holders:
+        await settle()
+        (running,) = [holder for holder in holders if holder.entered.is_set() and not holder.task.done()]
+        order += running.tenant
+        await running.done()
+    assert order == "abcababaaa"
+    assert not admission._turns, "nothing is remembered of who has nothing here"
+
+
+async def test_no_tenant_has_more_than_its_share_though_slots_are_free() -> None:
+    admission = Admission(4, 10, 30.0, tenant_share=0.5)
+    many = [Holder(admission, "many") for _ in range(6)]
+    assert await entered(many) == ["many"] * 2
+    assert counts(admission) == (2, 4)
+    few = Holder(admission, "few")
+    assert await entered([few]) == ["few"], "who is below its share waits behind nobody"
+    await many[0].done()
+    assert await entered(many) == ["many"] * 3
+    await finish([*many, few])
+    assert counts(admission) == (0, 0)
+
+
+async def test_a_waiter_that_is_cancelled_before_it_could_leave_gets_no_slot() -> None:
+    admission = Admission(1, 10, 30.0)
+    holder, waiter, last = Holder(admission, "a"), Holder(admission, "b"), Holder(admission, "c")
+    await settle()
+    waiter.task.cancel()
+    # In the same turn, before the cancelled one has run.
+    holder.leave.set()
+    holder.task.cancel()
+    await settle()
+    assert last.entered.is_set() and counts(admission) == (1, 0)
+    await last.done()
+    assert counts(admission) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed: int) -> None:
+    """Random arrivals, ends and cancellations; after each, what has to hold."""
+    rng = random.Random(seed)
+    most, queue, share = rng.randrange(1, 6), rng.randrange(0, 8), rng.choice((1.0, 0.5, 0.3))
+    admission = Admission(most, queue, 30.0, tenant_share=share)
+    holders: list[Holder] = []
+    for _ in range(300):
+        kind = rng.random()
+        living = [holder for holder in holders if not holder.task.done()]
+        if kind < 0.5 or not living:
+            holders.append(Holder(admission, rng.choice("aaaabc")))
+        elif kind < 0.85:
+            rng.choice(living).leave.set()
+        else:
+            rng.choice(living).task.cancel()
+        if rng.random() < 0.5:
+            continue
+        await settle()
+        living = [holder for holder in holders if not holder.task.done()]
+        running = Counter(holder.tenant for holder in living if holder.entered.is_set())
+        waiting = Counter(holder.tenant for holder in living if not holder.entered.is_set())
+        assert counts(admission) == (running.total(), waiting.total())
+        assert running.total() <= most and waiting.total() <= queue
+        own = max(1, int(most * share))
+        assert all(count <= own for count in running.values())
+        if running.total() < most:
+            assert all(running[tenant] == own for tenant in waiting), (
+                "a slot is free, and somebody who may have it waits"
+            )
+    await finish(holders)
+    assert counts(admission) == (0, 0)
