@@ -19,6 +19,7 @@ from command_line.bench import (
     soak,
     streaming,
     system,
+    tenants,
     tiers,
 )
 
@@ -40,6 +41,7 @@ COMMANDS = (
     decode_locality,
     hostile,
     soak,
+    tenants,
 )
 
 

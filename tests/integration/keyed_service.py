@@ -16,13 +16,13 @@ import openai
 import redis
 from rachis import AsyncClient
 
+from benchmarks.certificates import Authority
 from cluster_core.ports import hold_port
 from cluster_wire.secret import write_secret
 from command_line.own_service import Target
 from control_plane.access.api_keys import new_key
 from control_plane.access.key_file import edit
 from control_plane.access.roles import Role
-from tests.certificates import Authority
 from tests.fakes.redis_server import running_redis
 from tests.integration.conftest import own_service, until
 

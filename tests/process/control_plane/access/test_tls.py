@@ -12,10 +12,10 @@ import pytest
 from rachis import AsyncClient, Client, tls
 from rachis.errors import InvalidInputError, UnavailableError
 
+from benchmarks.certificates import Authority
 from cluster_configs.schema import SecuritySection
 from cluster_core.errors import ConfigError
 from control_plane.access.certificates import Certificates
-from tests.certificates import Authority
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 HOME = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs."""
+"""Certificates for measurements and tests: an authority, and what it signs."""
 
 import datetime
 import ipaddress
