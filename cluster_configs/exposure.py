@@ -20,7 +20,7 @@ def check_exposure(config: RachisConfig) -> None:
 
 def exposed(config: RachisConfig) -> Iterator[tuple[str, str]]:
     """What of a service listens for everybody: the setting, and what is wrong with it."""
-    if config.security.keys_file is None and not config.security.open:
+    if not config.security.knows_callers and not config.security.open:
         if not is_loopback(config.router.host):
             yield "router.host", _SENTENCE.format(config.router.host)
         if config.gateway.port is not None and not is_loopback(config.gateway.host):

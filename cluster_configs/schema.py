@@ -550,6 +550,15 @@ class SecuritySection(Section):
         min_length=1,
         description="The service's secret, as `rachis keys secret` writes it: the same at every router and gateway.",
     )
+    jwt_jwks_file: str | None = Field(
+        None, min_length=1, description="Public keys (JWKS) of an issuer of tokens (JWT) that are taken as keys are."
+    )
+    jwt_issuer: str = Field("", description="Whom tokens have to be of (`iss`).")
+    jwt_audience: str = Field("", description="For whom tokens have to be (`aud`).")
+    jwt_tenant_claim: str = Field("tenant", min_length=1, description="Claim of a token that names the tenant.")
+    jwt_roles_claim: str = Field(
+        "roles", min_length=1, description="Claim that has the roles, as a list or with spaces between them."
+    )
     sharing: Literal["never", "always"] = Field(
         "never", description="Whether requests of two tenants may share cached prefixes."
     )
@@ -578,10 +587,18 @@ class SecuritySection(Section):
         """For processes that run in other folders."""
         return str(Path(self.secret_file).absolute()) if self.secret_file is not None else None
 
+    @property
+    def knows_callers(self) -> bool:
+        """Who calls has to show who that is."""
+        return self.keys_file is not None or self.jwt_jwks_file is not None
+
     @model_validator(mode="after")
     def _keys_need_the_secret(self) -> "SecuritySection":
-        if self.keys_file is not None and self.secret_file is None:
-            raise ValueError("keys_file needs secret_file; `rachis keys secret` makes one")
+        for name in ("keys_file", "jwt_jwks_file"):
+            if getattr(self, name) is not None and self.secret_file is None:
+                raise ValueError(f"{name} needs secret_file; `rachis keys secret` makes one")
+        if self.jwt_jwks_file is not None and not (self.jwt_issuer and self.jwt_audience):
+            raise ValueError("jwt_jwks_file needs jwt_issuer and jwt_audience: tokens for others are not to be taken")
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,11 @@ def unix_ms() -> UnixMs:
     return UnixMs(time.time_ns() // 1_000_000)
 
 
+def unix_s() -> float:
+    """The same, in seconds."""
+    return time.time()
+
+
 def cpu_s() -> float:
     """CPU seconds that this process has used."""
     return time.process_time()

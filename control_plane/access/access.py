@@ -4,9 +4,11 @@ The door logs callers in before a handler runs. Handlers to which it matters who
 nobody who has not been logged in.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from rachis.metadata_channel import Metadata
@@ -16,9 +18,12 @@ from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
 from cluster_wire.calls import Context
 from cluster_wire.members import member_metadata
 from cluster_wire.secret import Secret, Sharing, read_secret
+from control_plane.access.api_keys import ApiKey
+from control_plane.access.followed_file import FollowedFile
 from control_plane.access.key_file import KeyFile
 from control_plane.access.logins import WRONG_KEY, Logins
 from control_plane.access.roles import ANYBODY, Identity, Need
+from control_plane.access.web_tokens import JWKS_FIELD, TokenRules, WebTokens, read_jwks
 
 # Metadata of a call: its caller's key.
 AUTHORIZATION = "authorization"
@@ -67,9 +72,10 @@ class Access:
 class KeyedAccess(Access):
     """Of a service with keys. `follow` until cancelled, then `close`."""
 
-    def __init__(self, keys: KeyFile, logins: Logins, secret: Secret, sharing: Sharing) -> None:
+    def __init__(self, files: Sequence[FollowedFile[Any]], logins: Logins, secret: Secret, sharing: Sharing) -> None:
+        """files: that say who there is."""
         super().__init__(secret, sharing)
-        self._keys = keys
+        self._files = files
         self._logins = logins
         self._forbidden = 0
 
@@ -107,21 +113,43 @@ class KeyedAccess(Access):
             raise PermissionDeniedError(f"this needs the role `{need}`; the key `{caller.name}` has {has}")
 
     async def follow(self) -> None:
-        await self._keys.follow()
+        await asyncio.gather(*(file.follow() for file in self._files))
 
     def close(self) -> None:
-        self._keys.close()
+        for file in self._files:
+            file.close()
         self._logins.close()
 
 
 def access_of(section: SecuritySection) -> Access:
     """Of a router with this configuration. Raises ConfigError."""
     secret = read_secret(Path(section.secret_file)) if section.secret_file is not None else None
-    if section.keys_file is None or secret is None:
+    if not section.knows_callers or secret is None:
         return Access(secret, section.sharing)
-    keys = KeyFile(Path(section.keys_file), _REFRESH_S)
-    keys.read()
-    return KeyedAccess(keys, Logins(lambda: keys.keys, secret.service_key), secret, section.sharing)
+    files: list[FollowedFile[Any]] = []
+    keys, tokens = _keys(section, files), _tokens(section, files)
+    for file in files:
+        file.read()
+    return KeyedAccess(files, Logins(keys, secret.service_key, tokens), secret, section.sharing)
+
+
+def _keys(section: SecuritySection, files: list[FollowedFile[Any]]) -> Callable[[], Mapping[str, ApiKey]]:
+    """files: gets those that are to be followed."""
+    if section.keys_file is None:
+        return dict
+    file = KeyFile(Path(section.keys_file), _REFRESH_S)
+    files.append(file)
+    return lambda: file.keys
+
+
+def _tokens(section: SecuritySection, files: list[FollowedFile[Any]]) -> WebTokens | None:
+    """As `_keys`."""
+    if section.jwt_jwks_file is None:
+        return None
+    file = FollowedFile(Path(section.jwt_jwks_file), read_jwks, field=JWKS_FIELD, refresh_s=_REFRESH_S)
+    files.append(file)
+    claims = (section.jwt_tenant_claim, section.jwt_roles_claim)
+    return WebTokens(lambda: file.value, TokenRules(section.jwt_issuer, section.jwt_audience, *claims))
 
 
 def address_of(peer: str) -> str:

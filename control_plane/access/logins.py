@@ -13,11 +13,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster_core.clock import monotonic_s, unix_ms
+from cluster_core.clock import monotonic_s, unix_s
 from cluster_core.errors import OverloadedError, UnauthenticatedError
 from control_plane.access import api_keys
 from control_plane.access.api_keys import ApiKey, HashedSecret
 from control_plane.access.roles import SERVICE, Identity
+from control_plane.access.web_tokens import WebTokens
 
 # What everybody is told whose key is not good, whatever is wrong with it.
 WRONG_KEY = "a valid API key is needed: `authorization: Bearer rk-…`"
@@ -30,10 +31,6 @@ _PER_S = 1.0
 _RETRY_AFTER_MS = 1000
 
 
-def _unix_s() -> float:
-    return unix_ms() / 1000
-
-
 Verify = Callable[[HashedSecret, str], bool]
 
 
@@ -44,13 +41,15 @@ class Logins:
         self,
         keys: Callable[[], Mapping[str, ApiKey]],
         service_key: str,
+        tokens: WebTokens | None = None,
         *,
         verify: Verify = HashedSecret.fits,
         now_s: Callable[[], float] = monotonic_s,
-        time_s: Callable[[], float] = _unix_s,
+        time_s: Callable[[], float] = unix_s,
     ) -> None:
-        """verify: slow, and called in a thread. time_s: Unix time."""
+        """tokens: of an issuer, where there is one. verify: slow, and called in a thread. time_s: Unix time."""
         self._keys = keys
+        self._tokens = tokens
         self._service_key = service_key.encode()
         self._verify = verify
         self._now_s = now_s
@@ -74,6 +73,8 @@ class Logins:
         """Whose key that is, where this router has found out before and it is still good."""
         if self.is_service(given):
             return SERVICE
+        if self._tokens is not None and _is_token(given):
+            return self._tokens.known(given)
         digest = self._digest(given)
         found = self._known.get(digest)
         if found is None:
@@ -93,6 +94,8 @@ class Logins:
         known = self.known(given)
         if known is not None:
             return known
+        if self._tokens is not None and _is_token(given):
+            return self._by_token(self._tokens, given)
         parts = api_keys.parsed(given)
         key = self._keys().get(parts[0]) if parts is not None else None
         if key is None or parts is None:
@@ -112,6 +115,16 @@ class Logins:
             return await asyncio.shield(checking)
         finally:
             self._waiting -= 1
+
+    def _by_token(self, tokens: WebTokens, given: str) -> Identity:
+        try:
+            identity = tokens.verified(given)
+        except OverloadedError:
+            self.refused["overloaded"] += 1
+            raise
+        if identity is None:
+            raise self.unauthenticated()
+        return identity
 
     def unauthenticated(self) -> UnauthenticatedError:
         self.refused["wrong_key"] += 1
@@ -142,6 +155,11 @@ class Logins:
 
     def _digest(self, given: str) -> bytes:
         return hashlib.blake2b(given.encode(), key=self._digest_key, digest_size=16).digest()
+
+
+def _is_token(given: str) -> bool:
+    """Three parts with dots between them, which no key has."""
+    return given.count(".") == 2
 
 
 class FailedLogins:

@@ -26,7 +26,7 @@ from control_plane.access.roles import Identity, Need, Role, need_of_route
 _ASK_TIMEOUT_S = 5.0
 _REMEMBERED_S = 2.0
 _MOST_REMEMBERED = 4096
-_MOST_KEY_CHARACTERS = 128
+_MOST_KEY_CHARACTERS = 4096
 # A browser asks with these whether it may ask, and brings no key; vLLM's front answers that by itself.
 _PREFLIGHT = frozenset({b"origin", b"access-control-request-method"})
 

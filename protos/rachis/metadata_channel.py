@@ -7,7 +7,8 @@ import grpc
 
 from rachis.errors import InvalidInputError
 
-_MOST_CHARACTERS = 256
+# gRPC takes some 8 KiB of metadata in all.
+_MOST_CHARACTERS = 4096
 Metadata = Sequence[tuple[str, str]]
 
 

@@ -43,3 +43,14 @@ def test_a_gateway_that_is_not_started_listens_nowhere() -> None:
 def test_keys_need_the_secret() -> None:
     with pytest.raises(ConfigError, match="keys_file needs secret_file"):
         config(security__keys_file="/k")
+
+
+def test_tokens_need_the_secret_and_whom_they_are_of_and_for() -> None:
+    tokens = {"security.jwt_jwks_file": "/j", "security.secret_file": "/s"}
+    with pytest.raises(ConfigError, match="jwt_jwks_file needs secret_file"):
+        config(security__jwt_jwks_file="/j")
+    for more in ({}, {"security.jwt_issuer": "i"}, {"security.jwt_audience": "a"}):
+        with pytest.raises(ConfigError, match="needs jwt_issuer and jwt_audience"):
+            config(**tokens, **more)
+    whole = config(**tokens, **{"security.jwt_issuer": "i", "security.jwt_audience": "a", "router.host": "0.0.0.0"})
+    check_exposure(whole)

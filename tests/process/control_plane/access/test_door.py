@@ -1,21 +1,26 @@
 """The door of a real router: every method by every role and by nobody, and whose is what."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import grpc
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import message_factory
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2
 from rachis.v1 import router_pb2 as api
 
+from cluster_core.clock import unix_s
 from control_plane.access.api_keys import rotated
 from control_plane.access.key_file import edit
 from control_plane.access.roles import RPC_NEEDS, Identity
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import named, until
+from tests.fakes.cluster import named, running_cluster, until
 from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, Metadata
 
 
@@ -104,6 +109,34 @@ async def test_a_wrong_key_is_told_one_sentence_whatever_is_wrong_with_it(keyed:
     refused = await keyed.refused(call)
     assert refused.code() is Code.UNAUTHENTICATED
     assert refused.details() == "a valid API key is needed: `authorization: Bearer rk-…`"
+
+
+async def test_tokens_of_an_issuer_are_taken_beside_keys(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> None:
+    folder, given = made
+    signer = ec.generate_private_key(ec.SECP256R1())
+    jwks = tmp_path / "jwks.json"
+    public = jwt.get_algorithm_by_name("ES256").to_jwk(signer.public_key(), as_dict=True)
+    jwks.write_text(json.dumps({"keys": [{**public, "kid": "1", "alg": "ES256"}]}))
+    flags: dict[str, Any] = {
+        "security__keys_file": str(folder / "keys.json"),
+        "security__secret_file": str(folder / "secret"),
+        "security__jwt_jwks_file": str(jwks),
+        "security__jwt_issuer": "https://issuer",
+        "security__jwt_audience": "rachis",
+    }
+    claims = {"iss": "https://issuer", "aud": "rachis", "sub": "anna", "exp": unix_s() + 300, "tenant": "zeta"}
+    async with running_cluster(**flags) as cluster:
+        keyed = Keyed(cluster, tmp_path)
+        keyed.key["token"] = jwt.encode({**claims, "roles": ["observe"]}, signer, "ES256", {"kid": "1"})
+        keyed.key["late"] = jwt.encode({**claims, "exp": unix_s() - 60}, signer, "ES256", {"kid": "1"})
+        keyed.key["key"] = given["generate"]
+        told = await keyed.identity("token")
+        assert (told.name, told.tenant, list(told.roles)) == ("anna", "zeta", ["observe"])
+        assert (await keyed.identity("key")).tenant == "acme"
+        assert (await keyed.refused(keyed.identity("late"))).code() is Code.UNAUTHENTICATED
+        drain = admin.DrainWorkerRequest(worker_id="decode-0")
+        refused = await keyed.refused(keyed.cluster.admin.DrainWorker(drain, metadata=keyed.metadata("token")))
+        assert refused.code() is Code.PERMISSION_DENIED
 
 
 async def test_who_one_is_can_be_asked(keyed: Keyed) -> None:

@@ -103,9 +103,9 @@ async def test_what_changes_is_taken_up_and_what_is_bad_changes_nothing(
         await _until(lambda: len(keys.keys) == 2)
         good = path.read_text()
         path.write_text("[" * 200_000)
-        await _until(lambda: "keys stay as they are" in caplog.text)
+        await _until(lambda: "security.keys_file stays as it was" in caplog.text)
         assert len(keys.keys) == 2
-        assert caplog.text.count("keys stay as they are") == 1
+        assert caplog.text.count("security.keys_file stays as it was") == 1
         path.write_text(good)
         await _until(lambda: "again" in caplog.text)
         edit(path, lambda those: those.pop(first.key_id))
