@@ -1,7 +1,8 @@
-"""Calls between the parts of a service: each brings a key that they alone can make, from the service's secret.
+"""By what the parts of a service know each other: keys and seals that they alone can make, from the service's secret.
 
-It travels as it is: it keeps strangers out, and not those who read along. A worker without a secret serves everybody
-who reaches it.
+A call brings a key, which travels as it is: it keeps strangers out, and not those who read along. A registration has a
+seal, so that no router brings its key to a worker that whoever can write to Redis has made up. A worker without a
+secret serves everybody who reaches it.
 """
 
 import hmac
@@ -14,7 +15,7 @@ from rachis.metadata_channel import Metadata
 from cluster_core.errors import UnauthenticatedError
 from cluster_wire import calls
 from cluster_wire.calls import Context
-from cluster_wire.secret import Secret
+from cluster_wire.secret import SEAL_BYTES, Secret
 
 SERVICE_KEY = "rachis-service-key"
 # Whether it lives may be asked by anybody, such as a load balancer.
@@ -24,6 +25,19 @@ _OPEN = "/grpc.health.v1.Health/"
 def member_metadata(secret: Secret | None) -> Metadata:
     """What a call to a worker brings along."""
     return ((SERVICE_KEY, secret.service_key),) if secret is not None else ()
+
+
+def sealed(secret: Secret | None, data: bytes) -> bytes:
+    """As it is written for other parts of the service."""
+    return data if secret is None else secret.seal(data) + data
+
+
+def unsealed(secret: Secret | None, written: bytes) -> bytes | None:
+    """What was sealed; None: by nobody who has the secret."""
+    if secret is None:
+        return written
+    seal, data = written[:SEAL_BYTES], written[SEAL_BYTES:]
+    return data if hmac.compare_digest(seal, secret.seal(data)) else None
 
 
 class MembersOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

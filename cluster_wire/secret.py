@@ -17,6 +17,7 @@ from cluster_core.errors import ConfigError
 
 Sharing = Literal["never", "always"]
 
+SEAL_BYTES = 32
 _BYTES = 32
 _FIELD = "security.secret_file"
 
@@ -36,6 +37,10 @@ class Secret:
     def service_key(self) -> str:
         """By which processes of the service show that they have the secret."""
         return f"rs-{self._derived('service key').hex()}"
+
+    def seal(self, data: bytes) -> bytes:
+        """SEAL_BYTES that nobody else can make for the data."""
+        return hmac.new(self._derived("seal"), data, hashlib.sha256).digest()
 
     @property
     def side_channel_key(self) -> bytes:

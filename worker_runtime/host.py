@@ -27,6 +27,7 @@ from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from cluster_core.versions import Versions
 from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
+from cluster_wire.secret import Secret
 from worker_runtime import own_node
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.orphans import Keeper, until_orphaned
@@ -171,6 +172,7 @@ class WorkerHost:
         """What is to be ended goes to `ends`, which ends all of it, the last first, even where one of them fails."""
         settings = self._settings
         own_node.check(self._versions, settings.versions, settings.engine.model.path)
+        secret = own_node.secret(settings.engine.secret_file, settings.secret_fingerprint)
         host = own_node.listening_address(settings.engine, self._place)
         engine_settings = replace(settings.engine, service_id=settings.service_id, host=host)
         own_node.set_environment(engine_environment(engine_settings))
@@ -185,8 +187,9 @@ class WorkerHost:
             lease_s,
             settings.engine.index,
             settings.stall_timeout_s,
+            secret,
         )
-        ports = _ProcessPorts(replace(settings, engine=engine_settings), self._service, self._record, engine)
+        ports = _ProcessPorts(replace(settings, engine=engine_settings), self._service, self._record, engine, secret)
         servicer = await WorkerStart(place, self._record, self._clock, ports).bring_up(ends)
         self._ready.set()
         await self._until_end_asked(servicer)
@@ -238,6 +241,7 @@ class _ProcessPorts:
         service: ServiceFactory,
         record: wire.WorkerRegistration,
         engine: Engine,
+        secret: Secret | None,
     ) -> None:
         self.make_service = service
         # Once it is made.
@@ -245,7 +249,7 @@ class _ProcessPorts:
         self._settings = settings
         self._record = record
         self._engine = engine
-        self._secret = own_node.secret(settings.engine.secret_file, settings.secret_fingerprint)
+        self._secret = secret
 
     async def take_generation(self, registration: Registration) -> int:
         try:

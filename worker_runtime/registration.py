@@ -15,8 +15,10 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_wire import registry
+from cluster_wire.members import sealed
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
+from cluster_wire.secret import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class Registration:
     """One worker's record. `open` takes a generation, `publish` writes now, `keep` renews until cancelled.
 
     record: what is written. refresh: brings it up to date; called before each renewal. clock: learns Redis's time with
-    each answer.
+    each answer. secret: of the service, that the record is sealed with.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Registration:
         lease_s: float,
         refresh: Callable[[], None] = lambda: None,
         clock: ClusterClock | None = None,
+        secret: Secret | None = None,
     ) -> None:
         self._redis = redis
         self._publish, self._remove = map(self._redis.register_script, (PUBLISH, REMOVE))
@@ -78,6 +81,7 @@ class Registration:
         self._lease_s = lease_s
         self._refresh = refresh
         self._clock = clock or ClusterClock()
+        self._secret = secret
         self._changed = asyncio.Event()
         self._is_superseded = False
         words = LoopWords(
@@ -111,7 +115,7 @@ class Registration:
         self.record.clock_ahead_ms = self._clock.host_ahead_ms()
         name, generation = self.record.worker_id, self.record.generation
         keys = [*self._keys, registry.workers_key(self._service_id), registry.generation_key(self._service_id)]
-        args = (name, generation, self.record.SerializeToString(), round(self._lease_s * 1000))
+        args = (name, generation, sealed(self._secret, self.record.SerializeToString()), round(self._lease_s * 1000))
         if not await self._timed(self._publish(keys=keys, args=args)) and not self._is_superseded:
             logger.error("another worker has registered as %s: this one leaves the record to it", name)
             self._is_superseded = True

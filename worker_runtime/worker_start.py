@@ -21,6 +21,7 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
 from cluster_wire.redis_client import RedisClient
+from cluster_wire.secret import Secret
 from worker_runtime import stall_watch
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
@@ -42,6 +43,8 @@ class RegistryPlace:
     index: IndexSection
     # How long an engine may hang.
     stall_timeout_s: float
+    # Of the service, where it has one.
+    secret: Secret | None = None
 
 
 class Server(Protocol):
@@ -89,7 +92,7 @@ class WorkerStart:
         # What runs as long as the worker does.
         self.background = BackgroundTasks()
         self.registration = Registration(
-            place.connect(), place.service_id, record, place.lease_s, self._bring_up_to_date, clock
+            place.connect(), place.service_id, record, place.lease_s, self._bring_up_to_date, clock, place.secret
         )
         self._place = place
         self._record = record

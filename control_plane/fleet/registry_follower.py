@@ -43,8 +43,11 @@ class RegistryFollower:
         refresh_s: float,
         worker_lease_s: float,
         on_read: Callable[[], None] = lambda: None,
+        unsealed: Callable[[bytes], bytes | None] = lambda record: record,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
+        """unsealed: what a record says, or None where a stranger has written it."""
+        self._unsealed = unsealed
         self._redis = redis
         self._service_id = service_id
         self._membership = membership
@@ -57,6 +60,8 @@ class RegistryFollower:
         self._has_lost_names = False
         # What was said of workers whose versions do not fit.
         self._skew_said: set[str] = set()
+        # Records that could not be read.
+        self._bad_said: set[str] = set()
         self._loop = RedisLoop(self._refresh, lambda: asyncio.sleep(refresh_s), _WORDS)
         self.changed = asyncio.Condition()
 
@@ -106,17 +111,21 @@ class RegistryFollower:
         self._names = {_bytes(name).decode() for name in found}
         keys = [registry.worker_key(self._service_id, name) for name in sorted(self._names)]
         records = await self._redis.mget(keys) if keys else []
-        parsed = [_registration(key, record) for key, record in zip(keys, records, strict=True) if record is not None]
-        return [registration for registration in parsed if registration is not None]
+        there = [(key, record) for key, record in zip(keys, records, strict=True) if record is not None]
+        parsed = {key: self._registration(_bytes(record)) for key, record in there}
+        bad = {key for key, registration in parsed.items() if registration is None}
+        for key in bad - self._bad_said:
+            logger.error("the registry's record %s is damaged, or a stranger's, and left out", key)
+        self._bad_said = bad
+        return [registration for registration in parsed.values() if registration is not None]
 
-
-def _registration(key: str, record: bytes | str) -> wire.WorkerRegistration | None:
-    """The record, or None for one that cannot be read: the others still count."""
-    try:
-        return wire.WorkerRegistration.FromString(_bytes(record))
-    except DecodeError:
-        logger.error("the registry's record %s is damaged and left out", key)
-        return None
+    def _registration(self, record: bytes) -> wire.WorkerRegistration | None:
+        """The record, or None for one that cannot be read: the others still count."""
+        said = self._unsealed(record)
+        try:
+            return wire.WorkerRegistration.FromString(said) if said is not None else None
+        except DecodeError:
+            return None
 
 
 def _bytes(value: bytes | str) -> bytes:

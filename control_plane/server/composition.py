@@ -130,7 +130,7 @@ def build_router(
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     adapters = _adapters(config, service_id, membership, client, ports)
-    follower = _follower(config, service_id, membership, prefixes, ports)
+    follower = _follower(config, service_id, membership, prefixes, door.access, ports)
     index = _index_ports(prefixes)
     placer = _placer(config, service_id, membership, index, ports)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
@@ -227,7 +227,12 @@ def _server(config: RachisConfig, membership: Membership, door: Door, ports: Rou
 
 
 def _follower(
-    config: RachisConfig, service_id: str, membership: Membership, prefixes: FollowedIndex, ports: RouterPorts
+    config: RachisConfig,
+    service_id: str,
+    membership: Membership,
+    prefixes: FollowedIndex,
+    access: Access,
+    ports: RouterPorts,
 ) -> RegistryFollower:
     return RegistryFollower(
         ports.redis(_REDIS_TIMEOUT_S),
@@ -237,6 +242,7 @@ def _follower(
         worker_lease_s=config.redis.worker_lease_s,
         # A worker whose lease has ended holds nothing from then on.
         on_read=prefixes.claims.membership_changed,
+        unsealed=access.unsealed,
         now_s=ports.now_s,
     )
 

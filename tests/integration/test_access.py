@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -25,7 +25,8 @@ from rachis.v1 import worker_pb2_grpc
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from zmq.utils import z85
 
-from cluster_wire.members import SERVICE_KEY
+from cluster_wire import registry
+from cluster_wire.members import SERVICE_KEY, sealed
 from cluster_wire.secret import read_secret
 from control_plane.access.roles import HTTP_NEEDS, Identity, Need
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
@@ -281,6 +282,32 @@ async def test_workers_answer_parts_of_the_service_and_nobody_else(world: World)
                 assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
             own = ((SERVICE_KEY, read_secret(world.folder / "secret").service_key),)
             await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=own, timeout=30)
+
+
+async def test_a_worker_that_somebody_has_made_up_in_redis_is_none(world: World) -> None:
+    """Whoever can write there would be sent prompts, and the key of the service's parts."""
+    async with world.client("ops") as ops:
+        (record,) = [view.registration for view in await ops.workers() if view.registration.pool == wire.POOL_DECODE]
+        record.worker_id, record.address = "decode-7", "127.0.0.1:9"
+
+        async def knows() -> bool:
+            return "decode-7" in {view.registration.worker_id for view in await ops.workers()}
+
+        key, names = registry.worker_key(world.service_id, "decode-7"), registry.workers_key(world.service_id)
+        world.redis.sadd(names, "decode-7")
+        try:
+            secret = read_secret(world.folder / "secret")
+            world.redis.set(key, sealed(secret, record.SerializeToString()))
+            await until(knows, "with the secret it is one")
+            world.redis.set(key, record.SerializeToString())
+            await until(lambda: _not(knows), "without it is none")
+        finally:
+            world.redis.delete(key)
+            world.redis.srem(names, "decode-7")
+
+
+async def _not(asked: Callable[[], Awaitable[bool]]) -> bool:
+    return not await asked()
 
 
 async def test_where_kv_lies_is_told_to_workers_of_the_service_alone(world: World) -> None:
