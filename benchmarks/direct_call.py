@@ -9,14 +9,17 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.ids import new_request_id
+from cluster_wire.members import member_metadata
+from cluster_wire.secret import Secret
 
 _MAX_MESSAGE_BYTES = 256 << 20
 
 
 class DirectWorker:
-    """One worker, called as the router calls it. `generation` is that of its registration."""
+    """One worker, called as the router calls it. `generation` is that of its registration. secret: of its service."""
 
-    def __init__(self, address: str, generation_number: int) -> None:
+    def __init__(self, address: str, generation_number: int, secret: Secret | None = None) -> None:
+        self._metadata = member_metadata(secret)
         self._channel = grpc.aio.insecure_channel(address, options=conventions.channel_options(_MAX_MESSAGE_BYTES))
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._generation = generation_number
@@ -30,7 +33,7 @@ class DirectWorker:
             sampling=generation.SamplingParams(**sampling),
         )
         generated = Generated()
-        async for message in self._stub.Decode(request, timeout=timeout_s):
+        async for message in self._stub.Decode(request, timeout=timeout_s, metadata=self._metadata):
             if message.HasField("delta"):
                 generated.add(message.delta)
             elif message.HasField("end"):
@@ -46,7 +49,7 @@ class DirectWorker:
             token_ids=token_ids,
             sampling=generation.SamplingParams(max_tokens=1, temperature=0),
         )
-        await self._stub.Prefill(request, timeout=timeout_s)
+        await self._stub.Prefill(request, timeout=timeout_s, metadata=self._metadata)
 
     async def close(self) -> None:
         await self._channel.close(None)

@@ -8,9 +8,11 @@ from pathlib import Path
 import psutil
 
 from cluster_core import versions
+from cluster_core.errors import ConfigError
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions
 from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
+from cluster_wire.secret import read_secret
 from worker_runtime import addresses
 
 _REDIS_TIMEOUT_S = 5.0
@@ -30,6 +32,9 @@ class NodeQuestion:
     # Of these, `ports_needed` have to be free; None: any.
     ports: PortRange | None
     ports_needed: int
+    # Of the service's secret: where it is on every host, and what it is at that of `rachis serve`. None: there is none.
+    secret_path: str | None = None
+    secret_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class NodeReport:
     redis_complaint: str
     model: ModelFiles | None
     free_ports: int | None
+    # What is wrong with the service's secret there; empty where nothing is.
+    secret_complaint: str = ""
 
 
 def report(question: NodeQuestion) -> NodeReport:
@@ -67,7 +74,18 @@ def report(question: NodeQuestion) -> NodeReport:
         model=model_files(question.model_path),
         # Of all addresses: which one a worker will have is decided when it starts.
         free_ports=free_ports(_ANY_ADDRESS, question.ports, question.ports_needed) if question.ports else None,
+        secret_complaint=secret_complaint(question.secret_path, question.secret_fingerprint),
     )
+
+
+def secret_complaint(path: str | None, fingerprint: str) -> str:
+    """fingerprint: at the host of `rachis serve`."""
+    try:
+        if path is not None and read_secret(Path(path)).fingerprint != fingerprint:
+            return f"security.secret_file: {path} is another one than that of `rachis serve`; copy that to it"
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def model_files(path: str) -> ModelFiles | None:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_core.errors import ConfigError, StartError
+from cluster_core.errors import StartError
 from cluster_core.versions import Versions, differences
 from cluster_wire.secret import Secret, read_secret
 from worker_runtime import addresses
 from worker_runtime.engine_settings import EngineSettings
-from worker_runtime.node_report import model_files
+from worker_runtime.node_report import model_files, secret_complaint
 
 NODE = socket.gethostname()
 
@@ -42,21 +42,11 @@ def check(here: Versions, service: Versions, model_path: str) -> None:
 
 
 def secret(path: str | None, fingerprint: str) -> Secret | None:
-    """The service's, from this node's own file. fingerprint: at the host of `rachis serve`; empty: whatever it is.
-
-    Raises StartError where the file is not there, or has another one.
-    """
-    if path is None:
-        return None
-    try:
-        found = read_secret(Path(path))
-    except ConfigError as error:
-        raise StartError(f"node {NODE}: {error}") from None
-    if fingerprint and found.fingerprint != fingerprint:
-        raise StartError(
-            f"node {NODE} has another secret in {path} than the node of `rachis serve`; copy that one to it"
-        )
-    return found
+    """The service's, from this node's own file. fingerprint: at the host of `rachis serve`. Raises StartError."""
+    found = secret_complaint(path, fingerprint)
+    if found:
+        raise StartError(f"node {NODE}: {found}")
+    return read_secret(Path(path)) if path is not None else None
 
 
 def listening_address(engine: EngineSettings, place: Callable[[], NodePlace]) -> str:

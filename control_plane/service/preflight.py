@@ -15,6 +15,7 @@ from cluster_core.errors import StartError
 from cluster_core.ports import PortRange
 from cluster_core.versions import Versions, differences
 from cluster_wire.redis_client import WRONG_PASSWORD
+from cluster_wire.secret import fingerprint_of
 from worker_runtime.addresses import own_address
 from worker_runtime.engine_settings import ports_needed
 from worker_runtime.node_report import NodeQuestion, NodeReport, report
@@ -56,6 +57,8 @@ def findings(config: RachisConfig, redis_url: str, here: Versions, reports: Repo
         skew = differences(each.versions, f"node {node}", here, "the node of `rachis serve`")
         if skew:
             yield f"{', '.join(skew)}: install the same on both and restart the node's Ray"
+        if each.secret_complaint:
+            yield f"node {node}: {each.secret_complaint}"
         yield from _of_addresses(config, node, each, len(reports))
         yield from _of_redis(config, redis_url, node, each)
         yield from _of_ports(config, node, each)
@@ -65,7 +68,9 @@ def findings(config: RachisConfig, redis_url: str, here: Versions, reports: Repo
 
 def _question(config: RachisConfig, redis_url: str) -> NodeQuestion:
     ports = PortRange.parse(config.pools.ports) if config.pools.ports is not None else None
-    return NodeQuestion(redis_url, config.model.path, ports, ports_needed(config.engine))
+    secret = config.security.secret_path
+    needed = ports_needed(config.engine)
+    return NodeQuestion(redis_url, config.model.path, ports, needed, secret, fingerprint_of(secret))
 
 
 def _of_addresses(config: RachisConfig, node: str, said: NodeReport, nodes: int) -> Iterator[str]:

@@ -13,7 +13,12 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import RayError
 
+from benchmarks.certificates import Authority
 from cluster_core.clock import monotonic_s
+from cluster_wire.secret import Secret, read_secret, write_secret
+from control_plane.access.api_keys import new_key
+from control_plane.access.key_file import edit
+from control_plane.access.roles import Role
 from tests.hosts.netlab import Host, LabError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +26,14 @@ logger = logging.getLogger(__name__)
 SHIPPED = Path("cluster_configs/ray/onprem.yaml")
 ROUTER_PORT = 7421
 REDIS_PORT = 6390
+# Where `ray up` brings the files of `write_site_files`.
+SECURITY = {
+    "keys_file": "/root/security/keys.json",
+    "secret_file": "/root/security/secret",
+    "certificate_file": "/root/security/router.crt",
+    "certificate_key_file": "/root/security/router.key",
+    "ca_file": "/root/security/authority.pem",
+}
 # What the start command of the shipped file gives to hosts of these names.
 _RESOURCES = {"prefill": {"CPU": 2, "rachis_prefill": 1}, "decode": {"CPU": 2, "rachis_decode": 1}}
 _RAY_UP_S = 120.0
@@ -40,6 +53,22 @@ class Cluster:
         self._service = service
         self._serve_log = logs / "serve.log"
         self._serving: subprocess.Popen[bytes] | None = None
+        # The API key of whoever asks, once there is one.
+        self.key = ""
+
+    @property
+    def ca(self) -> Path:
+        """By which the router is known."""
+        return self.laptop.home / "security" / "authority.pem"
+
+    @property
+    def secret(self) -> Secret:
+        return read_secret(self.laptop.home / "security" / "secret")
+
+    @property
+    def asking(self) -> str:
+        """What a command on a host has in its environment."""
+        return f"RACHIS_API_KEY={self.key} RACHIS_CA_FILE=/root/security/authority.pem"
 
     @property
     def router_address(self) -> str:
@@ -55,9 +84,16 @@ class Cluster:
         }
         cluster["auth"] |= {"ssh_user": "root"}
         cluster["metadata"] = {"hosts": {self.hosts[name].address: has for name, has in _RESOURCES.items()}}
-        cluster["file_mounts"] |= {"~/service.yaml": "~/service.yaml"}
+        cluster["file_mounts"] |= {name: name for name in ("~/service.yaml", "~/security")}
         (self.laptop.home / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
         (self.laptop.home / "service.yaml").write_text(yaml.safe_dump(self._service))
+        self._write_security_files(self.laptop.home / "security")
+
+    def _write_security_files(self, folder: Path) -> None:
+        Authority(folder).sign("router", self.head.address)
+        write_secret(folder / "secret")
+        key, self.key = new_key("lab", "lab", list(Role), lowest_priority=0, now_s=0.0, expires_s=None)
+        edit(folder / "keys.json", lambda keys: keys.update({key.key_id: key}))
 
     async def up(self) -> None:
         """The dry run, `ray up`, then all hosts in the cluster. Raises LabError."""

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 from rachis import AsyncClient
 
 from cluster_configs.loading import load
 from tests.hosts import IN_NAMESPACE
-from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
+from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, SECURITY, Cluster
 from tests.hosts.disks import make_hosts
 from tests.hosts.netlab import HostSpec, bring_up_network
 from tests.hosts.prompts import Answers, Prompt, make_prompts, plain_answers
@@ -31,7 +32,7 @@ SERVICE: dict[str, Any] = {
     "redis": {"port": REDIS_PORT},
     # Shorter than a host takes to come back: some requests are refused meanwhile.
     "router": {"host": HEAD.address, "port": ROUTER_PORT, "queue_timeout_s": 10.0},
-    "security": {"open": True},
+    "security": SECURITY,
     # Both pools have to be used, however little there is to do.
     "placement": {"disaggregation": "always"},
 }
@@ -87,5 +88,6 @@ async def answers(cluster: Cluster, prompts: list[Prompt]) -> Answers:
 async def client(cluster: Cluster, answers: Answers) -> AsyncIterator[AsyncClient]:
     """Of the service on the cluster."""
     await cluster.serve()
-    async with AsyncClient(cluster.router_address) as client:
+    credentials = grpc.ssl_channel_credentials(cluster.ca.read_bytes())
+    async with AsyncClient(cluster.router_address, credentials=credentials, api_key=cluster.key) as client:
         yield client

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import grpc
 import pytest
 from rachis import AsyncClient
+from rachis.errors import UnauthenticatedError, UnavailableError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.direct_call import DirectWorker
+from cluster_wire.secret import Secret
 from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, Cluster
 from tests.hosts.netlab import REPOSITORY, LabError, cables
 from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
@@ -34,6 +36,20 @@ async def test_each_pool_serves_from_its_own_host(
     # The negative control: an engine that answers every prompt alike would pass all that follows.
     assert len({tuple(tokens) for tokens in answers.values()}) == len(answers)
     await _served_by_both_pools(client, answers, _fresh(prompts, 4))
+
+
+async def test_a_host_without_the_secret_is_answered_by_nobody(cluster: Cluster, client: AsyncClient) -> None:
+    """It is on the network of the others, as this process is."""
+    for worker in await _workers(client):
+        for secret in (None, Secret(bytes(32))):
+            assert await _refusal(worker.address, worker.generation, secret) is grpc.StatusCode.UNAUTHENTICATED
+    async with AsyncClient(cluster.router_address, api_key=cluster.key) as in_the_clear:
+        with pytest.raises(UnavailableError):
+            await in_the_clear.identity(5.0)
+    credentials = grpc.ssl_channel_credentials(cluster.ca.read_bytes())
+    async with AsyncClient(cluster.router_address, credentials=credentials, api_key="") as nobody:
+        with pytest.raises(UnauthenticatedError):
+            await nobody.identity(30.0)
 
 
 async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
@@ -63,11 +79,7 @@ async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
     assert (stream.refused, stream.expired, stream.wrong(answers)) == ([], [], [])
     await _ended(cluster, before)
     # A call meant for the one before reaches the new one, and is refused.
-    stale = DirectWorker(after.address, before.generation)
-    with pytest.raises(grpc.aio.AioRpcError) as fenced:
-        await stale.first_token([1, 2, 3])
-    await stale.close()
-    assert fenced.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await _refusal(after.address, before.generation, cluster.secret) is grpc.StatusCode.FAILED_PRECONDITION
     await _served_by_both_pools(client, answers, _fresh(prompts, 4))
 
 
@@ -94,7 +106,7 @@ async def test_a_drained_worker_leaves_without_losing_a_request(
     drained = await _worker(client, wire.POOL_PREFILL)
     async with requests_meanwhile(client, _fresh(prompts, 8)) as stream:
         await until(stream.has_begun, "the first requests are answered")
-        await asyncio.to_thread(cluster.head.run, f"rachis drain {drained.worker_id}", 60.0)
+        await asyncio.to_thread(cluster.head.run, f"{cluster.asking} rachis drain {drained.worker_id}", 60.0)
     assert (stream.refused, stream.expired, stream.wrong(answers)) == ([], [], [])
     assert stream.by_decode_pool()
     await _ended(cluster, drained)
@@ -106,11 +118,17 @@ async def test_what_keeps_a_second_service_from_starting_is_said_with_the_host(
     redis = f"{cluster.head.address}:{REDIS_PORT}"
     for host in (cluster.head, cluster.hosts["prefill"]):
         host.run("cp -r rachis/builtin_model/weights model")
+        # Another one on each.
+        host.run("head -c 32 /dev/urandom | base64 > secret")
     cases = {
         "model.path=/root/model": ["the model /root/model is not on node decode", "copy it there"],
         f"redis.url=redis://:wrong@{redis}/0": [redis, "password", "redis.url"],
         f"router.port={ROUTER_PORT}": [f"cannot listen on {cluster.router_address}"],
         f"redis.port={REDIS_PORT}": [f"{REDIS_PORT}", "redis.port"],
+        "security.secret_file=/root/secret": [
+            "node prefill: security.secret_file: /root/secret is another one than that of `rachis serve`",
+            "node decode: security.secret_file: /root/secret cannot be read",
+        ],
     }
     outputs = await asyncio.gather(*(asyncio.to_thread(_refused, cluster, setting) for setting in cases))
     for output, said in zip(outputs, cases.values(), strict=True):
@@ -150,6 +168,15 @@ def _refused(cluster: Cluster, setting: str) -> str:
     with pytest.raises(LabError) as refused:
         cluster.head.run(serve, timeout_s=60.0)
     return str(refused.value)
+
+
+async def _refusal(address: str, generation_number: int, secret: Secret | None) -> grpc.StatusCode:
+    """How a call to a worker ends that is not to be served."""
+    worker = DirectWorker(address, generation_number, secret)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await worker.first_token([1, 2, 3])
+    await worker.close()
+    return refused.value.code()
 
 
 def _fresh(prompts: list[Prompt], count: int) -> list[Prompt]:

@@ -17,11 +17,13 @@ from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions, installed
 from cluster_wire.redis_client import WRONG_PASSWORD
+from cluster_wire.secret import read_secret, write_secret
 from control_plane.service import preflight
 from control_plane.service.embedded_redis import EmbeddedRedis
 from control_plane.service.preflight import Reports, findings
 from tests.fakes.redis_server import running_redis
-from worker_runtime.node_report import ModelFiles, NodeQuestion, NodeReport, report
+from worker_runtime import own_node
+from worker_runtime.node_report import ModelFiles, NodeQuestion, NodeReport, report, secret_complaint
 
 HERE = Versions("0.7.2", "0.32.0", "1.5.1")
 URL = "redis://:secret@10.1.0.1:6380/0"
@@ -55,6 +57,10 @@ def test_of_nodes_that_are_well_nothing_is_found() -> None:
             replace(FINE, versions=Versions("0.8.0", "0.32.0", "1.5.1")),
             "Rachis is 0.8.0 on node b and 0.7.2 on the node of `rachis serve`: install the same on both and restart "
             "the node's Ray",
+        ),
+        (
+            replace(FINE, secret_complaint="security.secret_file: /s cannot be read: No such file or directory"),
+            "node b: security.secret_file: /s cannot be read: No such file or directory",
         ),
         (
             replace(FINE, redis_complaint="refuses the password"),
@@ -206,3 +212,16 @@ async def test_a_service_of_one_host_is_checked_on_it(url: str, tmp_path: Path) 
     assert second.startswith(
         f"the model {tmp_path}/gone is not on node {socket.gethostname()}: there is no such folder"
     )
+
+
+def test_a_node_says_whether_it_has_the_services_secret(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for path in (here, there):
+        write_secret(path)
+    fingerprint = read_secret(here).fingerprint
+    assert secret_complaint(str(here), fingerprint) == "" == secret_complaint(None, "")
+    assert "is another one than that of `rachis serve`" in secret_complaint(str(there), fingerprint)
+    assert "cannot be read: No such file" in secret_complaint(str(tmp_path / "none"), fingerprint)
+    assert own_node.secret(str(here), fingerprint) is not None and own_node.secret(None, "") is None
+    with pytest.raises(StartError, match=r"node .*: security\.secret_file: .* is another one"):
+        own_node.secret(str(there), fingerprint)
