@@ -31,8 +31,7 @@ class LoopThread:
 
     def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """Ended early, it closes what it is given."""
-        # One that was interrupted in `anext` may be there for a moment still.
-        turn = asyncio.Lock()
+        turn = _Turn()
         try:
             while (item := self.wait(_next_of(items, turn))) is not _END:
                 yield cast("T", item)
@@ -52,13 +51,25 @@ class LoopThread:
         self._loop.close()
 
 
-async def _next_of(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | object:
-    async with turn:
+class _Turn:
+    """Of one iterator, in the loop's thread: who is in it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.task: asyncio.Task[Any] | None = None
+
+
+async def _next_of(items: AsyncGenerator[T, None], turn: _Turn) -> T | object:
+    turn.task = asyncio.current_task()
+    async with turn.lock:
         return await anext(items, _END)
 
 
-async def _close(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> None:
-    async with turn:
+async def _close(items: AsyncGenerator[T, None], turn: _Turn) -> None:
+    # An interrupt that came just when it was asked for the next item has cancelled nothing: nobody had it in hand yet.
+    if turn.task is not None:
+        turn.task.cancel()
+    async with turn.lock:
         await items.aclose()
 
 
