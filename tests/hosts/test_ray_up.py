@@ -126,8 +126,8 @@ async def test_what_keeps_a_second_service_from_starting_is_said_with_the_host(
         f"router.port={ROUTER_PORT}": [f"cannot listen on {cluster.router_address}"],
         f"redis.port={REDIS_PORT}": [f"{REDIS_PORT}", "redis.port"],
         "security.secret_file=/root/secret": [
-            "node prefill: security.secret_file: /root/secret is another one than that of `rachis serve`",
-            "node decode: security.secret_file: /root/secret cannot be read",
+            "node prefill (10.77.0.11): security.secret_file: /root/secret is another one than that of `rachis serve`",
+            "node decode (10.77.0.12): security.secret_file: /root/secret cannot be read",
         ],
     }
     outputs = await asyncio.gather(*(asyncio.to_thread(_refused, cluster, setting) for setting in cases))
