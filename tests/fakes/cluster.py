@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -21,6 +22,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import load
 from cluster_wire.redis_client import RedisClient
+from cluster_wire.secret import read_secret
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
 from control_plane.pools.actors import Actors
@@ -259,7 +261,6 @@ async def running_cluster(
     actors: Actors | None = None, timing: RouterTiming = ROUTER_TIMING, **flags: Any
 ) -> AsyncIterator[Cluster]:
     """A router without workers; on the way out it must be idle, every request counted in one outcome."""
-    registry = RegistryRedis(SERVICE)
     settings = {
         "router.port": 0,
         "router.drain_timeout_s": 2,
@@ -270,6 +271,9 @@ async def running_cluster(
         "streaming.progress_interval_ms": 0,
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
+    loaded = load(flags=settings)
+    secret = loaded.config.security.secret_path
+    registry = RegistryRedis(SERVICE, read_secret(Path(secret)) if secret is not None else None)
     ports = RouterPorts(
         redis=lambda timeout_s: cast(RedisClient, registry),
         actors=actors,
@@ -277,7 +281,7 @@ async def running_cluster(
         grammar_compiler=_compiler,
         rng=FirstOfEquals,
     )
-    router = build_router(load(flags=settings), SERVICE, ports, timing)
+    router = build_router(loaded, SERVICE, ports, timing)
     await router.start()
     cluster = Cluster(router, registry)
     try:

@@ -7,6 +7,8 @@ import redis.asyncio as redis
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_wire import registry
+from cluster_wire.members import sealed
+from cluster_wire.secret import Secret
 from control_plane.fleet.fencing import FENCE
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store
@@ -16,16 +18,19 @@ from fault_sim.network import Network
 class RegistryRedis(LocalRedis):
     """In place of `redis.asyncio.Redis`, for the routers of one service."""
 
-    def __init__(self, service_id: str) -> None:
+    def __init__(self, service_id: str, secret: Secret | None = None) -> None:
+        """secret: of the service, that registrations are sealed with."""
         super().__init__(Store(), Network(Random(0), latency_s=0.0), "router", timeout_s=1.0)
         # Workers and the generation up to which they were kept out, in order.
         self.fenced: list[tuple[str, int]] = []
         self._service_id = service_id
+        self._secret = secret
 
     def write(self, record: wire.WorkerRegistration) -> None:
         """As a worker does that registers."""
         self.store.sadd(registry.workers_key(self._service_id), record.worker_id)
-        self.store.set(registry.worker_key(self._service_id, record.worker_id), record.SerializeToString())
+        written = sealed(self._secret, record.SerializeToString())
+        self.store.set(registry.worker_key(self._service_id, record.worker_id), written)
 
     def remove(self, worker_id: str) -> None:
         """As when its lease has ended."""
