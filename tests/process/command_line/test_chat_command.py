@@ -92,7 +92,8 @@ async def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(cluster: Cluster) -> N
     engine.hold_before(3)
     cluster.calls += 2
     process = await asyncio.create_subprocess_exec(
-        *("setsid", "--ctty", *COMMAND, "--address", cluster.router.address),
+        # Whoever runs the tests in the background may have interrupts ignored, which is inherited.
+        *("env", "--default-signal=INT", "setsid", "--ctty", *COMMAND, "--address", cluster.router.address),
         cwd=ROOT,
         stdin=theirs,
         stdout=theirs,
