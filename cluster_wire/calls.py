@@ -8,6 +8,7 @@ metadata (`rachis.conventions`).
 import asyncio
 import contextlib
 import string
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from typing import Any as Anything
 from urllib.parse import quote
@@ -57,6 +58,13 @@ async def abort(context: Context, error: RachisError) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ABORT_TIMEOUT_S):
             await context.abort(status_code(error), str(error), trailing_metadata(error))
+
+
+def handler_maker(handler: Anything) -> Callable[..., Anything]:
+    """What makes another handler of the same kind. Ours have no streams that are answered with one message."""
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler
+    return grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
 
 
 def without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:

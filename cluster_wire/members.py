@@ -54,11 +54,7 @@ class MembersOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN) or self._is_member(handler_call_details):
             return handler
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(_refuse)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_refuse)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        return calls.handler_maker(handler)(_refuse)
 
     def _is_member(self, details: grpc.HandlerCallDetails) -> bool:
         given = [value for name, value in details.invocation_metadata or () if name == SERVICE_KEY]

@@ -113,8 +113,7 @@ class KeyedAccess(Access):
         """Raises PermissionDeniedError."""
         if not caller.may(need):
             self._forbidden += 1
-            has = ", ".join(sorted(caller.roles)) or "none"
-            raise PermissionDeniedError(f"this needs the role `{need}`; the key `{caller.name}` has {has}")
+            raise PermissionDeniedError(caller.lacks(need))
 
     async def follow(self) -> None:
         await asyncio.gather(*(file.follow() for file in self._files))

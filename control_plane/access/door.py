@@ -52,7 +52,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         visit = _Visit(self._audit, method, caller)
         is_written = self._audit.is_on and need is Need.OPERATE
         if refusal is not None:
-            return _kind_of(handler)(visit.refusing(refusal, is_written=is_written))
+            return calls.handler_maker(handler)(visit.refusing(refusal, is_written=is_written))
         return visit.written(handler) if is_written else handler
 
     async def _admitted(self, metadata: CallMetadata, need: Need) -> tuple[Identity | None, RachisError | None]:
@@ -66,13 +66,6 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         except RachisError as refusal:
             return caller, refusal
         return caller, None
-
-
-def _kind_of(handler: Any) -> Callable[..., Any]:
-    """What makes another handler of the same kind."""
-    if handler.request_streaming:
-        return grpc.stream_stream_rpc_method_handler
-    return grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +101,7 @@ class _Visit:
                     yield response
 
         wrapped = streamed if inspect.isasyncgenfunction(behaviour) else answered
-        return _kind_of(handler)(wrapped, handler.request_deserializer, handler.response_serializer)
+        return calls.handler_maker(handler)(wrapped, handler.request_deserializer, handler.response_serializer)
 
     @asynccontextmanager
     async def _writing(self, request: Any, context: Context) -> AsyncIterator[None]:

@@ -7,12 +7,14 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from cluster_core.clock import monotonic_s
 from cluster_core.errors import ConfigError
 from control_plane.access import api_keys
 from control_plane.access.api_keys import ApiKey
@@ -20,6 +22,8 @@ from control_plane.access.followed_file import FollowedFile
 
 _FIELD = "security.keys_file"
 _MODE = 0o600
+_LOCK_TIMEOUT_S = 10.0
+_LOCK_POLL_S = 0.02
 _Answer = TypeVar("_Answer")
 
 
@@ -60,13 +64,24 @@ def edit(path: Path, change: Callable[[dict[str, ApiKey]], _Answer]) -> _Answer:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """By the folder itself: a file for it would be somebody's, and keep others out."""
-    handle = os.open(folder, os.O_RDONLY)
+    """By the folder itself: a file for it would be somebody's, and keep others out. Raises ConfigError."""
+    handle, until_s = os.open(folder, os.O_RDONLY), monotonic_s() + _LOCK_TIMEOUT_S
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        while not _is_locked(handle):
+            if monotonic_s() > until_s:
+                raise ConfigError(f"somebody else changes it, for {_LOCK_TIMEOUT_S:g} s by now", field=_FIELD)
+            time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(handle)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _replace(path: Path, text: str) -> None:

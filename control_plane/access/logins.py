@@ -6,9 +6,7 @@ that a router knows go on being served meanwhile.
 """
 
 import asyncio
-import hashlib
 import hmac
-import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from cluster_core.clock import monotonic_s, unix_s
 from cluster_core.errors import OverloadedError, UnauthenticatedError
 from control_plane.access import api_keys
 from control_plane.access.api_keys import ApiKey, HashedSecret
+from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import SERVICE, Identity
 from control_plane.access.web_tokens import WebTokens
 
@@ -54,8 +53,7 @@ class Logins:
         self._verify = verify
         self._now_s = now_s
         self._time_s = time_s
-        # Tables by what a key's digest under this is tell nobody a key.
-        self._digest_key = secrets.token_bytes(32)
+        self._digest = KeyDigests()
         # By digest: the id of a key, and the hashed secret that fitted.
         self._known: dict[bytes, tuple[str, HashedSecret]] = {}
         self._checking: dict[bytes, asyncio.Future[Identity]] = {}
@@ -152,9 +150,6 @@ class Logins:
         self._checking.pop(digest, None)
         if not task.cancelled():
             task.exception()
-
-    def _digest(self, given: str) -> bytes:
-        return hashlib.blake2b(given.encode(), key=self._digest_key, digest_size=16).digest()
 
 
 def _is_token(given: str) -> bool:

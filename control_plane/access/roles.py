@@ -100,6 +100,10 @@ class Identity:
             return True
         return need.value in self.roles or (need is Need.OBSERVE and Role.OPERATE in self.roles)
 
+    def lacks(self, need: Need) -> str:
+        """The sentence for who may not do what needs this."""
+        return f"this needs the role `{need}`; the key `{self.name}` has {', '.join(sorted(self.roles)) or 'none'}"
+
 
 # Of a service without keys.
 ANYBODY = Identity("anybody", "", frozenset(Role), -MAX_PRIORITY)

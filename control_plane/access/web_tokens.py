@@ -4,9 +4,7 @@ Signatures of public keys alone count, each by the algorithm of its key: no toke
 has to say until when, for whom, by whom and of whom it is. One that was verified is known by a digest until it ends.
 """
 
-import hashlib
 import json
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import jwt
 from cluster_core.clock import monotonic_s, unix_s
 from cluster_core.errors import ConfigError, OverloadedError
 from control_plane.access.api_keys import NAME
+from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity, Role
 
 JWKS_FIELD = "security.jwt_jwks_file"
@@ -74,7 +73,7 @@ class WebTokens:
         self._rules = rules
         self._now_s = now_s
         self._time_s = time_s
-        self._digest_key = secrets.token_bytes(32)
+        self._digest = KeyDigests()
         # By digest: whose it is, the key that has signed it, and until when it is good.
         self._known: OrderedDict[bytes, tuple[Identity, str, float]] = OrderedDict()
         self._left, self._left_since_s = _BURST, now_s()
@@ -134,6 +133,3 @@ class WebTokens:
         if self._left < 1:
             raise OverloadedError("too many tokens are looked at", retry_after_ms=_RETRY_AFTER_MS)
         self._left -= 1
-
-    def _digest(self, given: str) -> bytes:
-        return hashlib.blake2b(given.encode(), key=self._digest_key, digest_size=16).digest()

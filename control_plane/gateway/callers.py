@@ -5,8 +5,6 @@ than what a gateway answers by itself.
 """
 
 import asyncio
-import hashlib
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -21,6 +19,7 @@ from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
 
 from cluster_core.clock import monotonic_s
+from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity, Need, Role, need_of_route
 
 _ASK_TIMEOUT_S = 5.0
@@ -92,8 +91,7 @@ class Callers:
         client = self._client.calling_with(key_metadata(key))
         identity = await self._identities.of(key, client)
         if not identity.may(need):
-            has = ", ".join(sorted(identity.roles)) or "none"
-            raise PermissionDeniedError.local(f"this needs the role `{need}`; the key `{identity.name}` has {has}")
+            raise PermissionDeniedError.local(identity.lacks(need))
         return Caller(identity, client, self._identities, key)
 
 
@@ -102,13 +100,12 @@ class Identities:
 
     def __init__(self, *, may_be_open: bool) -> None:
         self._may_be_open = may_be_open
-        # Tables by what a key's digest under this is tell nobody a key.
-        self._digest_key = secrets.token_bytes(32)
+        self._digest = KeyDigests()
         self._found: OrderedDict[bytes, tuple[asyncio.Future[Identity], float]] = OrderedDict()
 
     async def of(self, key: str, client: AsyncClient) -> Identity:
         """Raises RachisError."""
-        digest = hashlib.blake2b(key.encode(), key=self._digest_key, digest_size=16).digest()
+        digest = self._digest(key)
         now_s = monotonic_s()
         found, until_s = self._found.get(digest, (None, 0.0))
         if found is None or now_s > until_s:

@@ -1,6 +1,6 @@
 """vLLM's HTTP front, put together over a router: names of vLLM's entry points are here and in `vllm_responses` only.
 
-`tests/integration/gateway/test_front.py` fails loudly on another version. Configuration is made as `vllm launch render`
+`tests/integration/test_gateway_parts.py` fails loudly on another version. Configuration is made as `vllm launch render`
 makes it: no kernels, no KV cache. The app is that of vLLM's `build_app` without its last step, SageMaker's bootstrap,
 which starts the middleware stack: what is added after it would be refused.
 """

@@ -1,6 +1,7 @@
 """The file of keys: edited by one at a time, taken up while it is followed, and never half read."""
 
 import asyncio
+import fcntl
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -151,3 +152,21 @@ def test_a_secret_that_is_none_is_refused_and_not_quoted(tmp_path: Path, text: b
     assert "long enough" not in str(raised.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_secret(tmp_path / "none")
+
+
+def test_a_file_that_somebody_else_holds_is_waited_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.json"
+    _add(path, "a")
+    # Ten seconds would be most of this module's time.
+    monkeypatch.setattr(key_file, "_LOCK_TIMEOUT_S", 0.05)
+    held = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="somebody else changes it"):
+            _add(path, "b")
+    finally:
+        os.close(held)
+    _add(path, "b")
+    assert len(read_keys(path)) == 2
