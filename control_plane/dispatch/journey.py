@@ -3,7 +3,8 @@
 `handle(event, now_s)` returns what the driver has to do, in order. Drivers: `dispatcher` over gRPC, and
 `cluster_sim.dispatch` in simulated time. What a journey owns:
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
-                  too, while nothing comes of it; one that drains or was not reached counts as no attempt
+                  too, while nothing comes of it; one that drains or was not reached counts as no attempt. A decode
+                  worker that hangs may only be slow: it is left a few times, then waited for, and never fails anything
     the answer    what has been emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a
                   pause: prompt and answer are prefilled in one pass, as a prompt is, or pulled from a worker that
                   drains, and generation goes on after the last token that the client has
@@ -19,7 +20,6 @@ Source: the shape of dask's `WorkerState.handle_stimulus` and of h11's tables.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from control_plane.dispatch.journey_steps import (
@@ -48,6 +48,7 @@ from control_plane.dispatch.journey_steps import (
     PromptComplete,
     Release,
     Route,
+    Stage,
     Suspect,
     WorkerLost,
 )
@@ -61,6 +62,8 @@ _RETRY_AFTER_WORKER_LOST_MS = 1000
 _RETRY_AFTER_NO_WORKER_MS = 2000
 # Engines that one request may end.
 MOST_DEATHS = 2
+# Decode workers that hang, and are left while nothing comes of the request: on a starved machine all seem to hang.
+MOST_STALLS = 4
 _POISON = Fail(Cause.POISON, f"{MOST_DEATHS} engines died while they worked on this request, it is not tried again")
 _DEADLINE_PASSED = Fail(Cause.DEADLINE, "the request's deadline passed")
 
@@ -79,20 +82,6 @@ class JourneyLimits:
     max_migrations: int = 16
 
 
-class Stage(Enum):
-    """What the journey waits for."""
-
-    NOTHING = "nothing"
-    ROUTE = "route"
-    PREFILL_WORKER = "prefill_worker"
-    PREFILL = "prefill"
-    PROMPT = "prompt"
-    DECODE_WORKER = "decode_worker"
-    DECODE = "decode"
-    DECODE_CALL_ENDS = "decode_call_ends"
-    OVER = "over"
-
-
 class UnexpectedEvent(AssertionError):
     """An event that does not belong to the stage: a defect of the driver."""
 
@@ -109,6 +98,7 @@ class Journey:
         self._lost = 0
         # Decode workers that were lost since one has generated anything.
         self._fruitless = 0
+        self._stalls = 0
         self._worker: WorkerSnapshot | None = None
         self._lease: Lease | None = None
         self._was_prefilled = False
@@ -135,7 +125,8 @@ class Journey:
         """A lease is held by who may have to release it, and by nobody once the request is over."""
         assert self._lease is None or self.stage is not Stage.OVER
         assert self._worker is not None or self.stage not in {Stage.PREFILL, Stage.DECODE, Stage.DECODE_CALL_ENDS}
-        assert self._lost <= max(self._limits.prefill_attempts, self._limits.decode_attempts)
+        assert self._lost <= self._limits.prefill_attempts
+        assert self._fruitless <= self._limits.decode_attempts and self._stalls <= MOST_STALLS
 
     # Prefill.
 
@@ -162,6 +153,7 @@ class Journey:
         return self._await(Stage.PREFILL, call)
 
     def _prefill_lost(self, event: WorkerLost, now_s: float) -> Instructions:
+        self._lost += event.is_attempt
         told = self._set_aside(event)
         released = self._released()
         if self._is_poison:
@@ -209,7 +201,6 @@ class Journey:
         """again: one has been lost, and those that were excluded stay so."""
         if not again:
             self._excluded.clear()
-            self._lost = 0
         if now_s >= self.job.deadline_s:
             return self._fail(_DEADLINE_PASSED)
         prefills = not self._was_prefilled or self._is_used_up
@@ -231,6 +222,7 @@ class Journey:
             job.attempt_id(),
             pulls=self._tell_of_lease(event.worker, now_s),
             may_move=self._may_migrate,
+            may_leave=self._stalls < MOST_STALLS,
             until_s=job.deadline_s,
         )
         return self._await(Stage.DECODE, call)
@@ -271,7 +263,7 @@ class Journey:
 
     def _generated(self, event: Generated, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
-        self._fruitless = 0
+        self._fruitless = self._stalls = 0
         return (self._emit(event.piece, event.token_ids, event.chars),)
 
     def _ended(self, event: Ended, now_s: float) -> Instructions:
@@ -288,11 +280,12 @@ class Journey:
         return (MarkDraining(worker) if event.is_draining else Suspect(worker, event.sentence),)
 
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
-        if event.was_left:
+        if event.was_left or event.has_stalled:
             # It was left for any other that is usable now, whatever was wrong with that one before.
             self._excluded.clear()
         told = self._set_aside(event)
-        self._fruitless += event.is_attempt
+        self._stalls += event.has_stalled
+        self._fruitless += event.is_attempt and not event.has_stalled
         self._is_used_up |= event.may_have_pulled
         if self._is_poison:
             return (*told, *self._fail(_POISON))
@@ -320,7 +313,7 @@ class Journey:
         self._count_migration()
         self._lease = Lease(worker, event.lease_id)
         self._may_be_pulled(now_s)
-        self._excluded, self._lost = {(worker.worker_id, worker.generation)}, 0
+        self._excluded = {(worker.worker_id, worker.generation)}
         return self._seek_decode_worker(now_s, again=True)
 
     def _count_migration(self) -> None:
@@ -352,7 +345,6 @@ class Journey:
         if event.is_draining:
             # That one drains which is left is known from the registry, and may be over by now.
             return () if event.was_left else (MarkDraining(worker),)
-        self._lost += event.is_attempt
         return () if event.lacks_adapter else (Suspect(worker, event.sentence), *self._blamed(worker, event))
 
     def _blamed(self, worker: WorkerSnapshot, event: WorkerLost) -> Instructions:

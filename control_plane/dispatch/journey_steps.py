@@ -25,6 +25,20 @@ class Cause(Enum):
     POISON = "poison"
 
 
+class Stage(Enum):
+    """What the journey waits for."""
+
+    NOTHING = "nothing"
+    ROUTE = "route"
+    PREFILL_WORKER = "prefill_worker"
+    PREFILL = "prefill"
+    PROMPT = "prompt"
+    DECODE_WORKER = "decode_worker"
+    DECODE = "decode"
+    DECODE_CALL_ENDS = "decode_call_ends"
+    OVER = "over"
+
+
 # Events.
 
 
@@ -107,6 +121,8 @@ class WorkerLost:
     is_draining: bool = False
     # It had the request when it began to drain, and was left.
     was_left: bool = False
+    # It hangs, or is slow enough to look like that, and was left.
+    has_stalled: bool = False
     # Its process or its engine ended while the request was there.
     has_died: bool = False
     # It was never there: that counts as no attempt either.
@@ -189,6 +205,8 @@ class CallDecode:
     pulls: bool
     # The answer leaves the worker where that one drains.
     may_move: bool
+    # The call leaves the worker where that one hangs: else it waits until the worker goes on, or is ended.
+    may_leave: bool
     until_s: float
 
 

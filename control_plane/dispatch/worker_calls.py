@@ -21,6 +21,7 @@ from control_plane.fleet.worker_client import (
     WorkerLacksAdapterError,
     WorkerLeftError,
     WorkerLostError,
+    WorkerStalledError,
     WorkerUnreachableError,
 )
 from control_plane.fleet.worker_probes import WorkerProbes
@@ -175,9 +176,10 @@ class WorkerCalls:
         probes, worker = self._probes, call.worker
         has_started = False
 
-        def may_leave() -> bool:
+        def may_leave(why: WorkerLostError) -> bool:
             """An answer that has begun and may not move waits for its worker."""
-            return (call.may_move or not has_started) and self._may_leave_decode()
+            is_free = call.may_leave or not isinstance(why, WorkerStalledError)
+            return is_free and (call.may_move or not has_started) and self._may_leave_decode(why)
 
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
         hand_over = HandOver(self._client, call, decode)
@@ -206,10 +208,10 @@ class WorkerCalls:
             finally:
                 await hand_over.end()
 
-    def _may_leave_prefill(self) -> bool:
-        return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode()
+    def _may_leave_prefill(self, why: WorkerLostError) -> bool:
+        return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode(why)
 
-    def _may_leave_decode(self) -> bool:
+    def _may_leave_decode(self, why: WorkerLostError) -> bool:
         """The worker that hangs is suspect already, and not among them."""
         return bool(self._membership.usable(wire.POOL_DECODE))
 
@@ -240,6 +242,7 @@ def _lost(error: WorkerLostError) -> steps.WorkerLost:
         str(error),
         is_draining=isinstance(error, WorkerDrainingError),
         was_left=isinstance(error, WorkerLeftError),
+        has_stalled=isinstance(error, WorkerStalledError),
         has_died=isinstance(error, WorkerDiedError),
         is_unreachable=isinstance(error, WorkerUnreachableError),
         lacks_adapter=isinstance(error, WorkerLacksAdapterError),

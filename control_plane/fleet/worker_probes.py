@@ -33,7 +33,8 @@ _LATE = 1.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    may_leave: Callable[[], bool]
+    # For this reason.
+    may_leave: Callable[[WorkerLostError], bool]
     leave: Callable[[WorkerLostError], None]
     # Where the worker drains; None: it is not left for that.
     move: Callable[[WorkerLostError], None] | None
@@ -65,7 +66,7 @@ class WorkerProbes:
 
     @asynccontextmanager
     async def waiting_for(
-        self, worker: WorkerSnapshot, may_leave: Callable[[], bool], *, is_owed: bool = True
+        self, worker: WorkerSnapshot, may_leave: Callable[[WorkerLostError], bool], *, is_owed: bool = True
     ) -> AsyncIterator[None]:
         """Around the wait for a worker's first message; nothing may be yielded to others within. is_owed: for nothing
         but the worker.
@@ -102,7 +103,7 @@ class WorkerProbes:
     def watching(
         self,
         worker: WorkerSnapshot,
-        may_leave: Callable[[], bool],
+        may_leave: Callable[[WorkerLostError], bool],
         leave: Callable[[WorkerLostError], None],
         *,
         move: Callable[[WorkerLostError], None] | None = None,
@@ -156,7 +157,7 @@ class WorkerProbes:
             self.found_lost += 1
         self._membership.suspect(worker)
         why = WorkerStalledError(f"worker {worker.worker_id}: it hangs")
-        leaving = self._taken((worker.worker_id, worker.generation), lambda wait: True)
+        leaving = self._taken((worker.worker_id, worker.generation), why, lambda wait: True)
         self.left_calls += len(leaving)
         for wait in leaving:
             wait.leave(why)
@@ -181,17 +182,19 @@ class WorkerProbes:
             if registration is None or (registration.generation, registration.state) != (key[1], _DRAINING):
                 continue
             why = WorkerLeftError(f"worker {key[0]} drains")
-            moving = self._taken(key, lambda wait: wait.move is not None, at_most=_MOVED_AT_ONCE)
+            moving = self._taken(key, why, lambda wait: wait.move is not None, at_most=_MOVED_AT_ONCE)
             for wait in moving:
                 assert wait.move is not None
                 wait.move(why)
             if moving:
                 logger.info("%s drains: %d answers go on elsewhere", key[0], len(moving))
 
-    def _taken(self, key: Key, whom: Callable[[_Wait], bool], *, at_most: int | None = None) -> list[_Wait]:
+    def _taken(
+        self, key: Key, why: WorkerLostError, whom: Callable[[_Wait], bool], *, at_most: int | None = None
+    ) -> list[_Wait]:
         """Calls at this worker that can go elsewhere, which are watched no more."""
         waits = self._waits.get(key, {})
-        leaving = [each for each in waits if whom(each) and each.may_leave()][:at_most]
+        leaving = [each for each in waits if whom(each) and each.may_leave(why)][:at_most]
         for wait in leaving:
             waits.pop(wait, None)
         return leaving

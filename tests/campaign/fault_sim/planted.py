@@ -17,7 +17,7 @@ from cluster_wire import calls
 from control_plane.dispatch import journey
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
-from control_plane.dispatch.journey_steps import Emit, Prefilled
+from control_plane.dispatch.journey_steps import Emit, Prefilled, Stage
 from control_plane.dispatch.poison import PoisonMemory
 from control_plane.fleet.worker_client import DecodeCall
 from control_plane.fleet.worker_probes import WorkerProbes
@@ -83,7 +83,7 @@ def _the_first_token_comes_twice() -> AbstractContextManager[Any]:
         again = tuple(each for each in instructions if isinstance(each, Emit))
         return (*again, *instructions)
 
-    return mock.patch.dict(journey._HANDLERS, {(journey.Stage.PREFILL, Prefilled): prefilled_twice})
+    return mock.patch.dict(journey._HANDLERS, {(Stage.PREFILL, Prefilled): prefilled_twice})
 
 
 def _failed_attempts_stay_in_flight() -> AbstractContextManager[Any]:

@@ -7,13 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from cluster_core.clock import ClusterClock
 from cluster_core.errors import InvalidInputError
+from control_plane.dispatch import worker_calls
+from control_plane.fleet.worker_client import WorkerLostError
 from control_plane.fleet.worker_probes import WorkerProbes
 from fault_sim.__main__ import main
 from fault_sim.campaign import reduced, search
@@ -78,12 +82,21 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert broken is not None, f"{bug}: nobody would see it"
 
 
-def test_a_second_try_does_not_go_to_a_worker_that_hangs_as_well() -> None:
-    """Two of three hang, and on both of them somebody waits: a plan that was found and shrunk."""
+def test_two_workers_that_hang_fail_no_request() -> None:
+    """Two of three hang, and on both of them somebody waits: a plan that was found and shrunk. A second try avoids what
+    seems to hang, and a worker that hangs is no attempt: either is enough."""
     plan = decode((Path(__file__).parent / "two_that_hang.json").read_text())
-    assert not play(plan).violations
+    goes_anywhere: AbstractContextManager[Any] = mock.patch.object(
+        WorkerProbes, "doubtful", lambda _probes: frozenset()
+    )
+    hanging_counts: AbstractContextManager[Any] = mock.patch.object(
+        worker_calls, "WorkerStalledError", type("NoError", (WorkerLostError,), {})
+    )
+    for planted in (nullcontext(), goes_anywhere, hanging_counts):
+        with planted:
+            assert not play(plan).violations
 
-    with mock.patch.object(WorkerProbes, "doubtful", lambda _probes: frozenset()):
+    with goes_anywhere, hanging_counts:
         assert {each.invariant for each in play(plan).violations} == {"survival"}
 
 

@@ -69,7 +69,8 @@ def _event(what: str) -> steps.Event:
         case "ended":
             return steps.Ended(1, 8)
         case "lost":
-            return steps.WorkerLost("no answer", is_draining="draining" in rest, has_died="dead" in rest)
+            is_draining, has_died, has_stalled = (word in rest for word in ("draining", "dead", "hangs"))
+            return steps.WorkerLost("no answer", is_draining, has_died=has_died, has_stalled=has_stalled)
         case "handed-over":
             return steps.HandedOver(rest[0])
         case "closed":
@@ -91,7 +92,7 @@ def _told(instruction: steps.Instruction) -> str:
             return "await the whole prompt"
         case steps.CallPrefill(chosen, lease_id, hand_off, _):
             return f"call {chosen.worker_id} as {lease_id}{', keep the KV' if hand_off else ''}"
-        case steps.CallDecode(chosen, request_id, pulls, _):
+        case steps.CallDecode(chosen, request_id, pulls):
             return f"call {chosen.worker_id} as {request_id}{', pull the KV' if pulls else ''}"
         case steps.CountPrompt():
             return "count the prompt"

@@ -15,7 +15,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import RequestId, WorkerId
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits, Stage
+from control_plane.dispatch.journey import MOST_DEATHS, MOST_STALLS, Journey, JourneyLimits
+from control_plane.dispatch.journey_steps import Stage
 from control_plane.model.job import RECOMPUTED, Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.worker_snapshot import WorkerSnapshot
@@ -71,6 +72,8 @@ class PlayedJourney:
     blamed: int = 0
     # Decode workers that were lost since something has come of one; such that drain do not count.
     fruitless: int = 0
+    # Those that were left because they hang, in the same time.
+    stalls: int = 0
     # Tokens of the answer that workers have told.
     told_tokens: int = 0
     decode_started: bool = False
@@ -121,7 +124,7 @@ class PlayedJourney:
                 self.leases[call.lease_id].ended = reason is not None
             case steps.Generated(token_ids=tokens):
                 self.told_tokens += len(tokens)
-                self.fruitless = 0
+                self.fruitless = self.stalls = 0
             case steps.DecodeStarted(handoff=handoff):
                 self.decode_started = True
                 for lease in self._held():
@@ -136,11 +139,13 @@ class PlayedJourney:
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
-                if event.was_left:
+                if event.was_left or (event.has_stalled and isinstance(call, steps.CallDecode)):
                     failed.clear()
                 failed.add((call.worker.worker_id, call.worker.generation))
                 self.losses += event.is_attempt
-                self.fruitless += isinstance(call, steps.CallDecode) and event.is_attempt
+                if isinstance(call, steps.CallDecode):
+                    self.stalls += event.has_stalled
+                    self.fruitless += event.is_attempt and not event.has_stalled
                 if self.decode_started:
                     # The answer goes on elsewhere, from the beginning.
                     self.decode_started = False
@@ -189,12 +194,19 @@ class PlayedJourney:
                 lease.released = True
             case steps.Blame():
                 self.blamed += 1
+            case steps.Fail(cause=steps.Cause.DECODE_WORKER_LOST):
+                limits = self.journey._limits
+                was_tried = self.fruitless >= limits.decode_attempts
+                assert was_tried or self.journey.job.migrations >= limits.max_migrations, "given up early"
+                self.endings.append(instruction)
             case steps.Complete() | steps.Fail():
                 self.endings.append(instruction)
 
     def _calls(self, call: steps.CallPrefill | steps.CallDecode) -> None:
         assert self.now_s < call.until_s == self.journey.job.deadline_s
         assert self.fruitless < self.journey._limits.decode_attempts, "it is tried for ever"
+        if isinstance(call, steps.CallDecode):
+            assert call.may_leave == (self.stalls < MOST_STALLS), "workers that hang are left for ever, or too soon"
         assert self.journey.job.emitted == list(range(self.told_tokens)), "a worker does not get the answer so far"
         self._begins(call)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import Journey, JourneyLimits, UnexpectedEvent
+from control_plane.dispatch.journey import MOST_STALLS, Journey, JourneyLimits, UnexpectedEvent
 from control_plane.model.job import NO_HANDOFF, RECOMPUTED
 from control_plane.model.lifecycle import State
 from tests.pure.control_plane.dispatch.played_journey import (
@@ -12,6 +12,7 @@ from tests.pure.control_plane.dispatch.played_journey import (
     FINISHED,
     FIRST,
     LIMITS,
+    MORE,
     P0,
     P1,
     PULLED,
@@ -209,6 +210,33 @@ def test_two_lost_decode_workers_end_the_request() -> None:
     played.tell(steps.WorkerLost())
     played.tell(steps.Placed(D1))
     played.tell(steps.WorkerLost("again"))
+    assert played.endings == [steps.Fail(steps.Cause.DECODE_WORKER_LOST, "again", 1000)]
+    played.close()
+
+
+def test_workers_that_seem_to_hang_fail_nothing_and_after_a_few_the_next_one_is_waited_for() -> None:
+    played = decoding()
+    for number in range(MOST_STALLS):
+        left, other = (D0, D1) if number % 2 == 0 else (D1, D0)
+        assert played.waits_for(steps.CallDecode).may_leave
+        played.tell(steps.WorkerLost("it hangs", has_stalled=True))
+        assert played.waits_for(steps.PlaceDecode).excluded == {(left.worker_id, left.generation)}
+        played.tell(steps.Placed(other))
+    assert not played.waits_for(steps.CallDecode).may_leave
+    played.tell(steps.DecodeStarted(NO_HANDOFF))
+    played.tell(steps.Generated(MORE, (1,), 1))
+    played.tell(steps.Ended(1, 2))
+    assert isinstance(played.endings[0], steps.Complete)
+    played.close()
+
+
+def test_a_worker_that_hangs_takes_no_attempt_from_those_that_die() -> None:
+    played = decoding()
+    for event in (steps.WorkerLost("it hangs", has_stalled=True), steps.WorkerLost(), steps.WorkerLost("again")):
+        assert not played.endings
+        played.tell(event)
+        if not played.endings:
+            played.tell(steps.Placed(D1))
     assert played.endings == [steps.Fail(steps.Cause.DECODE_WORKER_LOST, "again", 1000)]
     played.close()
 

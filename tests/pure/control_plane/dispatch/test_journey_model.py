@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from control_plane.dispatch import journey as journeys
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import Journey, JourneyLimits, Stage
+from control_plane.dispatch.journey import Journey, JourneyLimits
+from control_plane.dispatch.journey_steps import Stage
 from control_plane.model.job import NO_HANDOFF, RECOMPUTED
 from tests.pure.control_plane.dispatch.played_journey import FIRST, MORE, PULLED, PlayedJourney, new_job, worker
 
@@ -38,6 +39,7 @@ class Fortune(Enum):
     # It drained while it had the request.
     LEFT = "left"
     UNREACHABLE = "unreachable"
+    STALLED = "stalled"
     # It drains, and the next one pulls from it.
     HANDED_OVER = "handed_over"
     # No worker is there, or the KV cannot be had.
@@ -50,6 +52,7 @@ _LOSSES = {
     Fortune.DRAINING: steps.WorkerLost("lost", is_draining=True),
     Fortune.LEFT: steps.WorkerLost("lost", is_draining=True, was_left=True),
     Fortune.UNREACHABLE: steps.WorkerLost("lost", is_unreachable=True),
+    Fortune.STALLED: steps.WorkerLost("lost", has_stalled=True),
 }
 
 
@@ -75,6 +78,8 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(_LOSSES[Fortune.DRAINING])
         case steps.CallDecode(request_id=name) if fortune is Fortune.HANDED_OVER and played.decode_started:
             played.tell(steps.HandedOver(name))
+        case steps.CallDecode() if fortune is Fortune.STALLED and not _may_leave(call, played):
+            played.tell(_LOSSES[Fortune.DEAD])
         case steps.CallPrefill() | steps.CallDecode() if fortune in _LOSSES:
             played.tell(_LOSSES[fortune])
         case steps.CallPrefill():
@@ -89,6 +94,11 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(steps.Generated(MORE, (played.told_tokens,), 1) if goes_on else steps.Ended(1, 8))
         case None if played.journey.stage is Stage.DECODE_CALL_ENDS:
             played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING, has_died=well))
+
+
+def _may_leave(call: steps.CallDecode, played: PlayedJourney) -> bool:
+    """Where it hangs: as a driver leaves it."""
+    return call.may_leave and (call.may_move or not played.decode_started)
 
 
 def waits(played: PlayedJourney) -> bool:

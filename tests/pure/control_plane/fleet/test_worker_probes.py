@@ -53,7 +53,7 @@ class World:
 
     async def wait(self, seconds: float, *, may_leave: bool = True) -> None:
         """A call that waits so long for its first message."""
-        async with self.probes.waiting_for(self.worker, lambda: may_leave):
+        async with self.probes.waiting_for(self.worker, lambda why: may_leave):
             await asyncio.sleep(seconds)
 
     async def end(self) -> None:
@@ -132,9 +132,9 @@ def test_so_many_answers_leave_a_draining_worker_at_each_look_and_only_where_the
             with ExitStack() as watches:
                 for _ in range(2 * _MOVED_AT_ONCE + 1):
                     watches.enter_context(
-                        world.probes.watching(world.worker, lambda: may_leave, unwatched.append, move=left.append)
+                        world.probes.watching(world.worker, lambda why: may_leave, unwatched.append, move=left.append)
                     )
-                watches.enter_context(world.probes.watching(world.worker, lambda: may_leave, unwatched.append))
+                watches.enter_context(world.probes.watching(world.worker, lambda why: may_leave, unwatched.append))
                 world.membership.drains(world.worker)
                 for _ in range(5):
                     await asyncio.sleep(VITALITY_TIMING.look_s)
@@ -155,7 +155,7 @@ def test_a_timeout_of_the_call_itself_is_no_verdict_on_the_worker() -> None:
     async def play() -> None:
         world = World(status())
         try:
-            async with world.probes.waiting_for(world.worker, lambda: True):
+            async with world.probes.waiting_for(world.worker, lambda why: True):
                 raise TimeoutError
         finally:
             await world.end()
