@@ -5,13 +5,16 @@ from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from vllm import _custom_ops
 
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from kv_transfer.host_memory import host_swap
+from kv_transfer.host_memory.batched_copy import Rows, descriptors, driver_copies_all
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.host_memory.host_pool import HostPool
 from kv_transfer.host_memory.swap_ledger import SwapCopies
@@ -84,6 +87,57 @@ async def test_a_copy_that_takes_long_is_not_waited_for() -> None:
         may_end.set()
         assert (await reported(worker, 1)).ended == {1: 1}
     worker.close()
+
+
+@pytest.mark.parametrize("gap", [0, 32], ids=["dense", "rows apart"])
+@pytest.mark.parametrize("row_bytes", [64, 64 << 10], ids=["small", "large"])
+def test_whatever_rows_are_copied_all_others_stay(gap: int, row_bytes: int) -> None:
+    """Runs of rows on both sides, in any order; large ones are moved by several threads."""
+    rng = np.random.default_rng(0)
+    whole = [torch.randint(-128, 127, (24, row_bytes + gap), dtype=torch.int8) for _ in range(3)]
+    device = [each[:, :row_bytes] for each in whole]
+    pool = HostPool(device, 20)
+    for _ in range(20):
+        count, start = int(rng.integers(0, 12)), int(rng.integers(0, 8))
+        runs = (np.arange(start, start + count), rng.permutation(20)[:count])
+        blocks, slots = (rng.permutation(24)[:count] if rng.random() < 0.5 else runs[0]), runs[int(rng.integers(0, 2))]
+        before, held = [each.clone() for each in whole], [each.clone() for each in pool.host]
+        if rng.random() < 0.5:
+            pool.copy_out(blocks.tolist(), slots.tolist())
+            for layer, each in enumerate(held):
+                each[slots] = before[layer][blocks, :row_bytes]
+        else:
+            pool.copy_in(slots.tolist(), blocks.tolist())
+            for layer, each in enumerate(before):
+                each[blocks, :row_bytes] = held[layer][slots]
+        assert all(torch.equal(now, then) for now, then in zip(whole, before, strict=True))
+        assert all(torch.equal(now, then) for now, then in zip(pool.host, held, strict=True))
+
+
+def test_rows_that_follow_each_other_on_both_sides_are_one_descriptor() -> None:
+    here, there = (Rows.of([torch.zeros((8, 64), dtype=torch.int8)] * 2) for _ in range(2))
+
+    batch = descriptors(here, [2, 1, 5, 6, 0], there, [4, 3, 0, 1, 7])
+
+    assert sorted(batch.sizes.tolist()) == [64, 64, 128, 128, 128, 128]
+
+
+@pytest.mark.parametrize("slots", [[-1], [SLOTS]])
+def test_a_row_that_is_not_there_is_refused_before_anything_is_moved(slots: list[int]) -> None:
+    with pytest.raises(IndexError, match="of memory with 4"):
+        HostPool(device_tensors(), SLOTS).copy_out([0], slots)
+
+
+def test_a_gpu_gets_all_copies_in_one_call_of_its_driver() -> None:
+    """What is given to vLLM's operation, which this machine has not."""
+    given: list[tuple[torch.Tensor, ...]] = []
+    with mock.patch.object(_custom_ops, "swap_blocks_batch", lambda *arrays: given.append(arrays)):
+        HostPool(device_tensors(), SLOTS, driver_copies_all).copy_out([0, 3], [1, 0])
+
+    ((sources, targets, sizes),) = given
+    assert sizes.tolist() == [BYTES] * 6
+    assert len(set(sources.tolist())) == len(set(targets.tolist())) == 6
+    assert {each.dtype for each in (sources, targets, sizes)} == {torch.int64}
 
 
 def test_reports_of_several_workers_add_up() -> None:
