@@ -5,6 +5,7 @@ what differs.
 """
 
 import ipaddress
+import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -81,6 +82,16 @@ class EngineSection(Section):
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU only: memory set aside for KV blocks of one worker.")
     kv_blocks: int | None = Field(1024, ge=8, description="Blocks per worker; null lets vLLM fill its memory.")
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, description="GPU only: share of a GPU for one worker.")
+    kv_cache_memory_gib: float | None = Field(
+        None, gt=0, description="GPU only: memory for KV blocks of one GPU, whatever gpu_memory_utilization says."
+    )
+    kv_cache_dtype: str = Field("auto", min_length=1, description="How KV is stored, such as fp8; auto: as dtype.")
+    quantization: str | None = Field(None, min_length=1, description="Of the weights; null: as the model says.")
+    attention_backend: str | None = Field(None, min_length=1, description="vLLM's name of one; null: vLLM chooses.")
+    hf_overrides: str = Field("", description="JSON object of values in place of those in the model's config.json.")
+    vllm: tuple[str, ...] = Field(
+        (), description="Further arguments of vLLM's engine, `name=value`; those that Rachis sets itself are refused."
+    )
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     max_running_requests: int = Field(64, ge=1, le=4096)
     max_batched_tokens: int = Field(2048, ge=32, description="Most tokens of one engine step.")
@@ -92,10 +103,33 @@ class EngineSection(Section):
     nixl_backends: tuple[str, ...] = ("UCX",)
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
 
+    @field_validator("hf_overrides")
+    @classmethod
+    def _is_an_object(cls, text: str) -> str:
+        try:
+            if text and not isinstance(json.loads(text), dict):
+                raise ValueError
+        except ValueError:
+            raise ValueError("must be a JSON object") from None
+        return text
+
+    @field_validator("vllm")
+    @classmethod
+    def _are_named(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        names = [argument.partition("=")[0] for argument in arguments]
+        for name, argument in zip(names, arguments, strict=True):
+            if not name.isidentifier() or "=" not in argument:
+                raise ValueError(f"`{argument}` is not name=value")
+        if len(set(names)) < len(names):
+            raise ValueError("names an argument twice")
+        return arguments
+
     @model_validator(mode="after")
     def _fits_the_device(self) -> "EngineSection":
         if self.device == "cpu" and self.block_size_tokens % 32:
             raise ValueError("block_size_tokens must be a multiple of 32 on a CPU")
+        if self.device == "cpu" and self.kv_cache_memory_gib is not None:
+            raise ValueError("kv_cache_memory_gib is for GPUs, a CPU has kv_cache_gib")
         if self.kv_buffer_device != self.device:
             # vLLM copies prompts alone into a buffer on the host, and leaves out an answer that goes on behind one.
             raise ValueError(f"kv_buffer_device must be {self.device} where device is {self.device}")

@@ -90,6 +90,8 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     else:
         # Requests that arrive with output are written for this model runner (docs/decisions/0039).
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        # It is compiled at the start, by a compiler that a host with the driver alone has not.
+        variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return variables | _ucx_environment(settings)
 
 

@@ -58,7 +58,8 @@ def listening_address(engine: EngineSettings, place: Callable[[], NodePlace]) ->
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """What the node's operator has set for UCX stays."""
+    """What the node's operator has set for UCX, or for FlashInfer, stays."""
     for name, value in variables.items():
-        if not (name.startswith("UCX_") and name in os.environ):
+        is_operators = name.startswith("UCX_") or "FLASHINFER" in name
+        if not (is_operators and name in os.environ):
             os.environ[name] = value

@@ -1,15 +1,27 @@
 """From our configuration to vLLM's engine arguments, and from a running engine to what the cluster knows of it."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
+import yaml
 from vllm import EngineArgs
 from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfig
 
 from cluster_core.engine_reports import EngineInfo
+from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
 STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
+# What hand-off, sessions and tiers are not made for, or have not been tried with.
+_REFUSED = frozenset({
+    "additional_config", "async_scheduling", "data_parallel_size", "decode_context_parallel_size", "enable_lora",
+    "kv_cache_memory_bytes", "kv_events_config", "kv_offloading_size", "kv_transfer_config", "pipeline_parallel_size",
+    "prefill_context_parallel_size", "scheduler_cls", "speculative_config", "worker_cls", "worker_extension_cls",
+})  # fmt: skip
 _STREAMING_KEYS = ("policy", "preemption", "starvation_s", "cost_profile")
 _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
 
@@ -27,6 +39,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         "max_num_seqs": engine.max_running_requests,
         "max_num_batched_tokens": engine.max_batched_tokens,
         "enforce_eager": engine.enforce_eager,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "quantization": engine.quantization,
         "tensor_parallel_size": engine.tensor_parallel_size,
         # Never Ray's: inside an actor vLLM would take it, and ask for the GPUs that the actor itself holds.
         "distributed_executor_backend": "mp" if engine.tensor_parallel_size > 1 else "uni",
@@ -38,6 +52,12 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
     }
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+        if engine.kv_cache_memory_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_memory_gib * 2**30)
+    if engine.attention_backend is not None:
+        arguments["attention_backend"] = engine.attention_backend
+    if engine.hf_overrides:
+        arguments["hf_overrides"] = json.loads(engine.hf_overrides)
     if settings.lora.max_loaded:
         # As many as the worker ever has: vLLM itself never drops one, nor reads one in the middle of a step.
         arguments |= {
@@ -53,7 +73,24 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
         arguments["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if engine.device == "cpu":
             arguments["worker_cls"] = "worker_runtime.cpu_worker.RachisCPUWorker"
-    return EngineArgs(**arguments)
+    return EngineArgs(**arguments, **_passed_on(engine.vllm, arguments))
+
+
+def _passed_on(given: Sequence[str], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """given: `name=value`, with values as in YAML. Raises StartError for a name that is not vLLM's, or that is ours."""
+    known = {each.name for each in fields(EngineArgs)}
+    passed = {}
+    for argument in given:
+        name, _, value = argument.partition("=")
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise StartError(
+                f"vLLM has no argument `{name}`{f', it has `{near[0]}`' if near else ''}", field="engine.vllm"
+            )
+        if name in ours or name in _REFUSED:
+            raise StartError(f"`{name}` is not passed on, Rachis sets it or needs vLLM's default", field="engine.vllm")
+        passed[name] = yaml.safe_load(value)
+    return passed
 
 
 def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:

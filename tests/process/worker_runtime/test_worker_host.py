@@ -335,15 +335,17 @@ async def test_a_process_that_does_not_serve_yet_ends_at_once(
     assert ends == [0]
 
 
-def test_what_the_node_says_of_ucx_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_node_says_of_ucx_and_flashinfer_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", "ib0")
     for name in ("UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    own_node.set_environment({"UCX_NET_DEVICES": "eth0", "UCX_TCP_PORT_RANGE": "1-2", "OMP_NUM_THREADS": "1"})
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    ours = {"UCX_NET_DEVICES": "eth0", "UCX_TCP_PORT_RANGE": "1-2", "OMP_NUM_THREADS": "1"}
+    own_node.set_environment({**ours, "VLLM_USE_FLASHINFER_SAMPLER": "0"})
 
-    names = ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS")
-    assert [os.environ[name] for name in names] == ["ib0", "1-2", "1"]
+    names = ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE", "OMP_NUM_THREADS", "VLLM_USE_FLASHINFER_SAMPLER")
+    assert [os.environ[name] for name in names] == ["ib0", "1-2", "1", "1"]
 
 
 async def test_a_worker_that_was_stopped_is_not_ready_for_whoever_asks_next(

@@ -127,6 +127,12 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         ("log_level", "LOUD"),
         ("handoff.lease_s", 5),
         ("engine.kv_cache_gib", -1),
+        ("engine.kv_cache_memory_gib", 0),
+        ("engine.hf_overrides", "[1]"),
+        ("engine.hf_overrides", "{"),
+        ("engine.vllm", ["max_loras"]),
+        ("engine.vllm", ["=1"]),
+        ("engine.vllm", ["a=1", "a=2"]),
         ("tiers.formula", "hotness + 1"),
         ("tiers.eviction", "coldest"),
         ("tiers.host_ratio", -0.5),
@@ -149,6 +155,11 @@ def test_a_deadline_beyond_half_the_lease_is_refused() -> None:
     assert load(flags={"handoff.lease_s": 30, "handoff.deadline_s": 15}).config.handoff.deadline_s == 15
     with pytest.raises(ConfigError, match=r"^handoff: deadline_s must be at most 15, half of lease_s"):
         load(flags={"handoff.lease_s": 30, "handoff.deadline_s": 15.1})
+
+
+def test_memory_of_a_gpu_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory_gib is for GPUs, a CPU has kv_cache_gib"):
+        load(flags={"engine.kv_cache_memory_gib": 2.0})
 
 
 def test_blocks_that_a_cpu_cannot_have_are_refused() -> None:
