@@ -4,7 +4,7 @@
 `cluster_sim.dispatch` in simulated time. What a journey owns:
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
                   too, while nothing comes of it; one that drains or was not reached counts as no attempt. A decode
-                  worker that hangs may only be slow: it is left a few times, then waited for, and never fails anything
+                  worker that hangs may only be slow: it is left, gone back to a few times, and at last waited for
     the answer    what has been emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a
                   pause: prompt and answer are prefilled in one pass, as a prompt is, or pulled from a worker that
                   drains, and generation goes on after the last token that the client has
@@ -36,6 +36,7 @@ from control_plane.dispatch.journey_steps import (
     Emit,
     Ended,
     Event,
+    Excluded,
     Fail,
     Generated,
     HandedOver,
@@ -62,7 +63,7 @@ _RETRY_AFTER_WORKER_LOST_MS = 1000
 _RETRY_AFTER_NO_WORKER_MS = 2000
 # Engines that one request may end.
 MOST_DEATHS = 2
-# Decode workers that hang, and are left while nothing comes of the request: on a starved machine all seem to hang.
+# So often decode workers that hang are gone back to while nothing comes of the request: where machines starve, all are.
 MOST_STALLS = 4
 _POISON = Fail(Cause.POISON, f"{MOST_DEATHS} engines died while they worked on this request, it is not tried again")
 _DEADLINE_PASSED = Fail(Cause.DEADLINE, "the request's deadline passed")
@@ -98,7 +99,8 @@ class Journey:
         self._lost = 0
         # Decode workers that were lost since one has generated anything.
         self._fruitless = 0
-        self._stalls = 0
+        # Of those that were left because they hang, one for each time.
+        self._hung: list[tuple[str, int]] = []
         self._worker: WorkerSnapshot | None = None
         self._lease: Lease | None = None
         self._was_prefilled = False
@@ -125,8 +127,7 @@ class Journey:
         """A lease is held by who may have to release it, and by nobody once the request is over."""
         assert self._lease is None or self.stage is not Stage.OVER
         assert self._worker is not None or self.stage not in {Stage.PREFILL, Stage.DECODE, Stage.DECODE_CALL_ENDS}
-        assert self._lost <= self._limits.prefill_attempts
-        assert self._fruitless <= self._limits.decode_attempts and self._stalls <= MOST_STALLS
+        assert self._lost <= self._limits.prefill_attempts and self._fruitless <= self._limits.decode_attempts
 
     # Prefill.
 
@@ -222,7 +223,7 @@ class Journey:
             job.attempt_id(),
             pulls=self._tell_of_lease(event.worker, now_s),
             may_move=self._may_migrate,
-            may_leave=self._stalls < MOST_STALLS,
+            hung=self._left_for_good,
             until_s=job.deadline_s,
         )
         return self._await(Stage.DECODE, call)
@@ -263,7 +264,8 @@ class Journey:
 
     def _generated(self, event: Generated, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
-        self._fruitless = self._stalls = 0
+        self._fruitless = 0
+        self._hung.clear()
         return (self._emit(event.piece, event.token_ids, event.chars),)
 
     def _ended(self, event: Ended, now_s: float) -> Instructions:
@@ -282,9 +284,10 @@ class Journey:
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
         if event.was_left or event.has_stalled:
             # It was left for any other that is usable now, whatever was wrong with that one before.
-            self._excluded.clear()
+            self._excluded = set(self._left_for_good)
+        if event.has_stalled and self._worker is not None:
+            self._hung.append((self._worker.worker_id, self._worker.generation))
         told = self._set_aside(event)
-        self._stalls += event.has_stalled
         self._fruitless += event.is_attempt and not event.has_stalled
         self._is_used_up |= event.may_have_pulled
         if self._is_poison:
@@ -293,6 +296,11 @@ class Journey:
             lost = Fail(Cause.DECODE_WORKER_LOST, event.sentence, _RETRY_AFTER_WORKER_LOST_MS)
             return (*told, *self._fail(lost))
         return (*told, *(self._migrate() if self._decode_started else self._seek_decode_worker(now_s, again=True)))
+
+    @property
+    def _left_for_good(self) -> Excluded:
+        """Those that hang, once they were gone back to often enough."""
+        return frozenset(self._hung) if len(self._hung) >= MOST_STALLS else frozenset()
 
     @property
     def _may_migrate(self) -> bool:

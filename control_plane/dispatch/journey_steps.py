@@ -205,8 +205,9 @@ class CallDecode:
     pulls: bool
     # The answer leaves the worker where that one drains.
     may_move: bool
-    # The call leaves the worker where that one hangs: else it waits until the worker goes on, or is ended.
-    may_leave: bool
+    # Where it hangs, the call leaves the worker for any that is usable but these: else it waits until that one goes on,
+    # or is ended.
+    hung: Excluded
     until_s: float
 
 

@@ -178,8 +178,8 @@ class WorkerCalls:
 
         def may_leave(why: WorkerLostError) -> bool:
             """An answer that has begun and may not move waits for its worker."""
-            is_free = call.may_leave or not isinstance(why, WorkerStalledError)
-            return is_free and (call.may_move or not has_started) and self._may_leave_decode(why)
+            hung = call.hung if isinstance(why, WorkerStalledError) else frozenset[tuple[str, int]]()
+            return (call.may_move or not has_started) and self._may_leave_decode(why, hung)
 
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
         hand_over = HandOver(self._client, call, decode)
@@ -211,9 +211,10 @@ class WorkerCalls:
     def _may_leave_prefill(self, why: WorkerLostError) -> bool:
         return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode(why)
 
-    def _may_leave_decode(self, why: WorkerLostError) -> bool:
-        """The worker that hangs is suspect already, and not among them."""
-        return bool(self._membership.usable(wire.POOL_DECODE))
+    def _may_leave_decode(self, why: WorkerLostError, hung: steps.Excluded = frozenset()) -> bool:
+        """The worker that hangs is suspect already, and not among them. hung: those that are no place to go to."""
+        usable = self._membership.usable(wire.POOL_DECODE)
+        return any((each.worker_id, each.generation) not in hung for each in usable)
 
     def _decode_request(self, call: steps.CallDecode) -> wire.DecodeRequest:
         job = self._job

@@ -73,7 +73,7 @@ class PlayedJourney:
     # Decode workers that were lost since something has come of one; such that drain do not count.
     fruitless: int = 0
     # Those that were left because they hang, in the same time.
-    stalls: int = 0
+    hung: list[tuple[str, int]] = field(default_factory=list)
     # Tokens of the answer that workers have told.
     told_tokens: int = 0
     decode_started: bool = False
@@ -102,6 +102,10 @@ class PlayedJourney:
         self.journey.check_invariants()
         return instructions
 
+    @property
+    def left_for_good(self) -> set[tuple[str, int]]:
+        return set(self.hung) if len(self.hung) >= MOST_STALLS else set()
+
     def waits_for(self, kind: type[CallT]) -> CallT:
         """The call that the journey waits for, which is of that kind."""
         assert isinstance(self.call, kind), self.call
@@ -124,7 +128,8 @@ class PlayedJourney:
                 self.leases[call.lease_id].ended = reason is not None
             case steps.Generated(token_ids=tokens):
                 self.told_tokens += len(tokens)
-                self.fruitless = self.stalls = 0
+                self.fruitless = 0
+                self.hung.clear()
             case steps.DecodeStarted(handoff=handoff):
                 self.decode_started = True
                 for lease in self._held():
@@ -139,12 +144,17 @@ class PlayedJourney:
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
-                if event.was_left or (event.has_stalled and isinstance(call, steps.CallDecode)):
+                who = (call.worker.worker_id, call.worker.generation)
+                if isinstance(call, steps.CallDecode) and (event.was_left or event.has_stalled):
+                    # It was left for those that this call might go to.
                     failed.clear()
-                failed.add((call.worker.worker_id, call.worker.generation))
+                    failed |= self.left_for_good
+                    self.hung += [who] * event.has_stalled
+                elif event.was_left:
+                    failed.clear()
+                failed.add(who)
                 self.losses += event.is_attempt
                 if isinstance(call, steps.CallDecode):
-                    self.stalls += event.has_stalled
                     self.fruitless += event.is_attempt and not event.has_stalled
                 if self.decode_started:
                     # The answer goes on elsewhere, from the beginning.
@@ -206,7 +216,7 @@ class PlayedJourney:
         assert self.now_s < call.until_s == self.journey.job.deadline_s
         assert self.fruitless < self.journey._limits.decode_attempts, "it is tried for ever"
         if isinstance(call, steps.CallDecode):
-            assert call.may_leave == (self.stalls < MOST_STALLS), "workers that hang are left for ever, or too soon"
+            assert call.hung == self.left_for_good, "workers that hang are gone back to for ever"
         assert self.journey.job.emitted == list(range(self.told_tokens)), "a worker does not get the answer so far"
         self._begins(call)
 

@@ -14,7 +14,7 @@ from control_plane.fleet.worker_client import DecodeCall, WorkerClient, WorkerLe
 from tests import simulated_time
 from tests.pure.control_plane.dispatch.played_journey import D0
 
-CALL = steps.CallDecode(D0, "r.2", pulls=True, may_move=True, may_leave=True, until_s=60.0)
+CALL = steps.CallDecode(D0, "r.2", pulls=True, may_move=True, hung=frozenset(), until_s=60.0)
 DELTA = wire.DecodeResponse(delta=generation.CompletionDelta(token_ids=[1]))
 LAST = wire.DecodeResponse(handed_over=wire.KvHandoff(lease_id="r.2"))
 

@@ -9,6 +9,7 @@ from control_plane.model.lifecycle import State
 from tests.pure.control_plane.dispatch.played_journey import (
     D0,
     D1,
+    D2,
     FINISHED,
     FIRST,
     LIMITS,
@@ -214,15 +215,19 @@ def test_two_lost_decode_workers_end_the_request() -> None:
     played.close()
 
 
-def test_workers_that_seem_to_hang_fail_nothing_and_after_a_few_the_next_one_is_waited_for() -> None:
-    played = decoding()
+def test_workers_that_seem_to_hang_are_gone_back_to_a_few_times_and_then_left_for_others_alone() -> None:
+    played, both = decoding(), {(each.worker_id, each.generation) for each in (D0, D1)}
     for number in range(MOST_STALLS):
         left, other = (D0, D1) if number % 2 == 0 else (D1, D0)
-        assert played.waits_for(steps.CallDecode).may_leave
+        assert not played.waits_for(steps.CallDecode).hung
         played.tell(steps.WorkerLost("it hangs", has_stalled=True))
         assert played.waits_for(steps.PlaceDecode).excluded == {(left.worker_id, left.generation)}
         played.tell(steps.Placed(other))
-    assert not played.waits_for(steps.CallDecode).may_leave
+    assert played.waits_for(steps.CallDecode).hung == both, "where there is no other, this one is waited for"
+
+    played.tell(steps.WorkerLost("it hangs", has_stalled=True))
+    assert played.waits_for(steps.PlaceDecode).excluded == both
+    played.tell(steps.Placed(D2))
     played.tell(steps.DecodeStarted(NO_HANDOFF))
     played.tell(steps.Generated(MORE, (1,), 1))
     played.tell(steps.Ended(1, 2))

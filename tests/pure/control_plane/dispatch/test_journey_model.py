@@ -78,7 +78,7 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(_LOSSES[Fortune.DRAINING])
         case steps.CallDecode(request_id=name) if fortune is Fortune.HANDED_OVER and played.decode_started:
             played.tell(steps.HandedOver(name))
-        case steps.CallDecode() if fortune is Fortune.STALLED and not _may_leave(call, played):
+        case steps.CallDecode() if fortune is Fortune.STALLED and played.decode_started and not call.may_move:
             played.tell(_LOSSES[Fortune.DEAD])
         case steps.CallPrefill() | steps.CallDecode() if fortune in _LOSSES:
             played.tell(_LOSSES[fortune])
@@ -94,11 +94,6 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
             played.tell(steps.Generated(MORE, (played.told_tokens,), 1) if goes_on else steps.Ended(1, 8))
         case None if played.journey.stage is Stage.DECODE_CALL_ENDS:
             played.tell(steps.WorkerLost("lost", is_draining=fortune is Fortune.DRAINING, has_died=well))
-
-
-def _may_leave(call: steps.CallDecode, played: PlayedJourney) -> bool:
-    """Where it hangs: as a driver leaves it."""
-    return call.may_leave and (call.may_move or not played.decode_started)
 
 
 def waits(played: PlayedJourney) -> bool:
