@@ -354,8 +354,8 @@ class GatewaySection(Section):
 class StreamingSection(Section):
     """Sessions whose prompt arrives while it is prefilled."""
 
-    policy: Literal["default_vllm", "fcfs", "mcps", "lcas"] = Field(
-        "fcfs", description="Which session is computed first; see docs/glossary.md."
+    policy: Literal["default", "default_vllm", "fcfs", "mcps", "lcas"] = Field(
+        "default", description="Which session is computed first; see docs/glossary.md."
     )
     preemption: Literal["recompute", "swap", "cost"] = Field(
         "cost", description="What happens to the blocks of a preempted session; `cost` takes the cheaper of the two."

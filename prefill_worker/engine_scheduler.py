@@ -28,8 +28,9 @@ from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
-from prefill_worker.policies import make_policy
+from prefill_worker.policies import BOUND_PARTIAL, make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
+from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import StreamingRequest
 from prefill_worker.two_phase import TwoPhase
 
@@ -43,6 +44,8 @@ class StreamingMixin(TwoPhase):
         self.preemption_strategy = settings.preemption
         self.cost_model = settings.cost_model
         self._order = make_policy(settings.policy, settings.starvation_s)
+        self._bounds_partial = settings.policy in BOUND_PARTIAL
+        self._speed = StepSpeed()
         self._starvation_s = settings.starvation_s
         self._sessions = {}
         self._ended = {}
@@ -89,6 +92,7 @@ class StreamingMixin(TwoPhase):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
+        self._speed.ended(scheduler_output, monotonic_s())
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._sessions:
             now_s = monotonic_s()

@@ -67,6 +67,7 @@ def plan_step(
     *,
     overdue_since_s: float = -inf,
     most_adapters: int = 0,
+    partial_tokens: float | None = None,
 ) -> StepPlan:
     """Phase 1 over contenders in priority order.
 
@@ -74,8 +75,10 @@ def plan_step(
     of one step. block_size: tokens of one block. A contender without tokens to compute is left out: it is parked.
     overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
     otherwise small ones could keep a large one out for ever. most_adapters: different adapters of one step; those that
-    come first say which.
+    come first say which. partial_tokens: what sessions that still take input may compute in all, in a step without a
+    complete one; in others nothing. None: there is no such bound.
     """
+    partial_left = inf if partial_tokens is None else partial_tokens
     plan = StepPlan([], [])
     room, closed, adapters = _Room(capacity_blocks), False, set[int]()
     for each in ordered:
@@ -83,6 +86,8 @@ def plan_step(
             room.charge(each, each.held_blocks)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
+        if not each.complete:
+            tokens = int(min(tokens, partial_left))
         blocks = footprint_blocks(each, block_size) if each.evictable else _growth_blocks(each, block_size)
         has_place = each.adapter in adapters or not each.adapter or len(adapters) < most_adapters
         if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
@@ -93,6 +98,8 @@ def plan_step(
         else:
             plan.grants.append(Grant(each, tokens))
             token_budget -= tokens
+            if partial_tokens is not None:
+                partial_left = 0 if each.complete else partial_left - tokens
             room.charge(each, blocks)
             adapters |= {each.adapter} - {0}
     return plan

@@ -1,8 +1,8 @@
 """In which order sessions and requests are computed: one pure function for each policy.
 
-Source: Stream2LLM (arXiv:2604.16395), section 4.4. A policy takes everything unfinished (running, preempted, waiting
-and parked alike) and returns all of it, highest priority first. What is preempted follows from the same order, read
-from its end (`planning.victims`).
+Source: Stream2LLM (arXiv:2604.16395), section 4.4; `default` is ours. A policy takes everything unfinished (running,
+preempted, waiting and parked alike) and returns all of it, highest priority first. What is preempted follows from the
+same order, read from its end (`planning.victims`).
 
 Ties: `mcps` by arrival; what is still equal keeps the order given. The scheduler gives its requests in the order in
 which they were added, so the same state always gives the same order. Nothing is changed.
@@ -44,10 +44,11 @@ class Contender:
     # Its place among those of its tenure in the engine's own order.
     queue_index: int
 
-    # For planning alone.
-
     # What could be computed now.
     remaining_tokens: int = 0
+
+    # For planning alone.
+
     # The prompt as far as it is known.
     known_tokens: int = 0
     # The device blocks it has.
@@ -61,12 +62,19 @@ class Contender:
     # Its LoRA adapter, by vLLM's number; 0: none.
     adapter: int = 0
 
+    # What could be computed now, less what its wait is worth since its prompt has been whole.
+    left_tokens: float = 0.0
+
+
+# Of the engine's speed, that a prompt earns while it waits.
+AGEING = 0.5
 
 Policy = Callable[[Sequence[Contender], float], list[Contender]]
 
 _arrival = attrgetter("arrival_s")
 _last_chunk = attrgetter("last_chunk_s")
 _waiting_since = attrgetter("waiting_since_s")
+_left = attrgetter("left_tokens")
 _computed = attrgetter("computed_tokens")
 _queue_index = attrgetter("queue_index")
 
@@ -77,6 +85,19 @@ def default_vllm(contenders: Sequence[Contender], now_s: float) -> list[Contende
     for each in contenders:
         queues[each.tenure].append(each)
     return [each for queue in queues for each in sorted(queue, key=_queue_index)]
+
+
+def default(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
+    """Complete before partial: of those first who has least left to compute, less what its wait has earned; of these by
+    arrival.
+
+    Shortest first keeps most waits short, and beyond what the engine carries it would keep long prompts out for ever.
+    By what a wait earns, `AGEING` of what the engine computes meanwhile, a prompt goes before all that come once it has
+    waited 1 / `AGEING` times as long as it takes alone. Not among the published orders.
+    """
+    complete = [each for each in contenders if each.complete]
+    partial = [each for each in contenders if not each.complete]
+    return sorted(complete, key=_left) + sorted(partial, key=_arrival)
 
 
 def fcfs(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
@@ -124,11 +145,16 @@ def lcas(starvation_s: float) -> Policy:
 
 
 POLICIES: Mapping[str, Callable[[float], Policy]] = {
+    "default": lambda starvation_s: default,
     "default_vllm": lambda starvation_s: default_vllm,
     "fcfs": lambda starvation_s: fcfs,
     "mcps": lambda starvation_s: mcps,
     "lcas": lcas,
 }
+
+
+# With these, sessions that still take input are computed only while no whole prompt is, and little at a time.
+BOUND_PARTIAL = frozenset({"default"})
 
 
 def make_policy(name: str, starvation_s: float) -> Policy:

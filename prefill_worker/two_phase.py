@@ -18,10 +18,14 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
-from prefill_worker.policies import Contender, Policy, Tenure
+from prefill_worker.policies import AGEING, Contender, Policy, Tenure
 from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
+from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
+
+# How long a step may take in which no prompt is whole.
+PARTIAL_STEP_S = 0.05
 
 
 class TwoPhase(SessionInput):
@@ -36,6 +40,9 @@ class TwoPhase(SessionInput):
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
+    # Sessions that still take input are computed little at a time, and beside no whole prompt.
+    _bounds_partial: bool
+    _speed: StepSpeed
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
@@ -56,6 +63,7 @@ class TwoPhase(SessionInput):
         with self._only(plan):
             output = schedule()
         self._note_scheduled(output, before, now_s)
+        self._speed.began(output, output.total_num_scheduled_tokens, now_s)
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
         for contender in plan.left_out:
             request = self.requests[contender.request_id]
@@ -73,7 +81,7 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
-        ordered = self._order(self._contenders(), now_s)
+        ordered = self._order(self._contenders(now_s), now_s)
         if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
@@ -92,7 +100,14 @@ class TwoPhase(SessionInput):
             self.block_size,
             overdue_since_s=now_s - self._starvation_s,
             most_adapters=self._most_adapters,
+            partial_tokens=self._partial_tokens if self._bounds_partial else None,
         )
+
+    @property
+    def _partial_tokens(self) -> float:
+        """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
+        speed = self._speed.tokens_per_s
+        return max(self.block_size, speed * PARTIAL_STEP_S) if speed else self.max_num_scheduled_tokens
 
     @property
     def _most_adapters(self) -> int:
@@ -118,19 +133,20 @@ class TwoPhase(SessionInput):
             return 0
         return 2 if contender.request_id in self._refused and not contender.held_blocks else 1
 
-    def _contenders(self) -> list[Contender]:
+    def _contenders(self, now_s: float) -> list[Contender]:
         found = []
         for index, request in enumerate(self.running):
-            found.append(self._contender(request, Tenure.RUNNING, index))
+            found.append(self._contender(request, Tenure.RUNNING, index, now_s))
         for queue in (self.kv_holding_waiting, self.waiting):
             for index, request in enumerate(queue):
                 if request.status is not PARKED and not vllm_private.is_ready(self, request):
                     continue
                 preempted = request.status is RequestStatus.PREEMPTED or queue is self.kv_holding_waiting
-                found.append(self._contender(request, Tenure.PREEMPTED if preempted else Tenure.WAITING, index))
+                tenure = Tenure.PREEMPTED if preempted else Tenure.WAITING
+                found.append(self._contender(request, tenure, index, now_s))
         return found
 
-    def _contender(self, request: Any, tenure: Tenure, index: int) -> Contender:
+    def _contender(self, request: Any, tenure: Tenure, index: int, now_s: float) -> Contender:
         ready = self._ready_tokens(request)
         blocks = vllm_private.request_blocks(self, request.request_id)
         last_step_runs = _last_step_runs(request)
@@ -147,6 +163,7 @@ class TwoPhase(SessionInput):
             tenure=tenure,
             queue_index=index,
             remaining_tokens=max(0, remaining),
+            left_tokens=remaining - AGEING * self._speed.tokens_per_s * (now_s - request.last_chunk_s),
             known_tokens=request.num_tokens,
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),

@@ -1,6 +1,7 @@
 """Phase 1 grants only what fits, in priority order; Phase 2 takes from the lowest priority that was left out."""
 
 import copy
+import dataclasses
 import math
 from dataclasses import fields
 
@@ -197,3 +198,29 @@ def test_behind_one_that_is_overdue_for_its_adapter_nobody_new_comes() -> None:
     assert [name for name, _ in granted(plan)] == ["a", "d"]
     plan = plan_step([*contenders, held], 100, 100, 10, BLOCK, overdue_since_s=0.5, most_adapters=1)
     assert [name for name, _ in granted(plan)] == ["a", "c", "d"]
+
+
+def whole(name: str, tokens: int) -> Contender:
+    return dataclasses.replace(contender(name, tokens), complete=True)
+
+
+def partial(name: str, tokens: int) -> Contender:
+    return dataclasses.replace(contender(name, tokens), complete=False)
+
+
+def test_sessions_that_take_input_get_little_and_nothing_beside_a_whole_prompt() -> None:
+    sessions = [partial("first", 30), partial("second", 30)]
+
+    alone = plan_step(sessions, 100, 1000, 10, 16, partial_tokens=40)
+    beside = plan_step([whole("whole", 40), *sessions], 100, 1000, 10, 16, partial_tokens=40)
+    unbound = plan_step([whole("whole", 40), *sessions], 100, 1000, 10, 16)
+
+    assert granted(alone) == [("first", 30), ("second", 10)]
+    assert granted(beside) == [("whole", 40)]
+    assert granted(unbound) == [("whole", 40), ("first", 30), ("second", 30)]
+
+
+def test_a_whole_prompt_that_does_not_fit_keeps_nobody_from_computing() -> None:
+    plan = plan_step([whole("whole", 4000), partial("session", 30)], 100, 10, 10, 16, partial_tokens=40)
+
+    assert granted(plan) == [("session", 30)]

@@ -50,12 +50,14 @@ def snapshots(draw: st.DrawFn) -> list[Contender]:
             computed_tokens=draw(st.integers(0, 4)),
             tenure=draw(st.sampled_from(Tenure)),
             queue_index=index,
+            left_tokens=draw(st.sampled_from([-2.0, 0.5, 2.0])),
         )
         for index in range(count)
     ]
 
 
 SLOW_KEYS = {
+    "default": lambda each: (not each.complete, each.left_tokens if each.complete else each.arrival_s),
     "default_vllm": lambda each: (each.tenure, each.queue_index),
     "fcfs": lambda each: (not each.complete, each.arrival_s),
     "mcps": lambda each: (-each.computed_tokens, each.arrival_s),
@@ -164,7 +166,9 @@ class Compared(float):
         return super().__lt__(other)
 
 
-@pytest.mark.parametrize(("name", "sorts"), [("default_vllm", 1), ("fcfs", 1), ("mcps", 2), ("lcas", 1)])
+@pytest.mark.parametrize(
+    ("name", "sorts"), [("default", 1), ("default_vllm", 1), ("fcfs", 1), ("mcps", 2), ("lcas", 1)]
+)
 def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_often_as_a_sort_does(
     name: str, sorts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +185,7 @@ def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_ofte
             Compared(each.computed_tokens),  # type: ignore[arg-type]  # they are sorted as numbers
             each.tenure,
             Compared(each.queue_index),  # type: ignore[arg-type]
+            left_tokens=Compared(each.left_tokens),
         )
         for each in random_contenders(random.Random(0), 500)
     ]
@@ -188,6 +193,18 @@ def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_ofte
     # Twice: which list it belongs to, and the number by which that is sorted. LCAS has three lists.
     assert Read.times <= 3 * 500
     assert 0 < Compared.times <= sorts * 500 * math.log2(500) + 500
+
+
+def test_what_a_long_wait_has_earned_goes_before_short_prompts_that_came_later() -> None:
+    order = make_policy("default", STARVATION_S)
+    long_one, short = (
+        contender(name, complete=True, left_tokens=left) for name, left in (("long", 1e3), ("short", 1e2))
+    )
+    partial = contender("partial", complete=False, arrival_s=0.0)
+
+    assert names(order([partial, long_one, short], NOW_S)) == ["short", "long", "partial"]
+    long_one.left_tokens -= 901.0
+    assert names(order([partial, long_one, short], NOW_S)) == ["long", "short", "partial"]
 
 
 def test_the_bench_times_each_call_by_itself() -> None:

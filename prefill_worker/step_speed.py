@@ -1,0 +1,34 @@
+"""How fast the engine computes prompts, in tokens a second: what waiting is worth, and how long a step takes. Pure.
+
+A step with few tokens says more of what any step costs than of the engine's speed, so the fastest steps of late count.
+"""
+
+# What is left of the fastest with each step after it: about the last thousand count.
+_KEEP = 0.999
+
+
+class StepSpeed:
+    """Told of steps by whoever takes them; several may be under way, and end in order."""
+
+    def __init__(self) -> None:
+        # 0 before the first step has ended.
+        self.tokens_per_s = 0.0
+        # (step, when it began, its tokens).
+        self._under_way: list[tuple[object, float, int]] = []
+
+    def began(self, step: object, tokens: int, now_s: float) -> None:
+        """step: what `ended` will be told of."""
+        if tokens:
+            self._under_way.append((step, now_s, tokens))
+
+    def ended(self, step: object, now_s: float) -> None:
+        """Steps that it was not told of are ignored."""
+        if not any(each is step for each, _, _ in self._under_way):
+            return
+        while self._under_way:
+            each, began_s, tokens = self._under_way.pop(0)
+            if each is step:
+                took_s = now_s - began_s
+                found = tokens / took_s if took_s > 0 else 0.0
+                self.tokens_per_s = max(self.tokens_per_s * _KEEP, found)
+                return

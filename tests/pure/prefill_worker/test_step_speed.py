@@ -1,0 +1,40 @@
+"""How fast an engine is, from its steps."""
+
+import pytest
+
+from prefill_worker.step_speed import StepSpeed
+
+
+def test_the_fastest_step_of_late_counts() -> None:
+    speed = StepSpeed()
+    assert speed.tokens_per_s == 0.0
+    now_s = 0.0
+    for tokens, took_s in ((100, 1.0), (1000, 1.0), (1, 1.0)):
+        step = object()
+        speed.began(step, tokens, now_s)
+        now_s += took_s
+        speed.ended(step, now_s)
+    assert speed.tokens_per_s == pytest.approx(1000 * 0.999)
+
+
+def test_what_was_fast_long_ago_is_forgotten() -> None:
+    speed, now_s = StepSpeed(), 0.0
+    for tokens in (1000, *[10] * 10_000):
+        step = object()
+        speed.began(step, tokens, now_s)
+        now_s += 1.0
+        speed.ended(step, now_s)
+    assert speed.tokens_per_s == 10.0
+
+
+def test_steps_under_way_end_in_order_and_unknown_ones_are_ignored() -> None:
+    speed, first, second = StepSpeed(), object(), object()
+    speed.began(first, 100, 0.0)
+    speed.began(second, 300, 0.5)
+    speed.ended(object(), 0.6)
+    speed.ended(first, 1.0)
+    assert speed.tokens_per_s == 100.0
+    speed.ended(second, 1.5)
+    assert speed.tokens_per_s == 300.0
+    speed.ended(second, 9.0)
+    assert speed.tokens_per_s == 300.0
