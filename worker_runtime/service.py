@@ -75,6 +75,11 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
         yield wire.DecodeResponse()  # type: ignore[unreachable]  # a stream has to be a generator
 
+    async def StreamOutputs(  # type: ignore[override]  # it reads and writes through the context
+        self, request_iterator: AsyncIterator[wire.StreamOutputsRequest], context: Context
+    ) -> None:
+        await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
+
     async def HandOver(self, request: wire.HandOverRequest, context: Context) -> wire.HandOverResponse:
         await abort(context, NotSupportedError(f"{self._registration.worker_id} is no decode worker"))
 
@@ -126,6 +131,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             self._moving = asyncio.get_running_loop().call_later(move_sessions_after_s, self._sessions_move.set)
         self._registration.state = wire.WORKER_STATE_DRAINING
         self._on_state()
+        self._look_whether_drained()
 
     def is_idle(self) -> bool:
         """It computes nothing, and nobody has blocks of it to pull any more."""
@@ -214,6 +220,14 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             yield
         finally:
             self._calls -= 1
+            self._look_whether_drained()
+
+    def _look_whether_drained(self) -> None:
+        if not self._calls and self._registration.state == wire.WORKER_STATE_DRAINING:
+            self._on_drained()
+
+    def _on_drained(self) -> None:
+        """The worker drains, and has no call for tokens."""
 
     def _handoff(self, lease: KvLease) -> wire.KvHandoff:
         registration = self._registration

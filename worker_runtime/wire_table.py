@@ -72,7 +72,12 @@ ROWS = (
     Row(Adapter, wire.Adapter),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),
     Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode"})),
-    Row(EngineJob, wire.DecodeRequest, pairs={"pull": "handoff"}, given=frozenset({"generation"})),
+    Row(
+        EngineJob,
+        wire.DecodeRequest,
+        pairs={"pull": "handoff"},
+        given=frozenset({"generation", "output_stream", "output_call"}),
+    ),
     # What comes of it.
     Row(TokenLogprob, generation.TokenLogprob),
     Row(PositionLogprobs, generation.PositionLogprobs),

@@ -4,9 +4,11 @@ import typer
 
 from command_line.bench import (
     cht,
+    data_path,
     decode_locality,
     feather,
     gateway,
+    host_copies,
     hostile,
     index,
     migration,
@@ -25,6 +27,8 @@ from command_line.bench import (
 
 COMMANDS = (
     overhead,
+    data_path,
+    host_copies,
     gateway,
     serve,
     simulator,

@@ -27,6 +27,7 @@ from cluster_core.errors import (
     RachisError,
     UnavailableError,
 )
+from control_plane.fleet.output_streams import OutputStream, OutputStreams
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 # How long the calls on a channel may still run when its worker has left the registry.
@@ -37,6 +38,9 @@ CLOSE_GRACE_S = 600.0
 _DEATHS = re.compile(r"Socket closed|Connection reset|Broken pipe|recvmsg|sendmsg|the engine died")
 # What it says of a server that no connection could be made to; the same errors say under a call that it broke.
 _UNREACHED = re.compile(r"failed to connect")
+# How long an answer whose call has ended is waited for without a message of its stream.
+_REST_S = 10.0
+_LAST = frozenset({"end", "handed_over"})
 # What gRPC says when a message could not be written because the call had just ended.
 _WRITE_FAILED = "Internal error from Core"
 
@@ -102,6 +106,7 @@ class WorkerClient:
         self._channel = channel
         self._options = conventions.channel_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._outputs = OutputStreams()
         self._background = BackgroundTasks()
 
     async def prefill(
@@ -121,7 +126,10 @@ class WorkerClient:
             call.cancel()
 
     def decode(self, worker: WorkerSnapshot, request: wire.DecodeRequest, timeout_s: float) -> "DecodeCall":
-        return DecodeCall(worker, self._stub(worker.address).Decode(request, timeout=timeout_s))
+        open_stream: Callable[[], Any] = self._stub(worker.address).StreamOutputs  # type: ignore[assignment]
+        stream = self._outputs.of(worker.address, worker.generation, open_stream)
+        # The channel of now may be closed by when the stream is open.
+        return DecodeCall(worker, stream, request, timeout_s, lambda: self._stub(worker.address).Decode)
 
     async def hand_over(self, worker: WorkerSnapshot, request_id: str, timeout_s: float) -> bool:
         request = wire.HandOverRequest(request_id=request_id, generation=worker.generation)
@@ -188,11 +196,13 @@ class WorkerClient:
 
     def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to workers that are no longer registered, once the calls on them have ended."""
+        self._outputs.keep_only(addresses)
         for address in self._channels.keys() - addresses:
             self._background.start(self._channels.pop(address).close(CLOSE_GRACE_S))
 
     async def close(self) -> None:
         await self._background.cancel()
+        await self._outputs.close()
         for channel in self._channels.values():
             await channel.close(None)
 
@@ -206,36 +216,110 @@ class WorkerClient:
 
 
 class DecodeCall:
-    """One Decode call. It is read once, and may be left meanwhile."""
+    """One Decode call, whose responses come through the worker's output stream. It is read once, and may be left
+    meanwhile."""
 
-    def __init__(self, worker: WorkerSnapshot, call: Any) -> None:
+    def __init__(
+        self,
+        worker: WorkerSnapshot,
+        stream: OutputStream,
+        request: wire.DecodeRequest,
+        timeout_s: float,
+        method: Callable[[], Callable[..., Any]],
+    ) -> None:
+        """method: the stub's, as it is then."""
         self._worker = worker
-        self._call = call
+        self._stream = stream
+        self._request = request
+        self._timeout_s = timeout_s
+        self._method = method
+        self._news = asyncio.Event()
         self._why: WorkerLostError | None = None
 
     def leave(self, why: WorkerLostError) -> None:
         """Whoever reads it gets this error, and the worker's job is cancelled."""
         self._why = why
-        self._call.cancel()
+        self._news.set()
 
     async def messages(self) -> AsyncIterator[wire.DecodeResponse]:
-        """Closing the iterator early cancels the call, and with it the worker's job."""
+        """Deltas that have come together are one. Closing the iterator early cancels the call, and with it the worker's
+        job."""
+        began_s = asyncio.get_running_loop().time()
+        with self._stream.receiving(self._news.set) as inbox, _translated(self._worker):
+            await self._opened()
+            self._request.output_stream, self._request.output_call = self._stream.stream_id, inbox.number
+            left_s = self._timeout_s - (asyncio.get_running_loop().time() - began_s)
+            call = self._method()(self._request, timeout=left_s)
+            # It is read although nothing comes: gRPC leaves garbage of a call that is cancelled and was not.
+            ended = asyncio.ensure_future(conventions.next_message(call))
+            ended.add_done_callback(self._heard)
+            try:
+                while True:
+                    self._news.clear()
+                    self._check_left()
+                    response = inbox.unread.take()
+                    if response is not None:
+                        yield response
+                        if response.WhichOneof("event") in _LAST:
+                            return
+                    elif self._stream.has_ended:
+                        raise self._broken(WorkerLostError)
+                    else:
+                        await self._wait(ended)
+            finally:
+                ended.cancel()
+                call.cancel()
+
+    async def _opened(self) -> None:
+        """Raises DeadlineError, what the call is left for, and WorkerUnreachableError: nothing of it is there yet."""
         try:
-            with _translated(self._worker):
-                async for response in self._call:
-                    yield response
-        except (asyncio.CancelledError, WorkerLostError):
-            if self._why is None or _is_cancelled():
-                raise
-            raise self._why from None
-        finally:
-            self._call.cancel()
+            async with asyncio.timeout(self._timeout_s):
+                while not self._stream.is_open:
+                    self._news.clear()
+                    self._check_left()
+                    if self._stream.has_ended:
+                        raise self._broken(WorkerUnreachableError)
+                    await self._news.wait()
+        except TimeoutError:
+            raise DeadlineError("Deadline Exceeded") from None
 
+    def _heard(self, ended: "asyncio.Future[Any]") -> None:
+        """The call has ended. Why is retrieved here, since nobody may wait for it any more."""
+        if not ended.cancelled():
+            ended.exception()
+        self._news.set()
 
-def _is_cancelled() -> bool:
-    """The task itself, and not only what it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    async def _wait(self, ended: "asyncio.Future[Any]") -> None:
+        """For news. Raises what the call has ended with; of one that has ended well the rest is on its way."""
+        if not ended.done():
+            await self._news.wait()
+            return
+        if ended.result() is not None:
+            raise WorkerLostError(f"worker {self._worker.worker_id} answered on the call itself")
+        taken = self._stream.taken
+        try:
+            async with asyncio.timeout(_REST_S):
+                await self._news.wait()
+        except TimeoutError:
+            # Others' rows may go before.
+            if self._stream.taken == taken:
+                raise WorkerLostError(f"worker {self._worker.worker_id} ended the call early") from None
+
+    def _check_left(self) -> None:
+        if self._why is not None:
+            raise self._why
+
+    def _broken(self, kind: type[WorkerLostError]) -> Exception:
+        """What the stream's end is to this call: it is lost, whatever ended the stream. kind: of its loss, unless the
+        stream tells a better one."""
+        error = self._stream.error
+        if error is None:
+            return WorkerDrainingError(f"worker {self._worker.worker_id} drains")
+        is_told = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
+        if is_told and kind is WorkerLostError:
+            return error
+        details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        return kind(f"worker {self._worker.worker_id}: {details}")
 
 
 class SessionCall:

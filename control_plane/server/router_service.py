@@ -212,11 +212,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _send(self, context: Context, response: api.GenerateResponse, remaining_s: float) -> None:
         """Raises SlowReaderError, DeadlineError where the request's own time ends first, WithdrawnError."""
+        send_timeout_s = self._arrivals.send_timeout_s
         try:
-            async with asyncio.timeout(remaining_s):
-                await calls.write(context, response, self._arrivals.send_timeout_s)
-        except TimeoutError:
-            raise DeadlineError("the request's deadline passed while its answer was sent") from None
+            await calls.write(context, response, min(remaining_s, send_timeout_s))
+        except SlowReaderError:
+            if remaining_s < send_timeout_s:
+                raise DeadlineError("the request's deadline passed while its answer was sent") from None
+            raise
 
     async def _checked(
         self, request: api.GenerateRequest, received: _Received, caller: Identity

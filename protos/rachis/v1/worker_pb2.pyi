@@ -433,11 +433,19 @@ class DecodeRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    OUTPUT_STREAM_FIELD_NUMBER: _builtins.int
+    OUTPUT_CALL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     cache_salt: _builtins.str
     priority: _builtins.int
     """As in `GenerateRequest`."""
+    output_stream: _builtins.str
+    """The stream of `StreamOutputs` that its messages go through, which is open, and what they are called there: a number
+    that is no other call's. Empty: they come on the call itself. With a stream the call brings nothing but its status;
+    it ends after the last message was put there, and an error may overtake what was.
+    """
+    output_call: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -464,14 +472,112 @@ class DecodeRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
         adapter: Global___Adapter | None = ...,
+        output_stream: _builtins.str = ...,
+        output_call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "output_call", b"output_call", "output_stream", b"output_stream", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
+
+@_typing.final
+class StreamOutputsRequest(_message.Message):
+    """The first message opens the stream. One for each `StreamOutputsResponse` says that the router has taken it: a few are on their way
+    at most, so that what a slow router has not taken waits at the worker, and comes in fewer messages.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    stream_id: _builtins.str
+    """Made up by the router; one stream has it at a time."""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        stream_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamOutputsRequest: _TypeAlias = StreamOutputsRequest  # noqa: Y015
+
+@_typing.final
+class StreamOutputsResponse(_message.Message):
+    """What the calls of one router have produced since the last message, mostly in one step of the engine: columns with a row
+    for each output, those of a call in order. The first message has no rows: the stream is open.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """`DecodeRequest.output_call`."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of `token_ids` are the row's, which has those after the rows above."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepEvent]:
+        """Of rows that are more than tokens and their text, and have neither in the columns."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        events: _abc.Iterable[Global___StepEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "events", b"events", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamOutputsResponse: _TypeAlias = StreamOutputsResponse  # noqa: Y015
+
+@_typing.final
+class StepEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    @_builtins.property
+    def response(self) -> Global___DecodeResponse: ...
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        response: Global___DecodeResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepEvent: _TypeAlias = StepEvent  # noqa: Y015
 
 @_typing.final
 class DecodeResponse(_message.Message):

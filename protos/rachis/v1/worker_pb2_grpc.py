@@ -50,6 +50,11 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.StreamOutputs = channel.stream_stream(
+                '/rachis.v1.WorkerService/StreamOutputs',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.StreamOutputsResponse.FromString,
+                _registered_method=True)
         self.HandOver = channel.unary_unary(
                 '/rachis.v1.WorkerService/HandOver',
                 request_serializer=rachis_dot_v1_dot_worker__pb2.HandOverRequest.SerializeToString,
@@ -107,6 +112,13 @@ class WorkerServiceServicer:
 
     def Decode(self, request, context):
         """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamOutputs(self, request_iterator, context):
+        """Opened once by each router: what its Decode calls here produce, a message for each step of the engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +190,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.DecodeRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.DecodeResponse.SerializeToString,
+            ),
+            'StreamOutputs': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamOutputs,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.StreamOutputsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.StreamOutputsResponse.SerializeToString,
             ),
             'HandOver': grpc.unary_unary_rpc_method_handler(
                     servicer.HandOver,
@@ -297,6 +314,33 @@ class WorkerService:
             '/rachis.v1.WorkerService/Decode',
             rachis_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamOutputs(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rachis.v1.WorkerService/StreamOutputs',
+            rachis_dot_v1_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.StreamOutputsResponse.FromString,
             options,
             channel_credentials,
             insecure,

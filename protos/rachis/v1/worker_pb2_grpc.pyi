@@ -39,6 +39,8 @@ class WorkerServiceStub:
     """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _grpc.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+    StreamOutputs: _grpc.StreamStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]
+    """Opened once by each router: what its Decode calls here produce, a message for each step of the engine."""
     HandOver: _grpc.UnaryUnaryMultiCallable[_worker_pb2.HandOverRequest, _worker_pb2.HandOverResponse]
     """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`."""
     ReleaseHandoff: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]
@@ -65,6 +67,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Computes a prompt while it arrives. Closing the stream early frees what the session held."""
     Decode: _aio.UnaryStreamMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DecodeResponse]  # type: ignore[assignment]
     """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+    StreamOutputs: _aio.StreamStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]  # type: ignore[assignment]
+    """Opened once by each router: what its Decode calls here produce, a message for each step of the engine."""
     HandOver: _aio.UnaryUnaryMultiCallable[_worker_pb2.HandOverRequest, _worker_pb2.HandOverResponse]  # type: ignore[assignment]
     """Ends an answer that goes on elsewhere: its KV blocks stay leased, and its `Decode` ends with `handed_over`."""
     ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseHandoffRequest, _worker_pb2.ReleaseHandoffResponse]  # type: ignore[assignment]
@@ -106,6 +110,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.DecodeResponse], _abc.AsyncIterator[_worker_pb2.DecodeResponse]]:
         """Generates from a prompt, pulling its KV blocks first where a hand-off comes with it."""
+
+    @_abc_1.abstractmethod
+    def StreamOutputs(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.StreamOutputsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.StreamOutputsResponse], _abc.AsyncIterator[_worker_pb2.StreamOutputsResponse]]:
+        """Opened once by each router: what its Decode calls here produce, a message for each step of the engine."""
 
     @_abc_1.abstractmethod
     def HandOver(

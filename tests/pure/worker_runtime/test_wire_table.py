@@ -64,6 +64,8 @@ OTHER_MESSAGES = {
     *("PrepareAdapterRequest", "PrepareAdapterResponse", "DropAdapterRequest", "DropAdapterResponse"),
     # Between routers.
     *("RouterLoads", "WorkerShare"),
+    # A router's stream of outputs, in columns.
+    *("StreamOutputsRequest", "StreamOutputsResponse", "StepEvent"),
     # Packed keys.
     *("ClaimBatch", "ClaimSnapshot", "AccessBatch", "GetPrefixClaimsRequest", "GetPrefixClaimsResponse"),
 }
