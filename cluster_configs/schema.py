@@ -367,7 +367,7 @@ class StreamingSection(Section):
         5.0, description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first."
     )
     max_backlog_tokens: int = Field(
-        16_384, ge=1, description="Tokens that wait to be computed before a session's client is slowed."
+        131_072, ge=1, description="Tokens that wait to be computed before a session's client is slowed."
     )
     max_unapplied_inputs: int = Field(256, ge=1, le=100_000, description="Inputs on their way to the engine, likewise.")
     idle_timeout_s: Seconds = Field(120.0, description="A session without input for so long is ended.")

@@ -66,9 +66,6 @@ class Contender:
     left_tokens: float = 0.0
 
 
-# Of the engine's speed, that a prompt earns while it waits.
-AGEING = 0.5
-
 Policy = Callable[[Sequence[Contender], float], list[Contender]]
 
 _arrival = attrgetter("arrival_s")
@@ -92,8 +89,8 @@ def default(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
     arrival.
 
     Shortest first keeps most waits short, and beyond what the engine carries it would keep long prompts out for ever.
-    By what a wait earns, `AGEING` of what the engine computes meanwhile, a prompt goes before all that come once it has
-    waited 1 / `AGEING` times as long as it takes alone. Not among the published orders.
+    By what a wait earns (`step_speed`), half of what the engine computes meanwhile, a prompt goes before all that come
+    once it has waited twice as long as it takes alone. Not among the published orders.
     """
     complete = [each for each in contenders if each.complete]
     partial = [each for each in contenders if not each.complete]

@@ -3,6 +3,8 @@
 A step with few tokens says more of what any step costs than of the engine's speed, so the fastest steps of late count.
 """
 
+# Of the engine's speed, that a prompt earns while it waits.
+AGEING = 0.5
 # What is left of the fastest with each step after it: about the last thousand count.
 _KEEP = 0.999
 
@@ -15,6 +17,13 @@ class StepSpeed:
         self.tokens_per_s = 0.0
         # (step, when it began, its tokens).
         self._under_way: list[tuple[object, float, int]] = []
+
+    def left_tokens(self, remaining_tokens: int, waited_s: float) -> float:
+        """What is left of a prompt, less what its wait has earned: `AGEING` of what the engine computes meanwhile. By
+        the wait alone before the speed is known."""
+        if not self.tokens_per_s:
+            return -waited_s
+        return remaining_tokens - AGEING * self.tokens_per_s * waited_s
 
     def began(self, step: object, tokens: int, now_s: float) -> None:
         """step: what `ended` will be told of."""

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
-from prefill_worker.policies import AGEING, Contender, Policy, Tenure
+from prefill_worker.policies import Contender, Policy, Tenure
 from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
 from prefill_worker.step_speed import StepSpeed
@@ -163,7 +163,7 @@ class TwoPhase(SessionInput):
             tenure=tenure,
             queue_index=index,
             remaining_tokens=max(0, remaining),
-            left_tokens=remaining - AGEING * self._speed.tokens_per_s * (now_s - request.last_chunk_s),
+            left_tokens=self._speed.left_tokens(remaining, now_s - request.last_chunk_s),
             known_tokens=request.num_tokens,
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),

@@ -111,7 +111,7 @@ def test_workload_tells_what_was_asked_of_which_engine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--policy", "fcfs,random"], "--policy: must be of default_vllm, fcfs, mcps, lcas, got random"),
+        (["--policy", "fcfs,random"], "--policy: must be of default, default_vllm, fcfs, mcps, lcas, got random"),
         (["--preemption", "often"], "streaming.preemption"),
         (["--set", "engine.kv_blocks=1"], "engine.kv_blocks"),
     ],

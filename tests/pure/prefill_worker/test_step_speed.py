@@ -38,3 +38,11 @@ def test_steps_under_way_end_in_order_and_unknown_ones_are_ignored() -> None:
     assert speed.tokens_per_s == 300.0
     speed.ended(second, 9.0)
     assert speed.tokens_per_s == 300.0
+
+
+def test_a_wait_earns_half_of_what_the_engine_computes_and_counts_alone_before_that_is_known() -> None:
+    speed, step = StepSpeed(), object()
+    assert speed.left_tokens(1000, 3.0) == -3.0
+    speed.began(step, 200, 0.0)
+    speed.ended(step, 1.0)
+    assert speed.left_tokens(1000, 3.0) == 700.0
