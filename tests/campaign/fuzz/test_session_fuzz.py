@@ -30,6 +30,7 @@ FIRST_WORLD = {
     "copies_hold_no_blocks": 17,
     "failed_copies_count_as_landed": 4,
     "promotions_are_there_too_early": 20,
+    "adapters_of_a_step_are_not_counted": 71,
 }
 
 
