@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
@@ -120,6 +121,10 @@ class EngineSection(Section):
         for name, argument in zip(names, arguments, strict=True):
             if not name.isidentifier() or "=" not in argument:
                 raise ValueError(f"`{argument}` is not name=value")
+            try:
+                yaml.safe_load(argument.partition("=")[2])
+            except yaml.YAMLError:
+                raise ValueError(f"the value of `{name}` is not YAML") from None
         if len(set(names)) < len(names):
             raise ValueError("names an argument twice")
         return arguments

@@ -58,12 +58,13 @@ class OutputStream:
     def leave(self) -> None:
         """Its router is gone."""
         self._is_gone = True
+        self._news.set()
 
     async def messages(self) -> AsyncIterator[wire.StreamOutputsResponse]:
         """The first one is empty: the stream is open."""
         yield wire.StreamOutputsResponse()
         # Not before the router has taken all of it: what it writes to a call that has ended makes gRPC drop the rest.
-        while self.is_busy or not self._has_ended:
+        while not self._is_gone and (self.is_busy or not self._has_ended):
             await self._news.wait()
             self._news.clear()
             # All calls that the step has woken put their rows in this turn of the loop.

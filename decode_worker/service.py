@@ -15,6 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport, KvLease
 from cluster_core.errors import InvalidInputError
+from cluster_wire import calls
 from cluster_wire.calls import Context
 from decode_worker.output_streams import OutputStream, OutputStreams
 from worker_runtime.claim_feed import ClaimAudit
@@ -65,7 +66,7 @@ class DecodeService(WorkerServiceBase):
                 try:
                     async with aclosing(stream.messages()) as messages:  # type: ignore[type-var]
                         async for message in messages:
-                            await context.write(message)
+                            await calls.write(context, message)
                 finally:
                     reading.cancel()
 

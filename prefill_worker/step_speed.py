@@ -1,11 +1,15 @@
-"""How fast the engine computes prompts, in tokens a second: what waiting is worth, and how long a step takes. Pure.
+"""How fast the engine computes prompts, in tokens a second: what waiting is worth, and how much a short step has. Pure.
 
 A step with few tokens says more of what any step costs than of the engine's speed, so the fastest steps of late count.
 """
 
+import math
+
 # Of the engine's speed, that a prompt earns while it waits.
 AGEING = 0.5
-# What is left of the fastest with each step after it: about the last thousand count.
+# What a step computes that is to be short, but for what any step costs.
+SHORT_STEP_S = 0.05
+# What is left of the fastest with each longer step after it: about the last thousand count.
 _KEEP = 0.999
 
 
@@ -17,6 +21,11 @@ class StepSpeed:
         self.tokens_per_s = 0.0
         # (step, when it began, its tokens).
         self._under_way: list[tuple[object, float, int]] = []
+
+    @property
+    def short_step_tokens(self) -> float:
+        """Any number before the speed is known."""
+        return self.tokens_per_s * SHORT_STEP_S or math.inf
 
     def left_tokens(self, remaining_tokens: int, waited_s: float) -> float:
         """What is left of a prompt, less what its wait has earned: `AGEING` of what the engine computes meanwhile. By
@@ -37,7 +46,13 @@ class StepSpeed:
         while self._under_way:
             each, began_s, tokens = self._under_way.pop(0)
             if each is step:
-                took_s = now_s - began_s
-                found = tokens / took_s if took_s > 0 else 0.0
-                self.tokens_per_s = max(self.tokens_per_s * _KEEP, found)
+                if now_s > began_s:
+                    self._found(tokens, tokens / (now_s - began_s))
                 return
+
+    def _found(self, tokens: int, tokens_per_s: float) -> None:
+        """Short steps make nothing slower: the next ones would be shorter still, and slower for that."""
+        if tokens_per_s > self.tokens_per_s:
+            self.tokens_per_s = tokens_per_s
+        elif tokens > self.short_step_tokens:
+            self.tokens_per_s = max(self.tokens_per_s * _KEEP, tokens_per_s)

@@ -24,9 +24,6 @@ from prefill_worker.session_input import SessionInput
 from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 
-# How long a step may take in which no prompt is whole.
-PARTIAL_STEP_S = 0.05
-
 
 class TwoPhase(SessionInput):
     """Mixin over `SessionInput`."""
@@ -106,8 +103,7 @@ class TwoPhase(SessionInput):
     @property
     def _partial_tokens(self) -> float:
         """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
-        speed = self._speed.tokens_per_s
-        return max(self.block_size, speed * PARTIAL_STEP_S) if speed else self.max_num_scheduled_tokens
+        return max(self.block_size, self._speed.short_step_tokens)
 
     @property
     def _most_adapters(self) -> int:

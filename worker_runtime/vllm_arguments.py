@@ -20,7 +20,8 @@ STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
 _REFUSED = frozenset({
     "additional_config", "async_scheduling", "data_parallel_size", "decode_context_parallel_size", "enable_lora",
     "kv_cache_memory_bytes", "kv_events_config", "kv_offloading_size", "kv_transfer_config", "pipeline_parallel_size",
-    "prefill_context_parallel_size", "scheduler_cls", "speculative_config", "worker_cls", "worker_extension_cls",
+    "prefill_context_parallel_size", "revision", "scheduler_cls", "skip_tokenizer_init",
+    "speculative_config", "tokenizer", "tokenizer_revision", "worker_cls", "worker_extension_cls",
 })  # fmt: skip
 _STREAMING_KEYS = ("policy", "preemption", "starvation_s", "cost_profile")
 _KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}

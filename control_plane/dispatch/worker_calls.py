@@ -178,8 +178,7 @@ class WorkerCalls:
 
         def may_leave(why: WorkerLostError) -> bool:
             """An answer that has begun and may not move waits for its worker."""
-            hung = call.hung if isinstance(why, WorkerStalledError) else frozenset[tuple[str, int]]()
-            return (call.may_move or not has_started) and self._may_leave_decode(why, hung)
+            return (call.may_move or not has_started) and self.may_leave_decode(why, call.hung)
 
         decode = self._client.decode(worker, request, call.until_s - self._now_s())
         hand_over = HandOver(self._client, call, decode)
@@ -209,11 +208,13 @@ class WorkerCalls:
                 await hand_over.end()
 
     def _may_leave_prefill(self, why: WorkerLostError) -> bool:
-        return bool(self._membership.usable(wire.POOL_PREFILL)) or self._may_leave_decode(why)
+        return bool(self._membership.usable(wire.POOL_PREFILL)) or self.may_leave_decode(why)
 
-    def _may_leave_decode(self, why: WorkerLostError, hung: steps.Excluded = frozenset()) -> bool:
-        """The worker that hangs is suspect already, and not among them. hung: those that are no place to go to."""
+    def may_leave_decode(self, why: WorkerLostError, hung: steps.Excluded = frozenset()) -> bool:
+        """Whether there is another one; who hangs is suspect already. hung: no place to go to from one that hangs."""
         usable = self._membership.usable(wire.POOL_DECODE)
+        if not isinstance(why, WorkerStalledError):
+            return bool(usable)
         return any((each.worker_id, each.generation) not in hung for each in usable)
 
     def _decode_request(self, call: steps.CallDecode) -> wire.DecodeRequest:

@@ -76,6 +76,17 @@ def test_streaming_pays_and_the_order_matters_where_the_engine_is_busy() -> None
     assert stock.quantile(0.95) > 1.5 * fcfs.quantile(0.95)
 
 
+def test_beyond_capacity_the_default_order_loses_nowhere_to_waiting_as_the_published_ones_do() -> None:
+    from benchmarks.papers.stream2llm import spec
+    from benchmarks.papers.stream2llm_replay import Variant, replay
+
+    trace = spec("crawler", 300, 10.0)
+    waiting, fcfs, default = (replay(trace, Variant(policy)) for policy in (None, "fcfs", "default"))
+    shares = (0.5, 0.9, 0.99)
+    assert all(default.quantile(share) < waiting.quantile(share) for share in shares)
+    assert not all(fcfs.quantile(share) < waiting.quantile(share) for share in shares)
+
+
 def test_a_quantile_is_one_of_the_times() -> None:
     from benchmarks.papers.stream2llm_replay import Run
 

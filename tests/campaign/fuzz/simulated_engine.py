@@ -34,7 +34,7 @@ from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
-from prefill_worker.policies import POLICIES
+from prefill_worker.policies import BOUND_PARTIAL, POLICIES
 from prefill_worker.streaming_request import LOADING, PARKED
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 
@@ -80,6 +80,8 @@ class World:
     # How many there are, and how many of them a step may compute; 0: none.
     adapters: int = 0
     adapters_in_step: int = 1
+    # The streaming scheduler knows how fast its engine is.
+    is_measured: bool = False
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -100,6 +102,7 @@ class World:
             admission=rng.choice(("none", "everything", "selective")),
             frequency_threshold=rng.choice((1, 2, 3)),
         )
+        world = replace(world, is_measured=world.policy in BOUND_PARTIAL and world.starvation_s < 1.0)
         # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
         is_host_rich = rng.random() < 0.15
         return replace(world, **_HOST_RICH) if is_host_rich else with_adapters(world, rng)
@@ -121,6 +124,9 @@ class SimulatedEngine:
     def __init__(self, world: World, scheduler_class: type | None = None) -> None:
         self.world = world
         self.scheduler, self._hasher = _make_scheduler(scheduler_class or world.scheduler_class, world)
+        if world.is_measured:
+            # Steps take no time here: as if they had been measured, and a short one had a block.
+            self.scheduler._speed.tokens_per_s = 100.0
         self.runner = KvCheckingRunner(
             v2=world.v2,
             blocks=world.blocks,

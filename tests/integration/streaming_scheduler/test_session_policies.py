@@ -1,9 +1,11 @@
 """Which session a step computes first under each policy, at a budget that is enough for one."""
 
+from typing import Any
+
 import pytest
 
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
-from tests.campaign.fuzz.simulated_engine import SteppedClock
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock
 from tests.integration.streaming_scheduler.sessions import MakeEngine, held_blocks, park, scheduled_next, text, until
 
 pytestmark = pytest.mark.integration
@@ -19,6 +21,42 @@ def test_fcfs_computes_complete_requests_first_and_then_by_arrival(
     engine.add("complete", text("complete", 24))
     assert [scheduled_next(engine)[0] for _ in range(3)] == ["complete", "early", "early"]
     assert scheduled_next(engine) == ["late"]
+
+
+def test_default_computes_the_short_first_until_the_long_has_waited_and_sessions_beside_nothing_whole(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    engine = make_engine(policy="default", token_budget=96, blocks=60)
+    # As if its steps had been measured: a short one has a block.
+    engine.scheduler._speed.tokens_per_s = 100.0
+    # The first step of a session is bounded by the budget alone.
+    park(engine, "session", text("session", 17))
+    engine.scheduler.extend_prompt("session", text("more", 96))
+    engine.turn()
+    assert engine.outputs[-1].num_scheduled_tokens == {"session": BLOCK_SIZE}
+    engine.add("long", text("long", 200))
+    engine.add("short", text("short", 20))
+    assert scheduled_next(engine) == ["short", "long"]
+    clock.advance(10)
+    engine.add("shorter", text("shorter", 10))
+    assert scheduled_next(engine)[0] == "long"
+    steps = [scheduled_next(engine) for _ in range(4)]
+    assert steps[-1] == ["session"]
+    assert all("session" not in step or step == ["session"] for step in steps)
+
+
+def test_the_speed_of_the_engine_is_measured_by_its_steps(make_engine: MakeEngine, clock: SteppedClock) -> None:
+    engine = make_engine(policy="default", token_budget=96, blocks=60)
+    scheduler, update = engine.scheduler, engine.scheduler.update_from_output
+
+    def slow_update(*arguments: Any) -> Any:
+        clock.advance(2)
+        return update(*arguments)
+
+    scheduler.update_from_output = slow_update
+    engine.open("session", text("session", 97))
+    engine.turn()
+    assert scheduler._speed.tokens_per_s == 96 / 2
 
 
 def test_default_vllm_goes_on_with_what_runs(make_engine: MakeEngine) -> None:

@@ -132,6 +132,7 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         ("engine.hf_overrides", "{"),
         ("engine.vllm", ["max_loras"]),
         ("engine.vllm", ["=1"]),
+        ("engine.vllm", ["a=[1"]),
         ("engine.vllm", ["a=1", "a=2"]),
         ("tiers.formula", "hotness + 1"),
         ("tiers.eviction", "coldest"),

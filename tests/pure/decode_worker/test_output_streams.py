@@ -198,7 +198,7 @@ async def test_a_router_that_says_no_more_is_gone() -> None:
 
     with pytest.raises(Aborted):
         await running
-    worker.streaming.cancel()
+    await worker.streaming
 
 
 async def test_an_idle_stream_ends_as_the_worker_begins_to_drain() -> None:
