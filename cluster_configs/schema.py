@@ -301,6 +301,9 @@ class RouterSection(Section):
     tenant_share: float = Field(
         1.0, gt=0, le=1, description="Of max_in_flight_requests, that one tenant may have; see docs/access.md."
     )
+    best_effort_share: float = Field(
+        0.5, gt=0, le=1, description="Of max_in_flight_requests, that requests of a priority above 0 may have in all."
+    )
     queue_timeout_s: Seconds = 30.0
     request_timeout_s: Seconds = Field(600.0, description="Longest a request may take, whatever deadline it brings.")
     send_timeout_s: Seconds = Field(

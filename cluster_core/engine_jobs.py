@@ -102,7 +102,7 @@ class EngineJob:
     emitted: EmittedTokens | None = None
     # Jobs share cached KV only with jobs of the same salt.
     cache_salt: str = ""
-    # A decode engine admits the lowest first.
+    # The lowest is computed first, and admitted to a decode batch first.
     priority: int = 0
     # Seconds from now that anybody waits for the job; None: nobody said.
     deadline_s: float | None = None

@@ -24,12 +24,13 @@ from command_line import (
     serve,
     verify,
 )
+from command_line.batches import batch
 from command_line.bench import group as bench
 from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 
-COMMANDS = (serve, route, gateway, generate, chat, overview, pools, demo, verify, chaos, profile, simulate, plan)
+COMMANDS = (serve, route, gateway, generate, chat, batch, overview, pools, demo, verify, chaos, profile, simulate, plan)
 GROUPS = (config, bench, index, placement, adapters, keys, cluster)
 
 app = typer.Typer(

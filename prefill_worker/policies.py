@@ -1,8 +1,9 @@
 """In which order sessions and requests are computed: one pure function for each policy.
 
 Source: Stream2LLM (arXiv:2604.16395), section 4.4; `default` is ours. A policy takes everything unfinished (running,
-preempted, waiting and parked alike) and returns all of it, highest priority first. What is preempted follows from the
-same order, read from its end (`planning.victims`).
+preempted, waiting and parked alike) and returns all of it, first the one to compute first. What is preempted follows
+from the same order, read from its end (`planning.victims`). `by_priority` puts what clients have said of their requests
+above that.
 
 Ties: `mcps` by arrival; what is still equal keeps the order given. The scheduler gives its requests in the order in
 which they were added, so the same state always gives the same order. Nothing is changed.
@@ -61,6 +62,8 @@ class Contender:
     first_block: int = -1
     # Its LoRA adapter, by vLLM's number; 0: none.
     adapter: int = 0
+    # The lowest is computed first, whatever the policy says of the others.
+    priority: int = 0
 
     # What could be computed now, less what its wait is worth since its prompt has been whole.
     left_tokens: float = 0.0
@@ -74,6 +77,14 @@ _waiting_since = attrgetter("waiting_since_s")
 _left = attrgetter("left_tokens")
 _computed = attrgetter("computed_tokens")
 _queue_index = attrgetter("queue_index")
+_priority = attrgetter("priority")
+
+
+def by_priority(ordered: list[Contender]) -> list[Contender]:
+    """What a policy has ordered, the lowest priority number first."""
+    if any(each.priority for each in ordered):
+        ordered.sort(key=_priority)
+    return ordered
 
 
 def default_vllm(contenders: Sequence[Contender], now_s: float) -> list[Contender]:

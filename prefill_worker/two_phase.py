@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
-from prefill_worker.policies import Contender, Policy, Tenure
+from prefill_worker.policies import Contender, Policy, Tenure, by_priority
 from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
 from prefill_worker.step_speed import StepSpeed
@@ -78,7 +78,7 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
-        ordered = self._order(self._contenders(now_s), now_s)
+        ordered = by_priority(self._order(self._contenders(now_s), now_s))
         if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
@@ -166,6 +166,7 @@ class TwoPhase(SessionInput):
             first_block=blocks[0].block_id if blocks else -1,
             evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
             adapter=vllm_private.adapter_of(request),
+            priority=request.priority,
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:

@@ -114,6 +114,7 @@ class SessionPrompt:
             engine, job.request_id, prompt_of(job) | placeholder, params, adapter
         )
         self._core_request.prompt_token_ids = list(job.token_ids)
+        self._core_request.priority = job.priority
         self.internal_id: str = self._core_request.request_id
         self.length = len(job.token_ids)
         self.closed_s = 0.0

@@ -47,6 +47,7 @@ class WholePrompt:
             hand_off=hand_off,
             cache_salt=self._job.scope.cache_salt,
             adapter=self._job.scope.adapter,
+            priority=self._job.priority,
         )
         say_emitted(request, self._job)
         return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))

@@ -256,6 +256,7 @@ def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
         ports.now_s,
         limits.max_prompt_mib << 20,
         limits.tenant_share,
+        limits.best_effort_share,
     )
 
 

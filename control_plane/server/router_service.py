@@ -28,7 +28,7 @@ from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission
+from control_plane.intake.admission import Admission, Claimant
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
@@ -165,7 +165,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
         jobs[0].own_s = self._arrivals.now_s() - jobs[0].arrived_s
-        async with self._admission.slot(jobs[0].tenant):
+        async with self._admission.slot(Claimant(jobs[0].priority, jobs[0].tenant)):
             for each in _lifecycles(lifecycle, jobs):
                 each.at(Event.ADMITTED)
             # What is resumed had its first token elsewhere.

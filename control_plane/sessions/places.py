@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake.admission import Admission, Slot
+from control_plane.intake.admission import Admission, Claimant, Slot
 
 _RETRY_AFTER_MS = 1000
 
@@ -56,15 +56,15 @@ def client_of(peer: str) -> str:
 class SessionSlot:
     """The slot of one session: held from an input until that is computed, and from `finish` to the end."""
 
-    def __init__(self, admission: Admission, tenant: str) -> None:
+    def __init__(self, admission: Admission, claimant: Claimant) -> None:
         self._admission = admission
-        self._tenant = tenant
+        self._claimant = claimant
         self._slot: Slot | None = None
 
     async def hold(self) -> None:
         """Takes one where none is held. Raises OverloadedError."""
         if self._slot is None:
-            self._slot = await self._admission.take(self._tenant)
+            self._slot = await self._admission.take(self._claimant)
 
     def give_back(self) -> None:
         slot, self._slot = self._slot, None

@@ -77,6 +77,7 @@ class PromptInPieces:
             hand_off=hand_off,
             cache_salt=self._job.scope.cache_salt,
             adapter=self._job.scope.adapter,
+            priority=self._job.priority,
         )
         self._attach()
         try:

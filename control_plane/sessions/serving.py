@@ -18,7 +18,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission
+from control_plane.intake.admission import Admission, Claimant
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import Malformed
 from control_plane.intake.prompt_memory import TOKEN_BYTES, HeldPrompt
@@ -103,7 +103,7 @@ class StreamingSessions:
         )
         job.resume(opened.received)
         job.own_s = self._arrivals.now_s() - arrived_s
-        slot = SessionSlot(self._admission, caller.tenant)
+        slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
             await slot.hold()
             lifecycle.at(Event.ADMITTED)

@@ -92,8 +92,9 @@ class GenerateRequest(_message.Message):
     in how hot it is. At most 128 printable characters; empty is a salt like any other.
     """
     priority: _builtins.int
-    """Decode workers admit waiting requests of the lowest number first; what runs goes on. It does not order prefill, nor the
-    router's queue. From -1000 to 1000, default 0.
+    """The lowest number is served first: in the router's queue, in each step of a prefill worker, and when a decode worker
+    admits; what decodes goes on. Above 0 a request is best effort: it gets what the others leave, which may be nothing
+    before its deadline. From -1000 to 1000, default 0.
     """
     n: _builtins.int
     """Answers to generate, at most 16; 0 is 1. The prompt is prefilled once. With a seed, choice i has seed + i."""

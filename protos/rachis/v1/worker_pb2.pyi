@@ -135,12 +135,15 @@ class PrefillRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     EMITTED_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     """The registration this request was placed on: a worker of another generation refuses it."""
     hand_off: _builtins.bool
     """False when the first token is all that is asked for."""
     cache_salt: _builtins.str
+    priority: _builtins.int
+    """As in `GenerateRequest`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -164,10 +167,11 @@ class PrefillRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         emitted: Global___EmittedTokens | None = ...,
         adapter: Global___Adapter | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,11 +235,14 @@ class PrefillSessionOpen(_message.Message):
     HAND_OFF_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     mode: _generation_pb2.SessionMode.ValueType
     hand_off: _builtins.bool
     cache_salt: _builtins.str
+    priority: _builtins.int
+    """As in `GenerateRequest`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt as far as it is known; may be empty."""
@@ -255,10 +262,11 @@ class PrefillSessionOpen(_message.Message):
         hand_off: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
         adapter: Global___Adapter | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,13 +108,14 @@ class _Simulation:
             self.engine.remote_tokens[name] = rng.randrange(1, len(prompt) + 1)
             self.tally.loads += 1
         number = self.adapters[name] = self.adapting.randrange(world.adapters + 1)
+        priority = (0, 1, 0, -1)[self.started % 4] if world.has_priorities else 0
         if is_plain:
             self.expected[name] = expected_tokens(prompt, max_tokens, number)
             self.tally.requests += 1
-            self.engine.add(name, prompt, max_tokens, lora_request=adapter(number))
+            self.engine.add(name, prompt, max_tokens, lora_request=adapter(number), priority=priority)
             return
         session = self.open[name] = _Session(rng.choice(list(SessionMode)), prompt, max_tokens)
-        self.engine.open(name, prompt, max_tokens, session.mode, lora_request=adapter(number))
+        self.engine.open(name, prompt, max_tokens, session.mode, lora_request=adapter(number), priority=priority)
 
     def _carry_out(self, name: str) -> None:
         session, engine = self.open[name], self.engine

@@ -82,6 +82,8 @@ class World:
     adapters_in_step: int = 1
     # The streaming scheduler knows how fast its engine is.
     is_measured: bool = False
+    # Clients say who goes first.
+    has_priorities: bool = False
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -102,7 +104,11 @@ class World:
             admission=rng.choice(("none", "everything", "selective")),
             frequency_threshold=rng.choice((1, 2, 3)),
         )
-        world = replace(world, is_measured=world.policy in BOUND_PARTIAL and world.starvation_s < 1.0)
+        world = replace(
+            world,
+            is_measured=world.policy in BOUND_PARTIAL and world.starvation_s < 1.0,
+            has_priorities=world.places == 12,
+        )
         # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
         is_host_rich = rng.random() < 0.15
         return replace(world, **_HOST_RICH) if is_host_rich else with_adapters(world, rng)

@@ -155,3 +155,21 @@ def test_loads_for_which_there_is_no_room_do_not_stop_those_that_hold_blocks(
     engine.drain()
     assert engine.answers["holds"] == expected_tokens([*text("holds", 300), 1], 1)
     assert engine.answers["load"] == expected_tokens(text("load", 330), 1)
+
+
+@pytest.mark.parametrize("policy", ["default", "fcfs", "lcas"])
+def test_best_effort_gets_what_a_step_has_left_and_loses_its_blocks_first(make_engine: MakeEngine, policy: str) -> None:
+    engine = make_engine(policy=policy, token_budget=24, blocks=12)
+    engine.add("batch", text("batch", 150), priority=1)
+    assert scheduled_next(engine) == ["batch"]
+    engine.open("session", text("session", 41))
+    engine.add("whole", text("whole", 24))
+    assert scheduled_next(engine) == ["whole"], "it came last, and nothing is left"
+    assert scheduled_next(engine)[0] == "session", "a prompt that is not whole yet goes before the batch, too"
+    held = held_blocks(engine, "batch")
+    engine.add("large", text("large", 170))
+    while "large" not in engine.answers:
+        assert engine.turn()
+    assert held and not held_blocks(engine, "batch"), "the others could not have been computed beside it"
+    engine.abort("session")
+    until(engine, lambda: "batch" in engine.answers)

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.ordering import measure_ordering, random_contenders
-from prefill_worker.policies import POLICIES, Contender, Tenure, default_vllm, fcfs, lcas, make_policy, mcps
+from prefill_worker.policies import (
+    POLICIES,
+    Contender,
+    Tenure,
+    by_priority,
+    default_vllm,
+    fcfs,
+    lcas,
+    make_policy,
+    mcps,
+)
 
 NOW_S = 100.0
 STARVATION_S = 5.0
@@ -213,3 +223,11 @@ def test_the_bench_times_each_call_by_itself() -> None:
     found = measure_ordering(fcfs, [contenders], 5, lambda: float(next(seconds)))
     assert (found.p50_us, found.p99_us, found.runs) == (1e6, 1e6, 5)
     assert next(seconds) == 10, "the warm-up is not timed"
+
+
+def test_what_clients_say_goes_above_the_policy_which_orders_those_of_one_priority() -> None:
+    given = [
+        contender(f"r{number}", arrival_s=float(number), priority=(1, 0, -1, 0)[number % 4]) for number in range(8)
+    ]
+    ordered = by_priority(fcfs(given, NOW_S))
+    assert names(ordered) == ["r2", "r6", "r1", "r3", "r5", "r7", "r0", "r4"]

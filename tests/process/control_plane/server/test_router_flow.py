@@ -70,14 +70,15 @@ async def test_both_workers_hear_of_the_cache_salt(cluster: Cluster) -> None:
         assert [job.cache_salt for job in named(cluster, name).engine.jobs] == ["tenant-a", ""]
 
 
-async def test_the_decode_worker_alone_hears_of_priority_and_deadline(cluster: Cluster) -> None:
+async def test_both_workers_hear_of_the_priority_and_the_decode_worker_of_the_deadline(cluster: Cluster) -> None:
     await cluster.generate(priority=-5, timeout_s=30)
     await cluster.generate()
 
     first, second = named(cluster, "decode-0").engine.jobs
     assert (first.priority, second.priority) == (-5, 0)
     assert 0 < (first.deadline_s or 0) <= 31 < (second.deadline_s or 0) <= 600
-    assert [(job.priority, job.deadline_s) for job in named(cluster, "prefill-0").engine.jobs] == [(0, None)] * 2
+    prefilled = [(job.priority, job.deadline_s) for job in named(cluster, "prefill-0").engine.jobs]
+    assert prefilled == [(-5, None), (0, None)]
 
 
 async def test_a_request_for_one_token_never_reaches_a_decode_worker(cluster: Cluster) -> None:

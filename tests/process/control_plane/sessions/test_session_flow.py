@@ -314,13 +314,14 @@ async def test_the_worker_hears_mode_salt_and_one_token_sampling(cluster: Cluste
     assert (opened.job.sampling.max_tokens, opened.job.hand_off) == (1, True)
 
 
-async def test_the_decode_worker_hears_of_the_sessions_priority(cluster: Cluster) -> None:
+async def test_both_workers_hear_of_the_sessions_priority(cluster: Cluster) -> None:
     session = cluster.session()
     await session.open("hello", priority=9)
     await session.finish()
     await session.answer()
 
     assert [job.priority for job in named(cluster, "decode-0").engine.jobs] == [9]
+    assert [opened.job.priority for opened in named(cluster, "prefill-0").engine.sessions] == [9]
 
 
 async def test_a_session_holds_its_admission_slot_while_it_computes() -> None:

@@ -7,21 +7,22 @@ from collections import Counter
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake.admission import Admission
+from control_plane.intake.admission import Admission, Claimant
 from tests import simulated_time
 
 
 class Holder:
     """A request that holds a slot until it is told to leave."""
 
-    def __init__(self, admission: Admission, tenant: str = "") -> None:
+    def __init__(self, admission: Admission, tenant: str = "", priority: int = 0) -> None:
         self.tenant = tenant
+        self.claimant = Claimant(priority, tenant)
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(admission))
 
     async def _run(self, admission: Admission) -> None:
-        async with admission.slot(self.tenant):
+        async with admission.slot(self.claimant):
             self.entered.set()
             await self.leave.wait()
 
@@ -208,7 +209,7 @@ async def test_a_full_queue_takes_who_has_fewer_waiting_in_place_of_the_latest_o
         await many[-1].task
     assert raised.value.retry_after_ms is not None
     with pytest.raises(OverloadedError, match="more are not taken"):
-        async with admission.slot("many"):
+        async with admission.slot(Claimant(tenant="many")):
             pass
     await many[0].done()
     assert await entered([few]) == ["few"]
@@ -222,7 +223,7 @@ async def test_a_tenant_that_would_have_as_many_waiting_displaces_nobody() -> No
     await settle()
     for tenant in ("a", "b", "c"):
         with pytest.raises(OverloadedError, match="more are not taken"):
-            async with admission.slot(tenant):
+            async with admission.slot(Claimant(tenant=tenant)):
                 pass
     await finish(held)
 
@@ -267,18 +268,71 @@ async def test_a_waiter_that_is_cancelled_before_it_could_leave_gets_no_slot() -
     assert counts(admission) == (0, 0)
 
 
+async def test_the_lowest_number_goes_first_whoever_waits_longer() -> None:
+    admission = Admission(1, 100, 30.0)
+    running = Holder(admission, "a")
+    await settle()
+    waiting = [Holder(admission, tenant, priority) for tenant, priority in (("a", 5), ("b", 1), ("a", 0), ("b", -3))]
+    order = []
+    await settle()
+    await running.done()
+    for _ in waiting:
+        await settle()
+        (running,) = [holder for holder in waiting if holder.entered.is_set() and not holder.task.done()]
+        order.append(running.claimant.priority)
+        await running.done()
+    assert order == [-3, 0, 1, 5]
+    assert counts(admission) == (0, 0) and not admission._turns
+
+
+async def test_a_full_queue_takes_a_lower_number_in_place_of_the_latest_of_the_highest() -> None:
+    admission = Admission(1, 3, 30.0)
+    held = [Holder(admission)]
+    await settle()
+    batch = [Holder(admission, tenant, 1) for tenant in ("a", "b", "b")]
+    await settle()
+    with pytest.raises(OverloadedError, match="more are not taken"):
+        async with admission.slot(Claimant(2)):
+            pass
+    first = Holder(admission)
+    await settle()
+    with pytest.raises(OverloadedError, match="a lower priority number") as raised:
+        await batch[-1].task
+    assert raised.value.retry_after_ms is not None
+    assert counts(admission) == (1, 3), "who has most waiting gave room, and one of each is left"
+    await held[0].done()
+    assert await entered([first]) == [""]
+    await finish([first, *batch])
+    assert counts(admission) == (0, 0)
+
+
+async def test_best_effort_leaves_slots_for_the_others_though_they_are_free() -> None:
+    admission = Admission(4, 10, 30.0, best_effort_share=0.5)
+    batch = [Holder(admission, "a", 1) for _ in range(4)]
+    assert await entered(batch) == ["a", "a"]
+    others = [Holder(admission, "b") for _ in range(3)]
+    assert await entered(others) == ["b", "b"], "neither waits for one of the batch"
+    await others[0].done()
+    assert await entered(others) == ["b"] * 3, "and the third goes before the rest of it"
+    await batch[0].done()
+    assert await entered(batch) == ["a"] * 3
+    await finish([*batch, *others])
+    assert counts(admission) == (0, 0) and not admission._best_effort
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed: int) -> None:
     """Random arrivals, ends and cancellations; after each, what has to hold."""
     rng = random.Random(seed)
     most, queue, share = rng.randrange(1, 6), rng.randrange(0, 8), rng.choice((1.0, 0.5, 0.3))
-    admission = Admission(most, queue, 30.0, tenant_share=share)
+    spare = rng.choice((1.0, 0.5))
+    admission = Admission(most, queue, 30.0, tenant_share=share, best_effort_share=spare)
     holders: list[Holder] = []
     for _ in range(300):
         kind = rng.random()
         living = [holder for holder in holders if not holder.task.done()]
         if kind < 0.5 or not living:
-            holders.append(Holder(admission, rng.choice("aaaabc")))
+            holders.append(Holder(admission, rng.choice("aaaabc"), rng.choice((-1, 0, 0, 2))))
         elif kind < 0.85:
             rng.choice(living).leave.set()
         else:
@@ -293,8 +347,16 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
         assert running.total() <= most and waiting.total() <= queue
         own = max(1, int(most * share))
         assert all(count <= own for count in running.values())
+        best_effort = sum(holder.claimant.is_best_effort for holder in living if holder.entered.is_set())
+        has_room = best_effort < max(1, int(most * spare))
+        assert best_effort <= max(1, int(most * spare))
+        may_run = [
+            holder
+            for holder in living
+            if not holder.entered.is_set() and (has_room or not holder.claimant.is_best_effort)
+        ]
         if running.total() < most:
-            assert all(running[tenant] == own for tenant in waiting), (
+            assert all(running[holder.tenant] == own for holder in may_run), (
                 "a slot is free, and somebody who may have it waits"
             )
     await finish(holders)
