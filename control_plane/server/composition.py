@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -42,6 +43,7 @@ from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.limits import MOST_ENTRIES
+from control_plane.placement.explanation import decisions_on
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries, QueryRules
 from control_plane.placement.placer import Placer
@@ -59,6 +61,8 @@ from control_plane.server.router_server import RouterParts, RouterServer
 from control_plane.server.router_service import RouterService
 from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
+from control_plane.tracing.export import traces_of
+from control_plane.tracing.traces import Traces
 
 # How long any part waits for an answer of Redis.
 _REDIS_TIMEOUT_S = 2.0
@@ -138,14 +142,19 @@ def build_router(
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
     tokenizer = ports.tokenizer(config.model.resolved_path)
     admission, grammars = _admission(config, ports), _grammars(config, ports)
-    arrivals = _arrivals(config, grammars, adapters, door.access, ports)
+    traces = _traces(config, placer, ports)
+    arrivals = _arrivals(config, grammars, adapters, door.access, traces, ports)
     first_worker = _first_worker(config, membership, follower)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
     router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
-    rules, health, policy = QueryRules(door.access, adapters.known), prefixes.claims.health, config.placement.policy
+    rules, health, policy = (
+        QueryRules(door.access, adapters.known, traces),
+        prefixes.claims.health,
+        config.placement.policy,
+    )
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
@@ -167,6 +176,7 @@ def build_router(
         tokenizer=tokenizer,
         grammars=grammars,
         metrics=metrics,
+        traces=traces,
         check=check,
         queries=queries,
         router=router,
@@ -193,10 +203,15 @@ def _adapters(
 
 
 def _arrivals(
-    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, ports: RouterPorts
+    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, traces: Traces, ports: RouterPorts
 ) -> Arrivals:
     limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
-    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access, traces)
+
+
+def _traces(config: RachisConfig, placer: Placer, ports: RouterPorts) -> Traces:
+    decisions = partial(decisions_on, placer.log, config.placement.policy)
+    return traces_of(config.tracing, config.objectives.ttft_s, decisions, ports.now_s)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:
