@@ -660,6 +660,30 @@ class RaySection(Section):
     )
 
 
+class TracingSection(Section):
+    """Where the time of requests goes; see docs/tracing.md."""
+
+    memory_mib: int = Field(
+        16, ge=0, le=1 << 16, description="Memory for the traces of late, half of it for notable ones."
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+(/\S*)?$",
+        description="URL of a collector that takes OTLP, such as http://127.0.0.1:4317; null: traces are not exported.",
+    )
+    otlp_protocol: Literal["grpc", "http"] = Field("grpc", description="How it takes it: on port 4317, or on 4318.")
+    sample_rate: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of requests exported; those that miss objectives.ttft_s, fail or migrate are in any case.",
+    )
+    queue_traces: int = Field(
+        2048, ge=1, le=1_000_000, description="Traces that wait for the collector; more are dropped and counted."
+    )
+    timeout_s: Seconds = Field(5.0, description="How long the collector may take for one batch.")
+
+
 class LimitsSection(Section):
     start_timeout_s: Seconds = Field(300.0, description="How long the engines may take to come up.")
     stop_timeout_s: Seconds = Field(30.0, description="How long a worker may take to stop before it is ended.")
@@ -695,6 +719,7 @@ class RachisConfig(Section):
     redis: RedisSection = RedisSection()
     security: SecuritySection = SecuritySection()
     ray: RaySection = RaySection()
+    tracing: TracingSection = TracingSection()
     limits: LimitsSection = LimitsSection()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
 

@@ -22,6 +22,7 @@ from command_line import (
     profile,
     route,
     serve,
+    trace,
     verify,
 )
 from command_line.batches import batch
@@ -30,7 +31,23 @@ from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 
-COMMANDS = (serve, route, gateway, generate, chat, batch, overview, pools, demo, verify, chaos, profile, simulate, plan)
+COMMANDS = (
+    serve,
+    route,
+    gateway,
+    generate,
+    chat,
+    batch,
+    overview,
+    trace,
+    pools,
+    demo,
+    verify,
+    chaos,
+    profile,
+    simulate,
+    plan,
+)
 GROUPS = (config, bench, index, placement, adapters, keys, cluster)
 
 app = typer.Typer(

@@ -127,4 +127,10 @@ def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> 
 
 
 def _started(output: EngineOutput) -> wire.DecodeStarted:
-    return to_wire(output.handoff or HandoffReport(), wire.DecodeStarted, cached_tokens=output.cached_tokens)
+    return to_wire(
+        output.handoff or HandoffReport(),
+        wire.DecodeStarted,
+        cached_tokens=output.cached_tokens,
+        engine_queue_ms=output.queue_ms,
+        engine_prefill_ms=output.prefill_ms,
+    )

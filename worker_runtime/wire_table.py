@@ -90,7 +90,12 @@ ROWS = (
         # A prefill that is handed on may not show all of its text yet; its lease names the worker on the wire.
         given=frozenset({"first", "handoff"}),
     ),
-    Row(HandoffReport, wire.DecodeStarted, pairs={"outcome": "handoff"}, given=frozenset({"cached_tokens"})),
+    Row(
+        HandoffReport,
+        wire.DecodeStarted,
+        pairs={"outcome": "handoff"},
+        given=frozenset({"cached_tokens", "engine_queue_ms", "engine_prefill_ms"}),
+    ),
     Row(EngineOutput, wire.DecodeEnd, given=frozenset({"completion_tokens", "delta"})),
     Row(SessionProgress, generation.SessionProgress),
     Row(SessionEvent, generation.SessionEvent, pairs={"at_s": "at_ms"}),

@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster_core.clock import monotonic_s
 from command_line.batches.batch_file import BatchAnswer, BatchRequest
+from command_line.batches.batch_terms import BatchFigures, BatchLimits
 
 # The service had no room, or was not there: nothing was computed.
 _FULL = frozenset({429, 503})
@@ -34,26 +35,6 @@ class Reply:
 
 # One try; where nobody answers, an answer without a status.
 Send = Callable[[BatchRequest], Awaitable[Reply]]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """concurrency: requests at once. tries: of one that the service fails at. window_s: time of the whole batch."""
-
-    concurrency: int
-    tries: int
-    window_s: float
-
-
-@dataclass(slots=True)
-class BatchFigures:
-    answered: int = 0
-    # With an answer that is an error.
-    failed: int = 0
-    # Of those, without any answer in the batch's time.
-    expired: int = 0
-    # Tries beyond the first.
-    tried_again: int = 0
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model import lifecycle
 from control_plane.model.job import Job, Lease
+from control_plane.model.request_trace import Answered, TraceStage
 from control_plane.placement.placer import Placer
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Dispatcher:
             self._now_s,
         )
         waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), self._now_s()))
+        completion_tokens = 0
         try:
             while waiting:
                 async with aclosing(calls.carry_out(waiting.popleft())) as events:  # type: ignore[type-var]
@@ -103,13 +105,16 @@ class Dispatcher:
                                     yield _with_adapter(job, piece)
                                 case steps.Complete(reason, tokens):
                                     self.poison.absolve(job)
-                                    yield _completion(job, reason, tokens, self._now_s())
+                                    now_s, completion_tokens = self._now_s(), tokens
+                                    job.lifecycle.trace.enter(TraceStage.COMPLETION, now_s)
+                                    yield _completion(job, reason, tokens, now_s)
                                 case steps.Fail():
                                     raise _error_of(instruction)
                                 case _ if not self._done(job, instruction):
                                     waiting.append(instruction)
         finally:
             self.overhead_ms.append(job.own_s * 1000)
+            job.lifecycle.trace.answered = _answered(job, completion_tokens or len(job.emitted))
             for instruction in journey.handle(steps.Closed(), self._now_s()):
                 self._done(job, instruction)
 
@@ -161,6 +166,10 @@ def _with_adapter(job: Job, piece: generation.CompletionDelta) -> generation.Com
     if job.scope.adapter is not None and not job.adapter_is_told:
         job.adapter_is_told, piece.adapter = True, job.scope.adapter_digest
     return piece
+
+
+def _answered(job: Job, completion_tokens: int) -> Answered:
+    return Answered(len(job.token_ids), job.cached_tokens, completion_tokens, job.route)
 
 
 def _error_of(failure: steps.Fail) -> RachisError:

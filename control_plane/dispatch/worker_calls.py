@@ -13,6 +13,7 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.handing_over import HandOver
 from control_plane.dispatch.prefilling import Prefilling, WholePrompt, say_emitted
+from control_plane.dispatch.stage_times import note_decode, note_prefill
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import (
     WorkerClient,
@@ -26,6 +27,8 @@ from control_plane.fleet.worker_client import (
 )
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
+from control_plane.model.request_trace import TraceStage
+from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.placer import Placement, Placer
 
 
@@ -44,6 +47,7 @@ class WorkerCalls:
         now_s: Callable[[], float],
     ) -> None:
         self._job = job
+        self._trace = job.lifecycle.trace
         self._whole = WholePrompt(client, job, now_s)
         self._prefilling = prefilling or self._whole
         self._client = client
@@ -80,13 +84,13 @@ class WorkerCalls:
                 raise AssertionError(f"{call} is no call")
 
     async def _route(self) -> AsyncIterator[steps.Event]:
-        started_s = self._now_s()
+        started_s = self._entered(TraceStage.PLACEMENT)
         is_whole = self._way.is_whole
         self._placement = self._placer.route(self._job, is_whole=is_whole)
         yield self._placed_for_prefill(is_whole=is_whole, since_s=started_s)
 
     async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
-        started_s = self._now_s()
+        started_s = self._entered(TraceStage.PLACEMENT)
         self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded, avoided=self._avoided(excluded))
         yield self._placed_for_prefill(is_whole=self._way.is_whole, since_s=started_s)
 
@@ -97,6 +101,8 @@ class WorkerCalls:
         return placed
 
     async def _await_prompt(self) -> AsyncIterator[steps.Event]:
+        if not self._way.is_whole:
+            self._entered(TraceStage.INPUT)
         await self._way.without_worker()
         yield steps.PromptComplete()
 
@@ -104,12 +110,15 @@ class WorkerCalls:
         flight = self._placer.begin(self._taken_placement())
         try:
             is_owed = self._way.is_whole
+            self._entered(TraceStage.PREFILL_CALL if is_owed else TraceStage.INPUT, call.worker)
             async with self._probes.waiting_for(call.worker, self._may_leave_prefill, is_owed=is_owed):
                 response = await self._way.attempt(call.worker, call.lease_id, hand_off=call.hand_off)
             flight.prefilled()
         except WorkerLostError as error:
+            self._trace.left_worker(self._now_s(), str(error))
             event: steps.Event = _lost(error)
         else:
+            note_prefill(self._trace, response, self._now_s())
             self._handoff = response.handoff
             event = _prefilled(response, len(self._job.emitted))
         finally:
@@ -119,6 +128,7 @@ class WorkerCalls:
     async def _place_decode(self, call: steps.PlaceDecode) -> AsyncIterator[steps.Event]:
         """The lock is held from one look to the wait, so that no change in between goes unnoticed."""
         self._placement = None
+        self._entered(TraceStage.DECODE_PLACEMENT)
         try:
             async with asyncio.timeout(call.most_s(self._now_s())), self._workers_changed:
                 while (placement := self._place_for_decode(call)) is None:
@@ -140,6 +150,7 @@ class WorkerCalls:
 
     async def _decode(self, call: steps.CallDecode) -> AsyncIterator[steps.Event]:
         request = self._decode_request(call)
+        self._entered(TraceStage.DECODE_CALL, call.worker)
         flight = self._placer.begin(self._taken_placement())
         has_ended = False
         try:
@@ -149,11 +160,13 @@ class WorkerCalls:
                     match message.WhichOneof("event"):
                         case "started":
                             flight.prefilled()
+                            note_decode(self._trace, message.started, self._now_s())
                             yield _started(message.started)
                         case "delta":
                             yield steps.Generated(message.delta, message.delta.token_ids, len(message.delta.text))
                         case "handed_over":
                             self._handoff = message.handed_over
+                            self._trace.left_worker(self._now_s(), call.worker.worker_id, handed_over=True)
                             yield steps.HandedOver(message.handed_over.lease_id)
                             return
                         case _:
@@ -162,12 +175,20 @@ class WorkerCalls:
             if not has_ended:
                 raise WorkerLostError(f"worker {call.worker.worker_id} ended the stream early")
         except WorkerLostError as error:
+            if not has_ended:
+                self._trace.left_worker(self._now_s(), str(error))
             lost = _lost(error)
         else:
             return
         finally:
             flight.end()
         yield lost
+
+    def _entered(self, stage: TraceStage, worker: WorkerSnapshot | None = None) -> float:
+        """Now, when the stage begins."""
+        now_s = self._now_s()
+        self._trace.enter(stage, now_s, "" if worker is None else worker.worker_id)
+        return now_s
 
     async def _messages(
         self, call: steps.CallDecode, request: wire.DecodeRequest

@@ -7,10 +7,13 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_core.ids import RequestId
+from cluster_wire.calls import Context
 from control_plane.access.access import Access
 from control_plane.intake.grammars import Grammars
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.tracing.traceparent import parent_of
+from control_plane.tracing.traces import Traces
 
 # The clock of a client runs a little ahead of the router's, which starts when the call has come: a call that its client
 # ends in the last part of its time has expired there. The part, and seconds at most.
@@ -41,6 +44,13 @@ class Arrivals:
     adapters: Mapping[str, wire.Adapter] = field(default_factory=dict)
     # Who calls, and what keeps their prefixes apart.
     access: Access = field(default_factory=Access)
+    traces: Traces = field(default_factory=Traces)
+
+    def begun(self, request_id: RequestId, kind: str, context: Context) -> RequestLifecycle:
+        """One has arrived now. kind: as in `GetTraceResponse`."""
+        lifecycle = self.make_lifecycle(request_id)
+        self.traces.begin(lifecycle, kind, parent_of(context.invocation_metadata() or ()))
+        return lifecycle
 
     def timeout_s(self, remaining_s: float | None) -> float:
         """remaining_s: what the client gave the call; None or 0 where it gave nothing."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster_core.ids import RequestId
+from control_plane.model.request_trace import RequestTrace
 
 
 class State(Enum):
@@ -85,6 +86,8 @@ class RequestLifecycle:
     request_id: RequestId
     state: State = State.RECEIVED
     history: list[tuple[State, Event]] = field(default_factory=list)
+    # Where its time goes.
+    trace: RequestTrace = field(default_factory=RequestTrace)
 
     def at(self, event: Event) -> State:
         following = TRANSITIONS.get(self.state, {}).get(event)

@@ -6,12 +6,14 @@ import numpy as np
 from rachis.v1 import admin_pb2 as admin
 
 from control_plane.placement.decision import Choice
-from control_plane.placement.decision_log import Explanation
+from control_plane.placement.decision_log import DecisionLog, Explanation
 from control_plane.placement.policy import Decision
 
 # As in `policy`: scores that differ by less are equal.
 _EQUAL = 1e-9
 _MOST_NAMED = 5
+# Candidates of a decision that go into a trace.
+MOST_TRACED = 8
 # Ids are the clients' own, and the sentence has to fit the metadata of a call.
 _MOST_CHARACTERS = 48
 
@@ -31,7 +33,17 @@ def explained(explanation: Explanation, configured_policy: str) -> admin.Explain
     )
 
 
-def decision_of(choice: Choice, configured_policy: str) -> admin.PlacementDecision:
+def decisions_on(
+    log: DecisionLog, configured_policy: str, request_id: str, tenant: str
+) -> list[admin.PlacementDecision]:
+    """As far as they are remembered; the best few candidates of each alone are made into messages."""
+    explanation = log.explanation(request_id, tenant)
+    choices = () if explanation is None else explanation.choices
+    return [decision_of(choice, configured_policy, MOST_TRACED) for choice in choices]
+
+
+def decision_of(choice: Choice, configured_policy: str, most: int | None = None) -> admin.PlacementDecision:
+    """most: candidates; None: all."""
     decision, question = choice.decision, choice.question
     weights = choice.policy.weights
     return admin.PlacementDecision(
@@ -41,7 +53,7 @@ def decision_of(choice: Choice, configured_policy: str) -> admin.PlacementDecisi
         prompt_tokens=question.prompt_tokens,
         max_tokens=question.max_tokens,
         terms=[admin.PlacementTerm(name=name, weight=weights[name]) for name in decision.terms],
-        candidates=[_candidate(decision, row) for row in _best_first(decision)],
+        candidates=[_candidate(decision, row) for row in _best_first(decision)[:most]],
         worker_id=choice.worker.worker_id if choice.worker is not None else "",
         equals=equals(decision),
     )

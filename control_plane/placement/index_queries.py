@@ -18,12 +18,15 @@ from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 from control_plane.model.prefix_scope import PrefixScope
-from control_plane.placement.explanation import equals, explained, not_known
+from control_plane.placement.explanation import decisions_on, equals, explained, not_known
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import HotPrefix, Matches
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.prefix_index.redis_index import IndexHealth
+from control_plane.tracing.told import not_known as not_traced
+from control_plane.tracing.told import told
+from control_plane.tracing.traces import Traces
 from kv_transfer.claims.prefix_chunks import Keys, short_name
 
 MOST_HOTTEST = 1000
@@ -37,6 +40,7 @@ class QueryRules:
 
     access: Access
     adapters: Mapping[str, wire.Adapter]
+    traces: Traces
 
 
 class IndexQueries:
@@ -99,7 +103,7 @@ class IndexQueries:
         """Raises NotFoundError for a request that is not remembered, ClientFault for a prompt that is none."""
         if request.WhichOneof("asked") == "request_id":
             validation.check_request_id(request.request_id)
-            log, tenant = self._placer.log, None if Role.OPERATE in caller.roles else caller.tenant
+            log, tenant = self._placer.log, _tenant_of(caller)
             explanation = log.explanation(request.request_id, tenant)
             if explanation is None:
                 raise NotFoundError(not_known(request.request_id, log.request_ids(tenant)), field="request_id")
@@ -111,6 +115,16 @@ class IndexQueries:
         token_ids, scope = await self._checked(supposed, max_tokens, caller)
         prompt = self._placer.packed(token_ids, scope)
         return explained(self._placer.supposed(prompt, max_tokens, scope.adapter_digest), self._policy)
+
+    def trace(self, request: admin.GetTraceRequest, caller: Identity) -> admin.GetTraceResponse:
+        """Raises NotFoundError for a request that is not remembered, ClientFault for a name that is none."""
+        validation.check_request_id(request.request_id)
+        traces, tenant = self.rules.traces, _tenant_of(caller)
+        trace = traces.find(request.request_id, tenant)
+        if trace is None:
+            raise NotFoundError(not_traced(request.request_id), field="request_id")
+        decisions = decisions_on(self._placer.log, self._policy, trace.request_id, trace.tenant)
+        return told(trace, traces.now_s(), traces.arrived_unix_s(trace), decisions)
 
     async def check(self) -> admin.CheckIndexResponse:
         return await self._check.run()
@@ -192,3 +206,8 @@ class IndexQueries:
             host_tokens=(held - warm) * self._placer.chunk_tokens,
             in_index=slot >= 0,
         )
+
+
+def _tenant_of(caller: Identity) -> str | None:
+    """Whose requests the caller may be told of; None: everybody's."""
+    return None if Role.OPERATE in caller.roles else caller.tenant

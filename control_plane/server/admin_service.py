@@ -128,6 +128,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with _answering(context):
             return await self._queries.explain(request, self._queries.rules.access.identity(context))
 
+    async def GetTrace(self, request: admin.GetTraceRequest, context: Context) -> admin.GetTraceResponse:
+        async with _answering(context):
+            return self._queries.trace(request, self._queries.rules.access.identity(context))
+
     async def CheckIndex(self, request: admin.CheckIndexRequest, context: Context) -> admin.CheckIndexResponse:
         return await self._queries.check()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -42,6 +43,7 @@ from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.limits import MOST_ENTRIES
+from control_plane.placement.explanation import decisions_on
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries, QueryRules
 from control_plane.placement.placer import Placer
@@ -59,6 +61,7 @@ from control_plane.server.router_server import RouterParts, RouterServer
 from control_plane.server.router_service import RouterService
 from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
+from control_plane.tracing.export import traces_of
 
 # How long any part waits for an answer of Redis.
 _REDIS_TIMEOUT_S = 2.0
@@ -123,8 +126,7 @@ def build_router(
 ) -> RouterServer:
     """A router that has not started; nothing is set on its parts after this. Raises ConfigError for a bad file."""
     config = loaded.config
-    door = _door(config.security, ports)
-    membership = Membership(versions=versions.installed())
+    door, membership = _door(config.security, ports), Membership(versions=versions.installed())
     message_bytes = (config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR
     client = WorkerClient(message_bytes, ports.channel, door.access.as_member)
     views = WorkerViews(membership, client)
@@ -136,16 +138,16 @@ def build_router(
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
-    tokenizer = ports.tokenizer(config.model.resolved_path)
+    tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
     admission, grammars = _admission(config, ports), _grammars(config, ports)
-    arrivals = _arrivals(config, grammars, adapters, door.access, ports)
-    first_worker = _first_worker(config, membership, follower)
+    arrivals = _arrivals(config, grammars, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
     router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
-    rules, health, policy = QueryRules(door.access, adapters.known), prefixes.claims.health, config.placement.policy
+    rules = QueryRules(door.access, adapters.known, arrivals.traces)
+    health, policy = prefixes.claims.health, config.placement.policy
     queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
@@ -167,6 +169,7 @@ def build_router(
         tokenizer=tokenizer,
         grammars=grammars,
         metrics=metrics,
+        traces=arrivals.traces,
         check=check,
         queries=queries,
         router=router,
@@ -193,10 +196,12 @@ def _adapters(
 
 
 def _arrivals(
-    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, ports: RouterPorts
+    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
 ) -> Arrivals:
     limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
-    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access)
+    decisions = partial(decisions_on, placer.log, config.placement.policy)
+    traces = traces_of(config.tracing, config.objectives.ttft_s, decisions, ports.now_s)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access, traces)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:

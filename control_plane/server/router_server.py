@@ -31,6 +31,7 @@ from control_plane.metrics.placement_metrics import PlacementCollector
 from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
+from control_plane.metrics.trace_metrics import TraceCollector
 from control_plane.metrics.worker_metrics import WorkerCollector
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
@@ -43,6 +44,7 @@ from control_plane.server.admin_service import AdminService
 from control_plane.server.router_service import RouterService
 from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
+from control_plane.tracing.traces import Traces
 
 ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 # Whether the process is alive, whatever it can serve; the other names say whether it is ready for requests.
@@ -78,6 +80,7 @@ class RouterParts:
     probes: WorkerProbes
     views: WorkerViews
     metrics: RouterMetrics
+    traces: Traces
     # Where their controller runs beside this router.
     pools: Pools | None
     load_following: PoolFollowing | None
@@ -167,6 +170,7 @@ class RouterServer:
         await parts.prefixes.close()
         await parts.replicator.close()
         parts.door.close()
+        parts.traces.close()
 
     def _listen(self) -> int:
         """Puts the services on the server; returns its port."""
@@ -194,6 +198,8 @@ class RouterServer:
         pools = parts.pools.status if parts.pools is not None else list
         refused = lambda: parts.door.access.refused  # noqa: E731
         registry.register(ServiceCollector(self._config, parts.status.to_wire, parts.probes, pools, refused, loop))
+        if parts.traces.exporter is not None:
+            registry.register(TraceCollector(parts.traces.exporter))
         untrue = lambda: parts.check.untrue  # noqa: E731
         registry.register(PlacementCollector(parts.queries.status, parts.placer.counts, parts.replicator, untrue, loop))
 

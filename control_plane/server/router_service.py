@@ -36,7 +36,9 @@ from control_plane.intake.turns import Turns
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle, State
+from control_plane.model.memory_use import MemoryUse
 from control_plane.model.prefix_scope import PrefixScope
+from control_plane.model.request_trace import RequestTrace, TraceStage
 from control_plane.sessions.serving import StreamingSessions
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def open_sessions(self) -> int:
         return self._sessions.open_sessions
 
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """Of the prompts that are here, and of the traces of those that were."""
+        return self._admission.prompts.use(), self._arrivals.traces.memory()
+
     @property
     def waiting_for_first_worker(self) -> int:
         return self._first_worker.waiting
@@ -89,10 +95,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _serve(self, request: api.GenerateRequest, received: _Received, context: Context) -> None:
         """received: of each choice; of what begins, nothing."""
-        arrived_s = self._arrivals.now_s()
         request_id = RequestId(request.request_id) or new_request_id()
-        async with self._counted(request_id, context) as lifecycle:
-            await self._turns.run(self._generate(request, received, context, lifecycle, arrived_s))
+        async with self._counted(request_id, "resumed" if received else "request", context) as lifecycle:
+            await self._turns.run(self._generate(request, received, context, lifecycle))
 
     async def GetIdentity(self, request: api.GetIdentityRequest, context: Context) -> api.GetIdentityResponse:
         access = self._arrivals.access
@@ -108,13 +113,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
     ) -> None:
-        async with self._counted(new_request_id(), context) as lifecycle:
+        async with self._counted(new_request_id(), "session", context) as lifecycle:
             await self._turns.run(self._sessions.serve(context, lifecycle))
 
     @asynccontextmanager
-    async def _counted(self, request_id: RequestId, context: Context) -> AsyncIterator[RequestLifecycle]:
+    async def _counted(self, request_id: RequestId, kind: str, context: Context) -> AsyncIterator[RequestLifecycle]:
         """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
-        lifecycle = self._arrivals.make_lifecycle(request_id)
+        lifecycle = self._arrivals.begun(request_id, kind, context)
         given_s = context.time_remaining()
         try:
             yield lifecycle
@@ -135,6 +140,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         finally:
             self.outcomes[lifecycle.state] += 1
             self._metrics.request_ended(lifecycle.state.value)
+            self._arrivals.traces.end(lifecycle)
 
     async def _generate(
         self,
@@ -142,13 +148,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         received: _Received,
         context: Context,
         lifecycle: RequestLifecycle,
-        arrived_s: float,
     ) -> None:
+        trace, arrived_s = lifecycle.trace, lifecycle.trace.began_s
         # Text is there while it waits to be tokenized, and as long as its request.
         as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
         with self._admission.prompts.holding(as_tokens + had) as held:
             caller = self._arrivals.access.identity(context)
-            token_ids, scope = await self._checked(request, received, caller)
+            trace.tenant = caller.tenant
+            token_ids, scope = await self._checked(request, received, caller, trace)
             held.resize(max(as_tokens, len(token_ids)) + had)
             make_job = partial(
                 self._arrivals.make_job,
@@ -164,8 +171,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await self._answer(jobs, context, lifecycle)
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
-        jobs[0].own_s = self._arrivals.now_s() - jobs[0].arrived_s
+        taken_s = self._arrivals.now_s()
+        jobs[0].own_s = taken_s - jobs[0].arrived_s
+        for job in jobs:
+            job.lifecycle.trace.enter(TraceStage.ADMISSION, taken_s)
         async with self._admission.slot(Claimant(jobs[0].priority, jobs[0].tenant)):
+            for job in jobs[1:]:
+                job.lifecycle.trace.enter(TraceStage.FIRST_CHOICE, self._arrivals.now_s())
             for each in _lifecycles(lifecycle, jobs):
                 each.at(Event.ADMITTED)
             # What is resumed had its first token elsewhere.
@@ -203,7 +215,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 sampling = generation.SamplingParams()
                 sampling.CopyFrom(request.sampling)
                 sampling.seed += choice
-            own = lifecycle if choices == 1 else RequestLifecycle(lifecycle.request_id)
+            own = lifecycle if choices == 1 else _of_choice(choice, lifecycle)
             job = make_job(sampling=sampling, lifecycle=own)
             if choice < len(received):
                 job.resume(received[choice])
@@ -221,7 +233,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise
 
     async def _checked(
-        self, request: api.GenerateRequest, received: _Received, caller: Identity
+        self, request: api.GenerateRequest, received: _Received, caller: Identity, trace: RequestTrace
     ) -> tuple[list[int], PrefixScope]:
         """The prompt's tokens and their scope, after every check.
 
@@ -238,6 +250,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         for choice, answer in enumerate(received):
             validation.check_received(answer, request.sampling, model, adapter, f"received[{choice}]")
         await self._arrivals.grammars.check(request.sampling, model)
+        trace.enter(TraceStage.TOKENIZATION, self._arrivals.now_s())
         token_ids = await self._tokenizer.token_ids(request.prompt)
         validation.check_tokens(token_ids, request.sampling, model)
         return token_ids, PrefixScope(self._arrivals.access.salt(caller, request.cache_salt), adapter)
@@ -246,6 +259,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 def _lifecycles(lifecycle: RequestLifecycle, jobs: Sequence[Job]) -> list[RequestLifecycle]:
     """Each once: that of the request may be that of its only choice."""
     return list({id(each): each for each in (lifecycle, *(job.lifecycle for job in jobs))}.values())
+
+
+def _of_choice(choice: int, lifecycle: RequestLifecycle) -> RequestLifecycle:
+    """Of one of several; the first one's trace is the request's own."""
+    trace = lifecycle.trace if choice == 0 else lifecycle.trace.another_choice()
+    return RequestLifecycle(lifecycle.request_id, trace=trace)
 
 
 _FIELDS = {"CompletionDelta": "delta", "Completion": "completion"}

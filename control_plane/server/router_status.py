@@ -58,7 +58,7 @@ class RouterStatus:
             open_sessions=self._router.open_sessions,
             memory=[
                 admin.MemoryUse(what=use.what, used_bytes=use.used_bytes, limit_bytes=use.limit_bytes, limit=use.limit)
-                for use in (self._admission.prompts.use(), *self._placer.memory())
+                for use in (*self._router.memory(), *self._placer.memory())
             ],
         )
 

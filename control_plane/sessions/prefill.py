@@ -59,6 +59,7 @@ class PromptInPieces:
         """The session took in what this command says. Never waits."""
         if isinstance(command, Finish):
             self.finished_s = self._now_s()
+            self._job.lifecycle.trace.input_finished(self.finished_s)
             self._whole.set()
         if command is not None and self._backlog.attached:
             self._commands.append(command)

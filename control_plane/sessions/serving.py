@@ -28,6 +28,7 @@ from control_plane.model.job import Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
 from control_plane.model.limits import max_tokens_of
 from control_plane.model.prefix_scope import PrefixScope
+from control_plane.model.request_trace import TraceStage
 from control_plane.sessions.backlog import Backlog
 from control_plane.sessions.changes import SessionChanges
 from control_plane.sessions.events import SessionEvents
@@ -84,9 +85,13 @@ class StreamingSessions:
         # `open` is what arrives; a client may call long before.
         arrived_s = self._arrivals.now_s()
         lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
+        trace = lifecycle.trace
+        trace.begin(arrived_s)
+        trace.tenant = caller.tenant
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
         adapter = validation.check_session_open(opened, caller, model, self._arrivals.adapters)
+        trace.enter(TraceStage.TOKENIZATION, self._arrivals.now_s())
         session = await self._session(opened, model)
         held.resize(len(session.tokens) + len(opened.received.token_ids))
         job = self._arrivals.make_job(
@@ -102,7 +107,9 @@ class StreamingSessions:
             prompt_changes=True,
         )
         job.resume(opened.received)
-        job.own_s = self._arrivals.now_s() - arrived_s
+        taken_s = self._arrivals.now_s()
+        job.own_s = taken_s - arrived_s
+        trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
             await slot.hold()
@@ -110,7 +117,7 @@ class StreamingSessions:
             if job.emitted:
                 # Nothing is computed before its input has come again.
                 slot.give_back()
-            if job.emitted:
+                trace.enter(TraceStage.INPUT, self._arrivals.now_s())
                 self._metrics.resumed()
             async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
                 await self._run(context, opened, model, session, job, slot, held).serve(self._dispatcher)

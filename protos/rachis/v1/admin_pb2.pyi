@@ -1201,6 +1201,201 @@ class ExplainPlacementResponse(_message.Message):
 Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
 
 @_typing.final
+class GetTraceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The id of a request, its beginning, or the id of a trace. Of several the latest is told. Empty: the latest of all."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTraceRequest: _TypeAlias = GetTraceRequest  # noqa: Y015
+
+@_typing.final
+class TraceStage(_message.Message):
+    """One of the stages that follow each other without a gap, from the request's arrival to its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MIGRATES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As in docs/tracing.md, for example `prefill_queue`."""
+    start_ms: _builtins.float
+    """Since the request arrived."""
+    duration_ms: _builtins.float
+    worker_id: _builtins.str
+    """Empty: the router itself."""
+    attempt: _builtins.int
+    """How many workers had been lost, or had handed the answer over, before."""
+    migrates: _builtins.bool
+    """Part of the pause in which an answer that had begun went on elsewhere."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        start_ms: _builtins.float = ...,
+        duration_ms: _builtins.float = ...,
+        worker_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        migrates: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "duration_ms", b"duration_ms", "migrates", b"migrates", "name", b"name", "start_ms", b"start_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceStage: _TypeAlias = TraceStage  # noqa: Y015
+
+@_typing.final
+class TraceEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    at_ms: _builtins.float
+    """Since the request arrived."""
+    detail: _builtins.str
+    """For people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        at_ms: _builtins.float = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "detail", b"detail", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceEvent: _TypeAlias = TraceEvent  # noqa: Y015
+
+@_typing.final
+class AnswerTrace(_message.Message):
+    """The way of one answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    END_TO_END_MS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    end_to_end_ms: _builtins.float
+    """From the arrival to the end, or to now where it still runs."""
+    ttft_ms: _builtins.float
+    """Absent while there is no token. Of a session since its finish."""
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    completion_tokens: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceStage]:
+        """In order; their durations add up to `end_to_end_ms`."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceEvent]: ...
+    @_builtins.property
+    def route(self) -> _generation_pb2.Route:
+        """Absent of an answer that has not ended."""
+
+    def __init__(
+        self,
+        *,
+        stages: _abc.Iterable[Global___TraceStage] | None = ...,
+        events: _abc.Iterable[Global___TraceEvent] | None = ...,
+        end_to_end_ms: _builtins.float = ...,
+        ttft_ms: _builtins.float | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        route: _generation_pb2.Route | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms", "route", b"route", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "end_to_end_ms", b"end_to_end_ms", "events", b"events", "prompt_tokens", b"prompt_tokens", "route", b"route", "stages", b"stages", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
+
+Global___AnswerTrace: _TypeAlias = AnswerTrace  # noqa: Y015
+
+@_typing.final
+class GetTraceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ARRIVED_UNIX_S_FIELD_NUMBER: _builtins.int
+    EXPORTED_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    FURTHER_CHOICES_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    trace_id: _builtins.str
+    """Of 32 hexadecimal digits: the caller's (`traceparent`), or made by the router."""
+    kind: _builtins.str
+    """"request", "session", or "resumed" of an answer that had begun at a router that was gone."""
+    outcome: _builtins.str
+    """How it ended, as in `GetRouterStatusResponse.outcomes`; empty while it runs."""
+    arrived_unix_s: _builtins.float
+    exported: _builtins.bool
+    """It is, or will be, sent to the collector, where one is configured."""
+    @_builtins.property
+    def answer(self) -> Global___AnswerTrace: ...
+    @_builtins.property
+    def further_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerTrace]:
+        """Of the second choice and after."""
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementDecision]:
+        """As in `ExplainPlacementResponse`; none where they are not remembered any more."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        arrived_unix_s: _builtins.float = ...,
+        exported: _builtins.bool = ...,
+        answer: Global___AnswerTrace | None = ...,
+        further_choices: _abc.Iterable[Global___AnswerTrace] | None = ...,
+        decisions: _abc.Iterable[Global___PlacementDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arrived_unix_s", b"arrived_unix_s", "decisions", b"decisions", "exported", b"exported", "further_choices", b"further_choices", "kind", b"kind", "outcome", b"outcome", "request_id", b"request_id", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTraceResponse: _TypeAlias = GetTraceResponse  # noqa: Y015
+
+@_typing.final
 class CheckIndexRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -94,6 +94,11 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/rachis.v1.AdminService/GetTrace',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
         self.CheckIndex = channel.unary_unary(
                 '/rachis.v1.AdminService/CheckIndex',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.CheckIndexRequest.SerializeToString,
@@ -206,6 +211,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """Where the time of a request went that runs, or ended of late.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckIndex(self, request, context):
         """Compares the index with what lies in the block pools of the workers' engines.
         """
@@ -303,6 +315,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainPlacement,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetTraceRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetTraceResponse.SerializeToString,
             ),
             'CheckIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIndex,
@@ -654,6 +671,33 @@ class AdminService:
             '/rachis.v1.AdminService/ExplainPlacement',
             rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetTrace',
+            rachis_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

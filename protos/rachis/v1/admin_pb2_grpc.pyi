@@ -54,6 +54,8 @@ class AdminServiceStub:
     """What the index knows of one prompt. The prompt is checked as `Generate` checks it."""
     ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
+    GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
+    """Where the time of a request went that runs, or ended of late."""
     CheckIndex: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckIndexRequest, _admin_pb2.CheckIndexResponse]
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]
@@ -91,6 +93,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What the index knows of one prompt. The prompt is checked as `Generate` checks it."""
     ExplainPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
+    GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
+    """Where the time of a request went that runs, or ended of late."""
     CheckIndex: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckIndexRequest, _admin_pb2.CheckIndexResponse]  # type: ignore[assignment]
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]  # type: ignore[assignment]
@@ -197,6 +201,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExplainPlacementResponse, _abc.Awaitable[_admin_pb2.ExplainPlacementResponse]]:
         """Why a request of late went where it went, or where one would go now, which changes nothing."""
+
+    @_abc_1.abstractmethod
+    def GetTrace(
+        self,
+        request: _admin_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetTraceResponse, _abc.Awaitable[_admin_pb2.GetTraceResponse]]:
+        """Where the time of a request went that runs, or ended of late."""
 
     @_abc_1.abstractmethod
     def CheckIndex(

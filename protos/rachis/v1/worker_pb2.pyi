@@ -634,11 +634,16 @@ class DecodeStarted(_message.Message):
     PULLED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ENGINE_QUEUE_MS_FIELD_NUMBER: _builtins.int
+    ENGINE_PREFILL_MS_FIELD_NUMBER: _builtins.int
     handoff: _generation_pb2.HandoffOutcome.ValueType
     kv_bytes: _builtins.int
     pulled_tokens: _builtins.int
     transfer_ms: _builtins.float
     cached_tokens: _builtins.int
+    engine_queue_ms: _builtins.float
+    """Time inside the engine: waiting for its first schedule, the pull included, and from there to the first output."""
+    engine_prefill_ms: _builtins.float
     def __init__(
         self,
         *,
@@ -647,10 +652,12 @@ class DecodeStarted(_message.Message):
         pulled_tokens: _builtins.int = ...,
         transfer_ms: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
+        engine_queue_ms: _builtins.float = ...,
+        engine_prefill_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "pulled_tokens", b"pulled_tokens", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_prefill_ms", b"engine_prefill_ms", "engine_queue_ms", b"engine_queue_ms", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "pulled_tokens", b"pulled_tokens", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from command_line.batches.batch import sender
 from command_line.batches.batch_file import BatchAnswer, BatchRequest
-from command_line.batches.batch_run import BatchFigures, BatchLimits, BatchRun, Reply
+from command_line.batches.batch_run import BatchRun, Reply
+from command_line.batches.batch_terms import BatchFigures, BatchLimits
+from command_line.batches.over_http import sender
 
 
 class World:

@@ -232,6 +232,16 @@ async def test_a_tenant_is_told_of_its_own_requests_and_an_operator_of_all(keyed
     told = await explained("peer")
     assert told.startswith("NOT_FOUND") and "r1" not in told.replace("`r1`", "")
 
+    async def traced(who: str, name: str) -> str:
+        request = admin.GetTraceRequest(request_id=name)
+        try:
+            return (await keyed.cluster.admin.GetTrace(request, metadata=keyed.metadata(who))).request_id
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+    assert [await traced(who, "r1") for who in ("looker", "ops", "peer")] == ["r1", "r1", "NOT_FOUND"]
+    assert await traced("peer", "") == "NOT_FOUND", "nor of the latest"
+
     async def asked_before(who: str) -> float:
         request = admin.LookupPrefixRequest(prompt=generation.PromptInput(text="x" * 100))
         found = await keyed.cluster.admin.LookupPrefix(request, metadata=keyed.metadata(who))

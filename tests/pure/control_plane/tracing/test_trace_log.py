@@ -1,0 +1,93 @@
+"""Which traces are remembered, whose they are, and which are exported."""
+
+from random import Random
+
+import pytest
+
+from control_plane.model.lifecycle import RequestLifecycle
+from control_plane.model.request_trace import ParentSpan, RequestTrace
+from control_plane.tracing.trace_log import TraceLog, found, trace_bytes
+from control_plane.tracing.traceparent import parent_of, parsed, written
+from control_plane.tracing.traces import TraceRules, Traces
+
+
+def ended(name: str, at_s: float, tenant: str = "a") -> RequestTrace:
+    trace = RequestTrace(request_id=name, tenant=tenant, trace_id=int(at_s) + 1)
+    trace.begin(at_s - 1)
+    trace.end(at_s, "finished")
+    return trace
+
+
+def test_notable_ones_are_not_pushed_out_by_the_others() -> None:
+    log = TraceLog(20 * trace_bytes(ended("x", 1.0)))
+    log.add(ended("failed", 1.0), is_notable=True)
+    for number in range(100):
+        log.add(ended(f"plain-{number}", 2.0 + number), is_notable=False)
+    names = [trace.request_id for trace in log.latest()]
+    assert names == [*(f"plain-{number}" for number in range(99, 89, -1)), "failed"]
+    assert log.memory().used_bytes <= 20 * trace_bytes(ended("x", 1.0))
+
+
+def test_a_trace_is_found_by_id_by_its_beginning_and_by_its_own_id_and_by_its_tenant_alone() -> None:
+    traces = [ended("request-10", 3.0), ended("request-1", 2.0), ended("other", 1.0, tenant="b")]
+
+    def name_of(name: str, tenant: str | None) -> str | None:
+        trace = found(iter(traces), name, tenant)
+        return None if trace is None else trace.request_id
+
+    assert name_of("request-1", "a") == "request-1", "whose id it is goes before those that begin with it"
+    assert name_of("req", "a") == name_of("", "a") == "request-10"
+    assert name_of(f"{2:032x}", None) == "other"
+    assert name_of("other", "a") is None and name_of("other", "b") == "other" and name_of("nobody", None) is None
+
+
+class Collector:
+    """Takes what it is offered."""
+
+    exported = 0
+    dropped: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.offered: list[str] = []
+
+    def offer(self, trace: RequestTrace, arrived_unix_s: float) -> None:
+        self.offered.append(trace.request_id)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "is_sampled", "is_exported"), [(0.5, False, False), (2.0, False, True), (0.5, True, True)]
+)
+def test_exported_are_those_drawn_and_those_that_missed_the_objective(
+    ttft_s: float, is_sampled: bool, is_exported: bool
+) -> None:
+    now_s, collector = 5.0, Collector()
+    traces = Traces(None, TraceRules(0.0, 1.0), collector, Random(1), lambda: now_s, lambda: 1000.0 + now_s)
+    lifecycle = RequestLifecycle("r")  # type: ignore[arg-type]
+    traces.begin(lifecycle, "request", ParentSpan(7, 9, is_sampled))
+    assert traces.find("r", None) is lifecycle.trace, "it is found while it runs"
+    now_s += ttft_s
+    lifecycle.trace.has_token(now_s)
+    traces.end(lifecycle)
+    assert collector.offered == (["r"] if is_exported else [])
+    assert lifecycle.trace.is_exported is is_exported and lifecycle.trace.trace_id == 7
+    assert traces.arrived_unix_s(lifecycle.trace) == 1005.0
+
+
+def test_a_traceparent_is_read_as_it_is_written() -> None:
+    parent = ParentSpan(0xABC, 0xDEF, is_sampled=True)
+    text = written(0xABC, 0xDEF, is_sampled=True)
+    assert parsed(text) == parent
+    assert parent_of([("x", "y"), ("traceparent", text)]) == parent
+    assert parent_of([("traceparent", text)] * 2) is None, "who is meant is not known"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "00", "00-0-1-01", f"ff-{1:032x}-{1:016x}-01", f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01",
+     f"00-{1:032x}-{1:016x}-01-more", f"00-{1:032X}G-{1:016x}-01", "00-" + "A" * 32 + f"-{1:016x}-01"],
+)  # fmt: skip
+def test_a_malformed_traceparent_counts_as_none(wrong: str) -> None:
+    assert parsed(wrong) is None
