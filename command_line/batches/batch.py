@@ -31,6 +31,9 @@ def batch_command(
         typer.Option(min=0, max=MAX_PRIORITY, help="Of requests that do not say; above 0 they take what others leave."),
     ] = 1,
     tries: Annotated[int, typer.Option(min=1, max=100, help="Of a request that the service fails at.")] = 3,
+    try_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Of one try; longer than router.request_timeout_s of the service.")
+    ] = 900,
     window_s: Annotated[
         float, typer.Option(min=1, max=30 * 86_400, help="Time of the whole batch; what is left then has expired.")
     ] = 86_400,
@@ -46,7 +49,7 @@ def batch_command(
     left = [request for request in requests if request.custom_id not in known]
     try:
         figures = asyncio.run(
-            answer(left, output_file, whole_bytes, base_url, priority, BatchLimits(concurrency, tries, window_s))
+            answer(left, output_file, whole_bytes, base_url, priority, BatchLimits(concurrency, tries, try_s, window_s))
         )
     except KeyboardInterrupt:
         err.print(f"the same command goes on with {output_file}")

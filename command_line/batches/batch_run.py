@@ -37,6 +37,9 @@ class Reply:
 Send = Callable[[BatchRequest], Awaitable[Reply]]
 
 
+_SILENT = Reply(BatchAnswer(code="silent", message="the service did not answer in time"))
+
+
 @dataclass(slots=True)
 class BatchRun:
     """`done` gets each request with its answer, in the order in which answers come."""
@@ -70,10 +73,10 @@ class BatchRun:
         failures, pause_s, last = 0, _FIRST_PAUSE_S, ""
         while (left_s := self._ends_s - self.now_s()) > 0:
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(min(left_s, self.limits.try_s)):
                     reply = await self.send(request)
             except TimeoutError:
-                break
+                reply = _SILENT
             answer = reply.answer
             last = f", the last try: {answer.message or answer.status}"
             failures += answer.status in _FAILED

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """concurrency: requests at once. tries: of one that the service fails at. window_s: time of the whole batch."""
+    """concurrency: requests at once. tries: of one that the service fails at. Seconds: of one try, and of the batch."""
 
     concurrency: int
     tries: int
+    try_s: float
     window_s: float
 
 

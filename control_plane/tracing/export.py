@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 
 from rachis.v1 import admin_pb2 as admin
@@ -64,7 +65,9 @@ class TraceExporter:
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            self._queue.get_nowait()
+            # The thread may have taken the last of it meanwhile.
+            with suppress(queue.Empty):
+                self._queue.get_nowait()
             self._queue.put_nowait(None)
 
     def _run(self) -> None:

@@ -31,7 +31,3 @@ def parent_of(metadata: Iterable[tuple[str, str | bytes]]) -> ParentSpan | None:
     """Of a call's metadata. None where it brings none, or several."""
     given = [value for key, value in metadata if key == TRACEPARENT]
     return parsed(given[0]) if len(given) == 1 and isinstance(given[0], str) else None
-
-
-def written(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
-    return f"00-{trace_id:032x}-{span_id:016x}-{is_sampled:02x}"

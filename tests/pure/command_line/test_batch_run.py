@@ -24,9 +24,11 @@ class World:
         self.at_once = self.most_at_once = 0
         self.answers: dict[str, BatchAnswer] = {}
         self.pauses: list[float] = []
+        # Requests whose service is frozen.
+        self.silent: set[str] = set()
         self.batch = BatchRun(
             self._send,
-            BatchLimits(concurrency, tries, 100.0),
+            BatchLimits(concurrency, tries, 0.01, 100.0),
             self._done,
             lambda: self.now_s,
             self._sleep,
@@ -39,7 +41,7 @@ class World:
     async def _send(self, request: BatchRequest) -> Reply:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        await asyncio.sleep(0)
+        await (asyncio.Event().wait() if request.custom_id in self.silent else asyncio.sleep(0))
         self.at_once -= 1
         self.tries[request.custom_id] += 1
         return self._reply(request.custom_id, self.tries[request.custom_id])
@@ -98,6 +100,14 @@ def test_at_the_end_of_its_time_what_is_left_has_expired_and_says_of_what() -> N
     assert world.now_s == pytest.approx(100.0)
     assert world.answers["b"].code == "batch_expired" and "nobody listens" in world.answers["b"].message
     assert world.tries["c"] == 0
+
+
+def test_a_frozen_service_keeps_a_request_for_one_try_and_the_others_not_at_all() -> None:
+    world = World(lambda name, tried: status(200))
+    world.silent.add("a")
+    figures = world.play("a", "b", "c")
+    assert (figures.answered, figures.expired) == (2, 1)
+    assert "did not answer in time" in world.answers["a"].message and figures.tried_again > 3
 
 
 async def test_requests_are_best_effort_unless_they_say_otherwise() -> None:

@@ -1,0 +1,30 @@
+"""Who gets the router's only slot: of what waits, requests and sessions, the lowest priority number."""
+
+import asyncio
+
+from tests.fakes.cluster import DECODE, PREFILL, named, running_cluster, until
+
+
+async def test_what_waits_for_a_slot_gets_it_by_priority_and_not_by_arrival() -> None:
+    async with running_cluster(router__max_in_flight_requests=1) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        engine = named(cluster, "decode-0").engine
+        engine.hold_before(4)
+        first = asyncio.create_task(cluster.generate(request_id="first"))
+        await engine.held.wait()
+        admission, waiting = cluster.parts.admission, []
+        for queued, priority in enumerate((2, 0), 1):
+            waiting.append(asyncio.create_task(cluster.generate("x" * 40, priority=priority)))
+            await until(lambda queued=queued: admission.queued == queued)  # type: ignore[misc]
+        session = cluster.session()
+        opening = asyncio.create_task(session.open("hello", priority=1))
+        await until(lambda: admission.queued == 3)
+        engine.resume()
+        await opening
+        await session.finish()
+        await asyncio.gather(first, *waiting, session.answer())
+        begun = [job.priority for job in named(cluster, "prefill-0").engine.jobs]
+        opened = [each.job.priority for each in named(cluster, "prefill-0").engine.sessions]
+        assert begun[:2] == [0, 0] and opened == [1]
+        assert [job.priority for job in named(cluster, "decode-0").engine.jobs][:2] == [0, 0]
