@@ -149,8 +149,9 @@ class _Trial:
 
         rng, mode = self.rng, self.rng.choice(list(SessionMode))
         prompt, max_tokens = self.client.first_prompt(), rng.choice((1, 1, _MOST_TOKENS))
-        job = EngineJob(name, tuple(prompt), SamplingSpec(max_tokens=max_tokens))
+        job = EngineJob(name, tuple(prompt), SamplingSpec(max_tokens=max_tokens), priority=1)
         session = SessionPrompt(self.real.engine, job, mode, self.real.params(max_tokens), None)
+        assert self.real.scheduler.requests[session.internal_id].priority == job.priority
         self.open[name] = _Session(session, mode, prompt, max_tokens)
         if rng.random() < 0.5:
             self.real.step(rng.randrange(3))
