@@ -17,7 +17,9 @@ from command_line.batches.over_http import sender
 class World:
     """A service that answers by a plan, and a clock that only pauses move."""
 
-    def __init__(self, reply: Callable[[str, int], Reply], concurrency: int = 2, tries: int = 3) -> None:
+    def __init__(
+        self, reply: Callable[[str, int], Reply], concurrency: int = 2, tries: int = 3, try_s: float = 50.0
+    ) -> None:
         self._reply = reply
         self.now_s = 0.0
         self.tries: Counter[str] = Counter()
@@ -28,7 +30,7 @@ class World:
         self.silent: set[str] = set()
         self.batch = BatchRun(
             self._send,
-            BatchLimits(concurrency, tries, 0.01, 100.0),
+            BatchLimits(concurrency, tries, try_s, 100.0),
             self._done,
             lambda: self.now_s,
             self._sleep,
@@ -100,14 +102,6 @@ def test_at_the_end_of_its_time_what_is_left_has_expired_and_says_of_what() -> N
     assert world.now_s == pytest.approx(100.0)
     assert world.answers["b"].code == "batch_expired" and "nobody listens" in world.answers["b"].message
     assert world.tries["c"] == 0
-
-
-def test_a_frozen_service_keeps_a_request_for_one_try_and_the_others_not_at_all() -> None:
-    world = World(lambda name, tried: status(200))
-    world.silent.add("a")
-    figures = world.play("a", "b", "c")
-    assert (figures.answered, figures.expired) == (2, 1)
-    assert "did not answer in time" in world.answers["a"].message and figures.tried_again > 3
 
 
 async def test_requests_are_best_effort_unless_they_say_otherwise() -> None:
