@@ -13,7 +13,9 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import InvalidInputError, UnavailableError
 from cluster_wire.step_outputs import StepRows
 
-# Messages that the router has not taken: one that it takes, and one behind it. What comes meanwhile waits here, and is
+# Rows after which the router is asked to say what it has taken: each step of many calls, now and then one answer alone.
+ROWS_TO_ACKNOWLEDGE = 64
+# What it was asked for and has not said: one that it takes, and one behind it. What comes meanwhile waits here, and is
 # one message.
 MOST_ON_THEIR_WAY = 2
 
@@ -24,14 +26,16 @@ class OutputStream:
     def __init__(self) -> None:
         self._rows = StepRows()
         self._news = asyncio.Event()
+        # Rows on their way behind what the router was last asked for.
+        self._not_asked = 0
         self._on_their_way = 0
         self._has_ended = False
         self._is_gone = False
 
     @property
     def is_busy(self) -> bool:
-        """Something of it has not been taken."""
-        return bool(self._rows) or self._on_their_way > 0
+        """The router has not said that it has taken what it was asked for: before a stream ends, everything."""
+        return bool(self._rows) or self._on_their_way > 0 or (self._has_ended and self._not_asked > 0)
 
     def put_tokens(self, call: int, token_ids: Sequence[int], text: str) -> None:
         """Raises UnavailableError where nobody reads the stream any more."""
@@ -46,7 +50,7 @@ class OutputStream:
         self._news.set()
 
     def taken(self) -> None:
-        """The router has taken a message."""
+        """The router has taken the next message that it was asked for."""
         self._on_their_way -= 1
         self._news.set()
 
@@ -65,13 +69,24 @@ class OutputStream:
         yield wire.StreamOutputsResponse()
         # Not before the router has taken all of it: what it writes to a call that has ended makes gRPC drop the rest.
         while not self._is_gone and (self.is_busy or not self._has_ended):
+            # Whoever it wakes is behind the calls that the same step has woken: their rows are one message.
             await self._news.wait()
             self._news.clear()
-            # All calls that the step has woken put their rows in this turn of the loop.
-            await asyncio.sleep(0)
-            while self._rows and self._on_their_way < MOST_ON_THEIR_WAY:
-                self._on_their_way += 1
-                yield self._rows.take()
+            while self._may_send():
+                yield self._next()
+
+    def _may_send(self) -> bool:
+        is_last = self._has_ended and self._not_asked > 0
+        return (bool(self._rows) or is_last) and self._on_their_way < MOST_ON_THEIR_WAY
+
+    def _next(self) -> wire.StreamOutputsResponse:
+        message = self._rows.take()
+        self._not_asked += len(message.calls)
+        if self._not_asked >= ROWS_TO_ACKNOWLEDGE or (self._has_ended and not self._rows):
+            message.acknowledge = True
+            self._not_asked = 0
+            self._on_their_way += 1
+        return message
 
     def _check(self) -> None:
         if self._is_gone:

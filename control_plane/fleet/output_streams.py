@@ -70,7 +70,8 @@ class OutputStream:
                 self.taken += 1
                 if self.is_open:
                     self._deliver(message)
-                    await _write(call, wire.StreamOutputsRequest())
+                    if message.acknowledge:
+                        await _write(call, wire.StreamOutputsRequest())
                 else:
                     self.is_open = True
                     self._tell_all()

@@ -493,8 +493,9 @@ Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
 
 @_typing.final
 class StreamOutputsRequest(_message.Message):
-    """The first message opens the stream. One for each `StreamOutputsResponse` says that the router has taken it: a few are on their way
-    at most, so that what a slow router has not taken waits at the worker, and comes in fewer messages.
+    """The first message opens the stream. One for each `StreamOutputsResponse` with `acknowledge` says that the router has taken it, and
+    what came before: a few are on their way at most, so that what a slow router has not taken waits at the worker, and
+    comes in fewer messages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -531,6 +532,11 @@ class StreamOutputsResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
+    acknowledge: _builtins.bool
+    """The router says when it has taken this message. Not of each one: a message to the worker costs it as much as one of
+    its own, under the lock that the engine's step needs.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """`DecodeRequest.output_call`."""
@@ -555,10 +561,11 @@ class StreamOutputsResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         events: _abc.Iterable[Global___StepEvent] | None = ...,
+        acknowledge: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "events", b"events", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "calls", b"calls", "events", b"events", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

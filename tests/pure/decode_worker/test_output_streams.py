@@ -12,7 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.engine_jobs import SamplingSpec
 from cluster_core.errors import InvalidInputError, UnavailableError
 from cluster_wire.step_outputs import Row, Unread, rows_of
-from decode_worker.output_streams import MOST_ON_THEIR_WAY, OutputStreams
+from decode_worker.output_streams import MOST_ON_THEIR_WAY, ROWS_TO_ACKNOWLEDGE, OutputStreams
 from decode_worker.service import DecodeService
 from tests.fakes.engine import FakeEngine, expected_text
 from tests.pure.worker_runtime.worker_calls import PROMPT, Aborted, RecordingContext, context, registration
@@ -59,7 +59,7 @@ class Worker:
     async def read(self, *, takes: bool = True) -> wire.StreamOutputsResponse:
         message = await self.router.messages.get()
         self.messages.append(message)
-        if takes and len(self.messages) > 1:
+        if takes and message.acknowledge:
             self.router.requests.put_nowait(wire.StreamOutputsRequest())
         return message
 
@@ -162,19 +162,19 @@ async def test_a_stream_ends_once_the_worker_drains_and_has_no_call() -> None:
 
 async def test_a_draining_worker_is_not_idle_before_its_routers_have_taken_everything() -> None:
     worker = await opened()
-    await worker.decode(1, max_tokens=200)
+    running = asyncio.create_task(worker.decode(1))
+    await read_to_the_end(worker, 1)
+    await running
     worker.service.start_draining(None)
-    for _ in range(MOST_ON_THEIR_WAY):
-        await worker.read(takes=False)
+
+    last = await worker.read(takes=False)
     await asyncio.sleep(0)
+    assert last.acknowledge and not last.calls, "few rows were not asked for before"
     assert not worker.service.is_idle()
     assert not worker.streaming.done(), "gRPC would drop what the router has not read"
 
-    for _ in range(MOST_ON_THEIR_WAY):
-        worker.router.requests.put_nowait(wire.StreamOutputsRequest())
-    await read_to_the_end(worker, 1)
+    worker.router.requests.put_nowait(wire.StreamOutputsRequest())
     await worker.streaming
-
     assert worker.service.is_idle()
 
 
@@ -228,15 +228,26 @@ def test_nothing_is_put_into_a_stream_that_nobody_reads() -> None:
 
 
 async def test_what_a_slow_router_has_not_taken_waits_here_and_is_one_message() -> None:
+    tokens = 4 * ROWS_TO_ACKNOWLEDGE
     worker = await opened()
-    await worker.decode(1, max_tokens=200)
-    for _ in range(MOST_ON_THEIR_WAY):
+    await worker.decode(1, max_tokens=tokens)
+    while sum(message.acknowledge for message in worker.messages) < MOST_ON_THEIR_WAY:
         await worker.read(takes=False)
     await asyncio.sleep(0)
     assert worker.router.messages.empty()
+    before = len(worker.messages)
 
     worker.router.requests.put_nowait(wire.StreamOutputsRequest())
     await read_to_the_end(worker, 1)
 
-    assert len(worker.messages) == 1 + MOST_ON_THEIR_WAY + 1
-    assert worker.responses(1)[-1].end.completion_tokens == 200
+    assert len(worker.messages) == before + 1
+    assert worker.responses(1)[-1].end.completion_tokens == tokens
+
+
+async def test_a_router_is_not_asked_for_each_token_of_a_single_answer() -> None:
+    worker = await opened()
+    running = asyncio.create_task(worker.decode(1, max_tokens=10 * ROWS_TO_ACKNOWLEDGE))
+    await read_to_the_end(worker, 1)
+    await running
+
+    assert sum(message.acknowledge for message in worker.messages) <= 11

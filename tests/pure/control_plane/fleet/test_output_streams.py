@@ -84,7 +84,7 @@ class World:
         stream = self.streams.of(WORKER.address, WORKER.generation, self._open)
         return DecodeCall(WORKER, stream, wire.DecodeRequest(), timeout_s, lambda: self._begin)
 
-    def send(self, *rows: tuple[int, wire.DecodeResponse | str], stream: int = 0) -> None:
+    def send(self, *rows: tuple[int, wire.DecodeResponse | str], stream: int = 0, acknowledge: bool = False) -> None:
         """One message; a text is a token of it."""
         columns = StepRows()
         for call, row in rows:
@@ -92,7 +92,9 @@ class World:
                 columns.put_tokens(call, (ord(row),), row)
             else:
                 columns.put(call, row)
-        self.opened[stream].send(columns.take())
+        message = columns.take()
+        message.acknowledge = acknowledge
+        self.opened[stream].send(message)
 
     def _open(self) -> Call:
         self.opened.append(Call())
@@ -172,9 +174,18 @@ async def test_deltas_that_come_while_the_client_takes_none_are_one() -> None:
     reading.may_go_on.set()
     await reading.ended
 
-    assert [bool(each.stream_id) for each in world.opened[0].written] == [True, *[False] * 5], "each one was taken"
     deltas = [(list(each.delta.token_ids), each.delta.text) for each in reading.responses if each.HasField("delta")]
     assert deltas == [([97], "a"), ([98], "b"), ([99, 100, 101], "cde")]
+
+
+async def test_the_worker_hears_what_was_taken_where_it_asks() -> None:
+    world = World()
+    await begun(world)
+    for letter in "abcdef":
+        world.send((1, letter), acknowledge=letter in "ce")
+    await settled()
+
+    assert [bool(each.stream_id) for each in world.opened[0].written] == [True, False, False]
 
 
 @pytest.mark.parametrize(
