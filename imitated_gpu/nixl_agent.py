@@ -1,17 +1,19 @@
 """NIXL's agent as vLLM's connector uses it, without NIXL: nothing is read, and a transfer takes its modelled time.
 
 All above it is real: handshakes, leases and their renewal, deadlines, and the word that blocks were pulled, which goes
-from agent to agent as a message. Names and signatures are those of `nixl._api.nixl_agent`.
+from agent to agent as a message. Reads from an agent whose process has ended fail, as they do with NIXL: the connection
+of the messages breaks. Names and signatures are those of `nixl._api.nixl_agent`.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
+from zmq.utils.monitor import recv_monitor_message
 
 from cluster_core.clock import monotonic_s
 from cluster_core.ports import PortRange, address_of, hold_port
@@ -23,7 +25,7 @@ _MOST_UNSENT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """notice: for the agent that is read from, once it is over."""
+    """notice: for the agent that is read from, once it is over; empty when that has been told."""
 
     size: int
     descriptors: int
@@ -39,6 +41,34 @@ class Telemetry:
     postDuration: float  # noqa: N815 - NIXL's own name
     totalBytes: int  # noqa: N815 - NIXL's own name
     descCount: int  # noqa: N815 - NIXL's own name
+
+
+class _Outbox:
+    """The connection to another agent."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.is_connected = False
+        # It was connected, and is not any more: whoever it was will not come back under that name.
+        self.is_lost = False
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, _MOST_UNSENT)
+        self._socket.setsockopt(zmq.IPV6, address.startswith("["))
+        self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(f"tcp://{address}")
+
+    def look(self) -> None:
+        """Takes note of what has happened to the connection."""
+        while self._events.poll(0):
+            event = recv_monitor_message(self._events)["event"]
+            self.is_lost |= self.is_connected and event == zmq.EVENT_DISCONNECTED
+            self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def send(self, message: bytes) -> None:
+        self._socket.send(message, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close(linger=0)
 
 
 class ImitatedNixlAgent:
@@ -67,7 +97,7 @@ class ImitatedNixlAgent:
         self._inbox.bind(f"tcp://{self._address}")
         # Of other agents.
         self._addresses: dict[str, str] = {}
-        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._outboxes: dict[str, _Outbox] = {}
         # Bytes of each descriptor of a list.
         self._lists: dict[int, tuple[str, NDArray[np.uint64]]] = {}
         self._transfers: dict[int, Transfer] = {}
@@ -86,10 +116,10 @@ class ImitatedNixlAgent:
         self._addresses.pop(agent, None)
         outbox = self._outboxes.pop(agent, None)
         if outbox is not None:
-            outbox.close(linger=0)
+            outbox.close()
 
     def check_remote_metadata(self, agent: str) -> bool:
-        return agent in self._addresses
+        return agent in self._addresses and not self._outbox(agent).is_lost
 
     # Memory: its descriptors are rows of address, bytes and device.
 
@@ -130,19 +160,23 @@ class ImitatedNixlAgent:
         return handle
 
     def transfer(self, handle: int) -> str:
+        """Raises KeyError for an agent that is not known."""
+        self._outbox(self._transfers[handle].agent)
         self._began_s[handle] = self._now_s()
         self._link.begin(handle, self._transfers[handle].size, self._began_s[handle])
         return "PROC"
 
     def check_xfer_state(self, handle: int) -> str:
-        """The first time that it is over the other side is told."""
-        now_s = self._now_s()
-        if handle in self._began_s:
-            if not self._link.is_over(handle, now_s):
-                return "PROC"
-            transfer = self._transfers[handle]
-            if transfer.notice:
-                self.send_notif(transfer.agent, transfer.notice)
+        """DONE: the other side has been told. ERR: it has gone meanwhile."""
+        transfer = self._transfers[handle]
+        outbox = self._outbox(transfer.agent)
+        if outbox.is_lost:
+            return "ERR"
+        if not outbox.is_connected or not self._link.is_over(handle, self._now_s()):
+            return "PROC"
+        if transfer.notice:
+            outbox.send(transfer.notice)
+            self._transfers[handle] = replace(transfer, notice=b"")
         return "DONE"
 
     def get_xfer_telemetry(self, handle: int) -> Telemetry:
@@ -159,13 +193,7 @@ class ImitatedNixlAgent:
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:
         """Raises KeyError for an agent that is not known, zmq.Again where too many wait to be sent."""
-        outbox = self._outboxes.get(agent)
-        if outbox is None:
-            outbox = self._outboxes[agent] = self._context.socket(zmq.PUSH)
-            outbox.setsockopt(zmq.SNDHWM, _MOST_UNSENT)
-            outbox.setsockopt(zmq.IPV6, self._addresses[agent].startswith("["))
-            outbox.connect(f"tcp://{self._addresses[agent]}")
-        outbox.send(notif_msg, zmq.NOBLOCK)
+        self._outbox(agent).send(notif_msg)
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         found: list[bytes] = []
@@ -177,6 +205,13 @@ class ImitatedNixlAgent:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+
+    def _outbox(self, agent: str) -> _Outbox:
+        outbox = self._outboxes.get(agent)
+        if outbox is None:
+            outbox = self._outboxes[agent] = _Outbox(self._context, self._addresses[agent])
+        outbox.look()
+        return outbox
 
     def _next_handle(self) -> int:
         self._handles += 1
