@@ -4,6 +4,7 @@ Times are seconds of one monotonic clock. It is the receiver's link alone: what 
 same time does not slow a transfer.
 """
 
+import math
 from collections.abc import Hashable
 
 
@@ -14,12 +15,12 @@ class SharedLink:
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         # Their first bytes come then, and how many there are.
-        self._waiting: dict[Hashable, tuple[float, float]] = {}
+        self._waiting: dict[Hashable, tuple[float, int]] = {}
         # Bytes that are left of each.
         self._flowing: dict[Hashable, float] = {}
         self._now_s = 0.0
 
-    def begin(self, name: Hashable, size: float, now_s: float) -> None:
+    def begin(self, name: Hashable, size: int, now_s: float) -> None:
         self._go_on(now_s)
         self._waiting[name] = (now_s + self._latency_s, size)
 
@@ -43,10 +44,8 @@ class SharedLink:
             if self._flowing:
                 share = self._bytes_per_s / len(self._flowing)
                 least = min(self._flowing.values())
-                until_s = min(until_s, self._now_s + least / share)
+                until_s = min(until_s, max(self._now_s + least / share, math.nextafter(self._now_s, math.inf)))
                 moved = (until_s - self._now_s) * share
-                # What differs by rounding alone is done together.
-                self._flowing = {
-                    name: left - moved for name, left in self._flowing.items() if left - moved > 1e-6 * left
-                }
+                # Less than a byte is rounding, which a clock cannot tell from nothing: it would be waited for for ever.
+                self._flowing = {name: left - moved for name, left in self._flowing.items() if left - moved >= 1}
             self._now_s = until_s
