@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
 
 BUILTIN_MODEL = "builtin"
+# What the names of models that nothing computes begin with.
+IMITATED_NAME = "imitated-"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -76,7 +78,12 @@ class ModelSection(Section):
 class EngineSection(Section):
     """The vLLM engine of every worker."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "imitated"] = Field(
+        "cpu", description="imitated: a GPU that computes nothing and takes the time of `cost_model`; docs/imitated.md."
+    )
+    cost_model: str | None = Field(
+        None, min_length=1, description="Of an imitated GPU: a name in cluster_sim/cost_models, or a file."
+    )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     block_size_tokens: int = Field(32, ge=1, le=512, description="On a CPU: multiples of 32 only.")
     max_model_len: int = Field(4096, ge=32, description="Most tokens of prompt and completion together.")
@@ -131,13 +138,30 @@ class EngineSection(Section):
 
     @model_validator(mode="after")
     def _fits_the_device(self) -> "EngineSection":
-        if self.device == "cpu" and self.block_size_tokens % 32:
+        if self.device != "cuda" and self.block_size_tokens % 32:
             raise ValueError("block_size_tokens must be a multiple of 32 on a CPU")
         if self.device == "cpu" and self.kv_cache_memory_gib is not None:
             raise ValueError("kv_cache_memory_gib is for GPUs, a CPU has kv_cache_gib")
-        if self.kv_buffer_device != self.device:
+        buffer = "cuda" if self.device == "cuda" else "cpu"
+        if self.kv_buffer_device != buffer:
             # vLLM copies prompts alone into a buffer on the host, and leaves out an answer that goes on behind one.
-            raise ValueError(f"kv_buffer_device must be {self.device} where device is {self.device}")
+            raise ValueError(f"kv_buffer_device must be {buffer} where device is {self.device}")
+        return self
+
+    @model_validator(mode="after")
+    def _imitates_a_cost_model(self) -> "EngineSection":
+        if (self.device == "imitated") != (self.cost_model is not None):
+            raise ValueError("cost_model is given where device is imitated, and nowhere else")
+        if self.device != "imitated":
+            return self
+        if self.tensor_parallel_size != 1:
+            raise ValueError(
+                "tensor_parallel_size must be 1 where device is imitated: the cost model says how many GPUs"
+            )
+        if self.kv_cache_memory_gib is not None:
+            raise ValueError(
+                "kv_cache_memory_gib is for GPUs, an imitated one has kv_blocks or its cost model's memory"
+            )
         return self
 
 
@@ -740,6 +764,19 @@ class RachisConfig(Section):
                 "service.leave_workers needs service.name, ray.address and a service.orphan_s above 0: only workers of "
                 "a named service on a Ray of their own outlive `rachis serve`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _imitations_say_so(self) -> "RachisConfig":
+        if self.engine.device != "imitated":
+            return self
+        if not self.model.name.startswith(IMITATED_NAME):
+            raise ValueError(
+                f"model.name must begin with {IMITATED_NAME} where engine.device is imitated: clients read in every "
+                "answer that nothing was computed"
+            )
+        if self.lora.max_loaded:
+            raise ValueError("lora.max_loaded must be 0 where engine.device is imitated: it has no weights to adapt")
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,8 @@ class EngineInfo:
     max_running_requests: int
     dtype: str
     max_adapters: int = 0
+    # The cost model of an imitated GPU, which computes nothing; empty: the engine is real.
+    imitates: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ def short_number(number: int) -> str:
     return str(number)
 
 
+def computes_nothing(cost_model: str) -> str:
+    """What has to be said wherever figures of imitated GPUs are shown."""
+    return f"imitated GPUs: they compute nothing, take the time of {cost_model}, and answer with arbitrary tokens"
+
+
 def times_text(ratio: float | None) -> str:
     """How many times another figure one is; None: there is no other."""
     return "-" if ratio is None else f"{ratio:.2f}"

@@ -15,6 +15,11 @@ from prefill_worker.preemption import CostModel, crossover_tokens, default_model
 
 
 async def profile(loaded: LoadedConfig, output: Path, plot: Path | None, repetitions: int, *, as_json: bool) -> None:
+    device = loaded.config.engine.device
+    if device == "imitated":
+        raise ConfigError(
+            "imitated has nothing to be measured: its figures are its cost model's", field="engine.device"
+        )
     plot = plot or output.with_suffix(".png")
     check_writable(output, "--output")
     check_writable(plot, "--plot")
@@ -29,7 +34,7 @@ async def profile(loaded: LoadedConfig, output: Path, plot: Path | None, repetit
     }
     with progress_reports() as reports:
         await measure_in_process("benchmarks.cost_profile", arguments, reports)
-    model = CostModel.load(output, default_model(loaded.config.engine.device))
+    model = CostModel.load(output, default_model(device))
     save_plot(model, plot)
     crossover = crossover_text(model)
     if as_json:

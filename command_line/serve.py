@@ -15,7 +15,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from command_line import options
 from command_line.lossy_output import lossy_output
-from command_line.output import out, phases, print_json
+from command_line.output import computes_nothing, out, phases, print_json
 
 if TYPE_CHECKING:
     from control_plane.service.launch import OnPhase, Service
@@ -39,17 +39,22 @@ def serve_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Bring a service up and serve until Ctrl-C or SIGTERM."""
-    # Imported here: it brings Ray, and no other command needs it.
+    # Imported here: they bring Ray and NumPy, and hardly any other command needs them.
+    from cluster_sim.costs import catalog
     from control_plane.service.launch import running_service
 
     joined = {"ray.address": address} if address is not None else None
     loaded = options.load_config(profile, config, assignments, model, joined)
+    cost_model = loaded.config.engine.cost_model
+    if cost_model is not None:
+        # What is not there is said before anything is started.
+        catalog.load(cost_model)
     start = partial(running_service, loaded, options.state_file())
-    asyncio.run(serve(loaded.config.model.served_name, start, as_json=as_json))
+    asyncio.run(serve(loaded.config.model.served_name, start, imitates=cost_model or "", as_json=as_json))
 
 
-async def serve(model_name: str, start: StartService, *, as_json: bool) -> None:
-    """Serves until a signal. Raises StartError when it does not come up."""
+async def serve(model_name: str, start: StartService, *, imitates: str = "", as_json: bool) -> None:
+    """Serves until a signal. imitates: the cost model of imitated GPUs. Raises StartError when it does not come up."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -57,12 +62,14 @@ async def serve(model_name: str, start: StartService, *, as_json: bool) -> None:
     started_s = monotonic_s()
     with lossy_output():
         if as_json:
-            await _serve_for_machines(start, stopped, started_s)
+            await _serve_for_machines(start, stopped, started_s, imitates)
         else:
-            await _serve_for_people(model_name, start, stopped, started_s)
+            await _serve_for_people(model_name, start, stopped, started_s, imitates)
 
 
-async def _serve_for_people(model_name: str, start: StartService, stopped: asyncio.Event, started_s: float) -> None:
+async def _serve_for_people(
+    model_name: str, start: StartService, stopped: asyncio.Event, started_s: float, imitates: str
+) -> None:
     with phases() as display:
         service = start(display.show)
         running = await _enter_unless(service, stopped)
@@ -70,6 +77,8 @@ async def _serve_for_people(model_name: str, start: StartService, stopped: async
         return
     try:
         out.print(f"serving {model_name} on {running.address} after {_since(started_s):.1f} s")
+        if imitates:
+            out.print(f"  [bold]{computes_nothing(imitates)}[/bold]")
         for worker in running.workers:
             out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}")
         for missing in running.missing():
@@ -86,7 +95,7 @@ async def _serve_for_people(model_name: str, start: StartService, stopped: async
     out.print("stopped")
 
 
-async def _serve_for_machines(start: StartService, stopped: asyncio.Event, started_s: float) -> None:
+async def _serve_for_machines(start: StartService, stopped: asyncio.Event, started_s: float, imitates: str) -> None:
     seen: dict[str, str] = {}
 
     def on_phase(part: str, phase: str) -> None:
@@ -103,7 +112,7 @@ async def _serve_for_machines(start: StartService, stopped: asyncio.Event, start
         missing = {worker.worker_id: worker.detail for worker in running.missing()}
         ready = {
             "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing,
-            "open": running.is_open,
+            "open": running.is_open, "imitates": imitates,
         }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
         await _until_ended(running, stopped, lambda url: print(json.dumps({"event": "http", "url": url}), flush=True))

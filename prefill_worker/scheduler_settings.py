@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefill_worker.preemption import CostModel, default_model
+from worker_runtime.engine_settings import IMITATION_KEY
 
 KEY = "rachis_streaming"
 
@@ -20,7 +21,8 @@ class SchedulerSettings:
     def of(cls, vllm_config: Any) -> "SchedulerSettings":
         """Raises InvalidInputError for a cost profile that cannot be read."""
         given = vllm_config.additional_config[KEY]
-        model = default_model("cuda" if vllm_config.device_config.device_type == "cuda" else "cpu")
+        has_gpu = vllm_config.device_config.device_type == "cuda" or IMITATION_KEY in vllm_config.additional_config
+        model = default_model("cuda" if has_gpu else "cpu")
         if given["cost_profile"] is not None:
             model = CostModel.load(Path(given["cost_profile"]), model)
         return cls(given["policy"], given["preemption"], given["starvation_s"], model)

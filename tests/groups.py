@@ -13,7 +13,15 @@ FORKING_ENGINES = {
     "engines": ("tests/integration/test_real_session_fuzz.py", "tests/integration/test_decode_engine.py"),
     "pairs of engines": tuple(
         f"tests/integration/test_{name}.py"
-        for name in ("block_events", "frozen_pull", "hand_over", "handoff", "tiers_bench", "tiers_on_the_engine")
+        for name in (
+            "block_events",
+            "frozen_pull",
+            "hand_over",
+            "handoff",
+            "imitated_pair",
+            "tiers_bench",
+            "tiers_on_the_engine",
+        )
     ),
 }
 _FORKING_GROUP = {file: group for group, files in FORKING_ENGINES.items() for file in files}

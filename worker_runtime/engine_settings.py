@@ -17,8 +17,12 @@ from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports, hold_port
 from worker_runtime.addresses import LOOPBACK_INTERFACE, ucx_devices
 
+# In vLLM's additional configuration: what an imitated GPU is told.
+IMITATION_KEY = "rachis_imitated"
 # Ports that UCX listens on for each rank: one for NIXL's agent, one for each of the four threads that vLLM gives it.
 _UCX_PORTS = 5
+# Of the agent that stands for NIXL's.
+_IMITATED_NIXL_PORTS = 1
 # Of WorkerService and of vLLM's NIXL listener.
 _OWN_PORTS = 2
 
@@ -58,6 +62,8 @@ class EngineSettings:
 
 def ports_needed(engine: EngineSection) -> int:
     """Ports that one worker listens on for others."""
+    if engine.device == "imitated":
+        return _OWN_PORTS + _IMITATED_NIXL_PORTS
     return _OWN_PORTS + _UCX_PORTS * engine.tensor_parallel_size
 
 
@@ -84,15 +90,16 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         # vLLM decorates parts of its sampler with torch.compile even then; the first request with a penalty would
         # wait half a minute for a compiler.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if settings.engine.device == "cpu":
+    if settings.engine.device != "cuda":
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if settings.engine.device == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.engine.kv_cache_gib)))
-    else:
+    if settings.engine.device == "cuda":
         # Requests that arrive with output are written for this model runner (docs/decisions/0039).
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         # It is compiled at the start, by a compiler that a host with the driver alone has not.
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    return variables | _ucx_environment(settings)
+    return variables if settings.engine.device == "imitated" else variables | _ucx_environment(settings)
 
 
 def _ucx_environment(settings: EngineSettings) -> dict[str, str]:

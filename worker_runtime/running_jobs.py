@@ -149,11 +149,13 @@ class RunningJobs:
             return
         from vllm.exceptions import VLLMClientError
 
-        from worker_runtime.vllm_conversion import sampling_params
+        from worker_runtime.vllm_conversion import check_imitable, sampling_params
 
         try:
             if stream.job.request_id in self._streams or stream.job.request_id in self._leases:
                 raise InvalidInputError("is running or leased already", field="request_id")
+            if self._settings.engine.device == "imitated":
+                check_imitable(stream.job.sampling)
             stream.internal_id = begin(sampling_params(stream.job, self._pull_until_s(stream.job)))
         except InvalidInputError as error:
             self._fail(stream, error)

@@ -13,7 +13,7 @@ from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfi
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
-from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.engine_settings import IMITATION_KEY, EngineRole, EngineSettings
 
 STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
 # What hand-off, sessions and tiers are not made for, or have not been tried with.
@@ -57,8 +57,13 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
             arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_memory_gib * 2**30)
     if engine.attention_backend is not None:
         arguments["attention_backend"] = engine.attention_backend
-    if engine.hf_overrides:
-        arguments["hf_overrides"] = json.loads(engine.hf_overrides)
+    overrides = json.loads(engine.hf_overrides) if engine.hf_overrides else {}
+    if engine.device == "imitated":
+        # The length that is imitated, whatever the model whose tokenizer is taken was made for.
+        overrides = {"max_position_embeddings": engine.max_model_len, **overrides}
+        arguments |= {"worker_cls": "imitated_gpu.worker.ImitatedWorker", "additional_config": _imitation(settings)}
+    if overrides:
+        arguments["hf_overrides"] = overrides
     if settings.lora.max_loaded:
         # As many as the worker ever has: vLLM itself never drops one, nor reads one in the middle of a step.
         arguments |= {
@@ -68,7 +73,9 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
             "max_lora_rank": settings.lora.max_rank,
         }
     if settings.role is not EngineRole.ALONE:
-        arguments |= _scheduler(settings)
+        scheduler = _scheduler(settings)
+        scheduler["additional_config"] |= arguments.get("additional_config", {})
+        arguments |= scheduler
         arguments["kv_transfer_config"] = _kv_transfer_config(settings)
         # They are taken within the process: `kv_transfer.claims.block_events`.
         arguments["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
@@ -107,7 +114,14 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
         max_running_requests=config.scheduler_config.max_num_seqs,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_adapters=settings.lora.max_loaded,
+        imitates=settings.engine.cost_model or "",
     )
+
+
+def _imitation(settings: EngineSettings) -> dict[str, Any]:
+    """Read by `imitated_gpu.settings`."""
+    ports = str(settings.ports) if settings.ports is not None else None
+    return {IMITATION_KEY: {"cost_model": settings.engine.cost_model, "host": settings.host, "ports": ports}}
 
 
 def _scheduler(settings: EngineSettings) -> dict[str, Any]:
@@ -127,16 +141,18 @@ def _scheduler(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:
+    is_imitated = settings.engine.device == "imitated"
     return KVTransferConfig(
-        kv_connector="RachisNixlConnector",
-        kv_connector_module_path="kv_transfer.engine_connector",
+        kv_connector="ImitatedNixlConnector" if is_imitated else "RachisNixlConnector",
+        kv_connector_module_path="imitated_gpu.connector" if is_imitated else "kv_transfer.engine_connector",
         kv_role=_KV_ROLES[settings.role],
         kv_buffer_device=settings.engine.kv_buffer_device,
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
             "kv_lease_duration": settings.handoff.lease_s,
             "backends": list(settings.engine.nixl_backends),
-            "rachis_verify_share": settings.handoff.verify_share,
+            # Imitated blocks have no content.
+            "rachis_verify_share": 0.0 if is_imitated else settings.handoff.verify_share,
             # The path: vLLM may log what it is configured with.
             "rachis_secret_file": settings.secret_file,
             "rachis_host_bytes": _host_bytes(settings),

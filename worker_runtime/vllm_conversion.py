@@ -7,7 +7,14 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from cluster_core.clock import monotonic_s
-from cluster_core.engine_jobs import EngineJob, FinishReason, PositionLogprobs, StructuredOutputs, TokenLogprob
+from cluster_core.engine_jobs import (
+    EngineJob,
+    FinishReason,
+    PositionLogprobs,
+    SamplingSpec,
+    StructuredOutputs,
+    TokenLogprob,
+)
 from cluster_core.errors import InvalidInputError
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.handoff.lease_params import REMOTE_DECODE, decode_params
@@ -36,6 +43,18 @@ def check_emitted(job: EngineJob, max_model_len: int, vocabulary: int) -> None:
         raise InvalidInputError(f"has {len(emitted)} tokens, the answer ends after {most}", field="emitted")
     if max(emitted, default=0) >= vocabulary:
         raise InvalidInputError(f"has token {max(emitted)}, the vocabulary has {vocabulary}", field="emitted")
+
+
+def check_imitable(spec: SamplingSpec) -> None:
+    """Raises InvalidInputError for what only something that computes can answer."""
+    asked = (
+        ("logprobs", spec.logprobs is not None),
+        ("prompt_logprobs", spec.prompt_logprobs is not None),
+        ("structured_outputs", spec.structured_outputs is not None),
+    )
+    for name, is_asked in asked:
+        if is_asked:
+            raise InvalidInputError("is not for an imitated GPU, which computes nothing", field=f"sampling.{name}")
 
 
 def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> SamplingParams:

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,17 +33,23 @@ def bring_up_vllm(
 
     if version != vllm_private.SUPPORTED_VLLM:
         raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
+    is_imitated = settings.engine.device == "imitated"
+    if is_imitated:
+        _check_platform()
     if settings.lora.max_loaded and settings.engine.device == "cpu":
         from worker_runtime import cpu_lora
 
         cpu_lora.mend()
-    on_phase("loading the model")
+    on_phase("imitating the model" if is_imitated else "loading the model")
     with own_cores(), _no_garbage():
         engine = LLMEngine.from_engine_args(engine_args(settings))
-    if settings.role is not EngineRole.ALONE:
+    if is_imitated:
+        engine.collective_rpc("watch", args=(vllm_private.scheduler_of(engine),))
+    elif settings.role is not EngineRole.ALONE:
         engine.collective_rpc(accept_emitted_rows)
     on_phase("warming up")
-    _warm_up(engine)
+    # The other one is for the sampler, which an imitation has not.
+    _warm_up(engine, _WARM_UP[:1] if is_imitated else _WARM_UP)
     work = EngineWork(engine, engine_info(engine, settings), settings, clock, on_loop)
     work.claims.start()
     work.publish_status()
@@ -76,11 +82,20 @@ def _no_garbage() -> Iterator[None]:
         gc.enable()
 
 
-def _warm_up(engine: Any) -> None:
+def _check_platform() -> None:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise StartError(
+            "imitated needs Rachis as it is installed for CPUs (`make setup PROFILE=cpu`)", field="engine.device"
+        )
+
+
+def _warm_up(engine: Any, samplings: Sequence[SamplingSpec]) -> None:
     """Greedy and sampled tokens before anybody waits for them: what vLLM imports and allocates on first use."""
     from worker_runtime.vllm_conversion import prompt_of, sampling_params
 
-    for index, sampling in enumerate(_WARM_UP):
+    for index, sampling in enumerate(samplings):
         job = EngineJob(f"warm-up-{index}", (0,), sampling)
         engine.add_request(job.request_id, prompt_of(job), sampling_params(job))
     while engine.has_unfinished_requests():

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 from cluster_sim.costs.step_work import CostModel
-from kv_transfer.host_memory.copy_worker import CopyReport
+from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.host_swap import COPIES
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 from kv_transfer.tiers.host_tier import BACKGROUND
 
 
@@ -24,12 +26,18 @@ class Copies:
 
     def begin(self, metadata: Any, now_s: float) -> float:
         """The copies of a step. Returns the seconds of those that the step waits for."""
-        for each in getattr(metadata, BACKGROUND):
+        self.begin_background(getattr(metadata, BACKGROUND), now_s)
+        return self.waited_s(getattr(metadata, COPIES))
+
+    def begin_background(self, copies: Sequence[BackgroundCopy], now_s: float) -> None:
+        for each in copies:
             out, back = len(each.copies.out) * self._block_tokens, len(each.copies.back) * self._block_tokens
             seconds = self._model.store_s(out) if out else self._model.load_s(back)
             self._free_s = max(self._free_s, now_s) + seconds
             self.under_way.append((self._free_s, each.number, "out" if out else "back", seconds))
-        copies = getattr(metadata, COPIES)
+
+    def waited_s(self, copies: SwapCopies) -> float:
+        """Seconds of copies that their step waits for."""
         out, back = len(copies.out) * self._block_tokens, len(copies.back) * self._block_tokens
         seconds = (self._model.store_s(out) if out else 0.0) + (self._model.load_s(back) if back else 0.0)
         if back:

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from cluster_core.errors import NotFoundError
 from command_line import options
-from command_line.output import out, print_json, print_table
+from command_line.output import computes_nothing, out, print_json, print_table
 from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from command_line.status.index import alarms, index_line, status_of
@@ -132,6 +132,7 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
     return {
         "worker_id": view.registration.worker_id,
         "pool": pool_name(view.registration.pool),
+        "imitates": view.registration.model.imitates,
         "state": _state(view.registration.state, suspect=view.suspect),
         "version_skew": view.version_skew,
         "phase": view.registration.phase,
@@ -206,6 +207,8 @@ def _print(result: dict[str, Any]) -> None:
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
+    for imitates in sorted({worker["imitates"] for worker in result["workers"]} - {""}):
+        out.print(f"[bold]{computes_nothing(imitates)}[/bold]")
     if result["poisoned_requests"]:
         out.print(f"[bold]requests that are refused because engines died of them: {result['poisoned_requests']}[/bold]")
     for name, pool in result["pools"].items():

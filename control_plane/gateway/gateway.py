@@ -1,6 +1,7 @@
 """One gateway process: finds out what a router's cluster serves, and serves the HTTP APIs for it."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -48,6 +49,9 @@ def front_arguments(model: wire.ModelInfo, host: str, port: int) -> list[str]:
     """Options of vLLM's front; the user's own come after them, and so prevail."""
     path = ModelSection(path=model.tokenizer).resolved_path
     own = ["--model", path, "--served-model-name", model.name, "--max-model-len", str(model.max_model_len)]
+    if model.imitates:
+        # Its length is not that of the model whose tokenizer is taken.
+        own += ["--hf-overrides", json.dumps({"max_position_embeddings": model.max_model_len})]
     return [*own, "--host", host, "--port", str(port)]
 
 

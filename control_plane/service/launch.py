@@ -42,11 +42,14 @@ from control_plane.service.gateways import Gateways
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
 from worker_runtime.node_report import NodeQuestion, NodeReport
+from worker_runtime.preloaded_python import JOB_VARIABLE, job_config, preloaded_python
 
 _LOOPBACK = "127.0.0.1"
 # A node that has just joined makes a process for the question first.
 _NODE_ANSWER_S = 60.0
 _REDIS_TIMEOUT_S = 2.0
+# What imitated GPUs load; the package lies above this one.
+_IMITATION = "imitated_gpu.loaded"
 
 OnPhase = Callable[[str, str], None]
 
@@ -103,6 +106,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
         _check_ports_free(config)
+        _fork_imitations(config, stack)
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, state_file.folder, stack, on_phase)
         lease = await _take_lease(config, redis_url, service_id, stack)
@@ -134,6 +138,14 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         gateways = await _started_gateways(config, router.address, redis_url, state_file.folder, stack)
         yield Service(service_id, router, pools, lease, gateways)
         on_phase("service", "stopping")
+
+
+def _fork_imitations(config: RachisConfig, stack: AsyncExitStack) -> None:
+    """Many of them on one machine: vLLM is loaded once, and the local Ray forks each worker from there."""
+    if config.engine.device != "imitated" or config.ray.address is not None or JOB_VARIABLE in os.environ:
+        return
+    os.environ.update(job_config(stack.enter_context(preloaded_python(_IMITATION))))
+    stack.callback(os.environ.pop, JOB_VARIABLE, None)
 
 
 def _check_ports_free(config: RachisConfig) -> None:

@@ -23,7 +23,10 @@ PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rom
 _names = itertools.count()
 
 
-@pytest.fixture(scope="module", params=["fake", "blocks", pytest.param("vllm", marks=pytest.mark.integration)])
+_VLLM = [pytest.param(name, marks=pytest.mark.integration) for name in ("vllm", "imitated")]
+
+
+@pytest.fixture(scope="module", params=["fake", "blocks", *_VLLM])
 async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     """Stopped before the next module starts: vLLM has one engine a process at a time."""
     engine: Engine
@@ -32,6 +35,8 @@ async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine,
             engine = FakeEngine(fabric_of_it=_with_adapters(fabric()))
         case "blocks":
             engine = block_engine()
+        case "imitated":
+            engine = imitated_engine(EngineRole.PREFILL)
         case _:
             engine = vllm_engine(EngineRole.PREFILL)
     deaths: list[str] = []
@@ -39,6 +44,19 @@ async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine,
     yield engine, info
     await engine.stop()
     assert deaths == []
+
+
+@pytest.fixture
+def computes(started: tuple[Engine, EngineInfo]) -> None:
+    """For tests of what only an engine has that computes: the others are left out."""
+    if started[1].imitates:
+        pytest.skip("an imitated GPU computes nothing")
+
+
+@pytest.fixture
+def likeliest(started: tuple[Engine, EngineInfo]) -> int | None:
+    """Log-probabilities to ask for where a test is about something else; None: the engine has none."""
+    return None if started[1].imitates else 2
 
 
 @pytest.fixture
@@ -80,6 +98,18 @@ def vllm_engine(role: EngineRole) -> Engine:
     config = RachisConfig()
     lora = LoraSection(max_loaded=2, max_in_batch=1)
     settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora)
+    os.environ.update(engine_environment(settings))
+    from worker_runtime.vllm_engine import VllmEngine
+
+    return VllmEngine(settings)
+
+
+def imitated_engine(role: EngineRole) -> Engine:
+    """vLLM over a GPU that computes nothing."""
+    config = RachisConfig.model_validate({
+        "model": {"name": "imitated-model"}, "engine": {"device": "imitated", "cost_model": "h100-llama-3.1-8b"},
+    })  # fmt: skip
+    settings = EngineSettings(config.model, config.engine, config.handoff, role)
     os.environ.update(engine_environment(settings))
     from worker_runtime.vllm_engine import VllmEngine
 

@@ -16,6 +16,8 @@ from fault_sim.blocks.engine import BlockEngine
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.contract.conftest import make_job, outputs_of
 
+pytestmark = pytest.mark.usefixtures("computes")
+
 CHUNK_TOKENS = RachisConfig().index.chunk_tokens
 
 

@@ -64,6 +64,7 @@ async def test_a_stop_token_ends_the_job_after_it_with_reason_stop(engine: Engin
     assert tokens_of(outputs) == tokens[: tokens.index(stop) + 1]
 
 
+@pytest.mark.usefixtures("computes")
 @pytest.mark.parametrize("count", [0, 3])
 async def test_logprobs_come_one_position_per_token_with_so_many_likeliest(engine: Engine, count: int) -> None:
     outputs = await outputs_of(engine, make_job(6, logprobs=count))
@@ -80,6 +81,7 @@ async def test_no_logprobs_come_unasked(engine: Engine) -> None:
     assert all(output.logprobs == output.prompt_logprobs == () for output in outputs)
 
 
+@pytest.mark.usefixtures("computes")
 @pytest.mark.parametrize("count", [0, 3])
 async def test_those_of_the_prompt_come_with_the_first_output_whatever_is_cached(engine: Engine, count: int) -> None:
     for _ in range(2):
@@ -90,6 +92,7 @@ async def test_those_of_the_prompt_come_with_the_first_output_whatever_is_cached
         assert all(output.prompt_logprobs == () for output in others)
 
 
+@pytest.mark.usefixtures("computes")
 async def test_an_answer_that_has_begun_says_nothing_of_its_prompt(engine: Engine) -> None:
     plain = await outputs_of(engine, make_job(6))
     so_far = EmittedTokens(tuple(tokens_of(plain)[:2]), 0)

@@ -21,7 +21,7 @@ from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
 from control_plane.service.state import StateFile
-from tests.preloaded_python import job_config, preloaded_python
+from worker_runtime.preloaded_python import job_config, preloaded_python
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
@@ -69,7 +69,7 @@ async def _started(
 
 @functools.cache
 def _preloaded_python() -> str:
-    return _until_the_end.enter_context(preloaded_python())
+    return _until_the_end.enter_context(preloaded_python("tests.loaded_engine"))
 
 
 def pytest_sessionfinish() -> None:

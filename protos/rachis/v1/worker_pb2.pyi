@@ -1537,6 +1537,7 @@ class ModelInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
+    IMITATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer: _builtins.str
     """Path or id that tokenizer and chat template load from."""
@@ -1546,6 +1547,8 @@ class ModelInfo(_message.Message):
     dtype: _builtins.str
     max_adapters: _builtins.int
     """Adapters that a worker has loaded at most; 0: it takes none."""
+    imitates: _builtins.str
+    """The cost model whose GPU is imitated: nothing is computed, and tokens are arbitrary. Empty: the engine is real."""
     def __init__(
         self,
         *,
@@ -1555,10 +1558,11 @@ class ModelInfo(_message.Message):
         max_model_len: _builtins.int = ...,
         dtype: _builtins.str = ...,
         max_adapters: _builtins.int = ...,
+        imitates: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "imitates", b"imitates", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -256,3 +256,29 @@ def test_a_password_is_not_repeated_in_what_is_said_of_a_url(url: str) -> None:
     with pytest.raises(ConfigError, match=r"redis\.url.*from the flag") as caught:
         load(flags={"redis.url": url})
     assert "hush" not in str(caught.value)
+
+
+IMITATED = {"engine.device": "imitated", "engine.cost_model": "h100-llama-3.1-8b", "model.name": "imitated-model"}
+
+
+def test_an_imitated_gpu_is_one_of_a_cost_model() -> None:
+    assert load(flags=IMITATED).config.engine.cost_model == "h100-llama-3.1-8b"
+    for wrong in ({"engine.cost_model": None}, {"engine.device": "cpu"}):
+        with pytest.raises(ConfigError, match="cost_model is given where device is imitated, and nowhere else"):
+            load(flags={**IMITATED, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model.name", "llama", "model.name must begin with imitated-"),
+        ("lora.max_loaded", 1, "no weights to adapt"),
+        ("engine.tensor_parallel_size", 2, "the cost model says how many GPUs"),
+        ("engine.kv_cache_memory_gib", 1.0, "kv_blocks or its cost model's memory"),
+        ("engine.block_size_tokens", 16, "multiple of 32"),
+        ("engine.kv_buffer_device", "cuda", "kv_buffer_device must be cpu"),
+    ],
+)
+def test_what_an_imitated_gpu_cannot_be_is_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(flags={**IMITATED, key: value})

@@ -2,8 +2,8 @@
 
 Loading vLLM takes ten seconds of CPU time, four fifths of a worker's start. Ray starts its workers with the command of
 `py_executable`: this file as a program, which gives its arguments, environment and output to a server and ends as its
-fork does. Ray knows a worker by the process that registers, as it does where workers run in containers.
-`tests/hosts` starts its workers without this.
+fork does. Ray knows a worker by the process that registers, as it does where workers run in containers. Imitated GPUs
+are started so, and the workers of tests.
 """
 
 import json
@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-_SERVER = "tests.preloaded_server"
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_SERVER = "worker_runtime.preloaded_server"
 _END_S = 30
 
 
 @contextmanager
-def preloaded_python(module: str = "tests.loaded_engine") -> Iterator[str]:
+def preloaded_python(module: str) -> Iterator[str]:
     """A server of this process, which has imported the module: the command that runs a script in a fork of it.
 
     Raises RuntimeError at the end where the server had died meanwhile.
@@ -35,7 +35,7 @@ def preloaded_python(module: str = "tests.loaded_engine") -> Iterator[str]:
             # The server ends when its standard input does, so at the latest with this process.
             server = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(listener.fileno()), module],
-                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=output, cwd=ROOT,
+                pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=output,
             )  # fmt: skip
         try:
             yield f"{sys.executable} -I -S {__file__} {address}"
@@ -54,7 +54,7 @@ def preloaded_python(module: str = "tests.loaded_engine") -> Iterator[str]:
 
 def job_config(command: str) -> dict[str, str]:
     """The environment of a service whose workers Ray starts with the command: `ray.init` reads it."""
-    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": command}})}
+    return {JOB_VARIABLE: json.dumps({"runtime_env": {"py_executable": command}})}
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:

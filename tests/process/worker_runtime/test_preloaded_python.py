@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.preloaded_python import preloaded_python
+from worker_runtime.preloaded_python import preloaded_python
 
 TIMEOUT_S = 60
 MODULE = "colorsys"
