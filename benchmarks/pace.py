@@ -5,6 +5,7 @@ measured is the other end.
 """
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ _LONGEST_START_S = 300.0
 _MESSAGE_BYTES = 64 << 20
 # How many streams a second begin: prompts of many that begin at once are computed in steps that nobody waits for.
 _BEGIN_PER_S = 100.0
+_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Arrivals:
 
 async def measure(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
     """arguments: those of `Streams`. Raises UnavailableError where streams end, or do not begin."""
+    # A collection walks all that has come so far, while what comes waits.
+    gc.disable()
     asked = Streams(**arguments)
     arrivals = [Arrivals() for _ in range(asked.streams)]
     reports.phase("streams begin")
@@ -76,6 +80,9 @@ async def measure(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]
                 reports.done()
                 await asyncio.sleep(1 / _BEGIN_PER_S)
             await _begun(reading, arrivals)
+            # What was behind while prompts were computed catches up.
+            reports.phase("settling")
+            await asyncio.sleep(_SETTLE_S)
             reports.phase("measuring")
             from_s, cpu_before_s, before = monotonic_s(), cpu_s(), [each.tokens for each in arrivals]
             await asyncio.sleep(asked.seconds / 2)
