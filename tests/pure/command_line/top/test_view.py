@@ -107,7 +107,11 @@ def test_requests_come_with_the_longest_first() -> None:
 
 @given(st.lists(st.sampled_from([*"qwrsSjkx?", "enter", "escape", "down", "up"]), max_size=30), st.integers(0, 3))
 def test_no_keys_break_it(keys: list[str], workers: int) -> None:
-    view, rows = View(), {Listing.WORKERS: FLEET[:workers], Listing.REQUESTS: [request("a")] * (workers > 1)}
+    view = View()
+    rows: dict[Listing, list[Row]] = {
+        Listing.WORKERS: FLEET[:workers],
+        Listing.REQUESTS: [request("a")] * (workers > 1),
+    }
     for key in keys:
         view = view.after(key, view.ordered(rows[view.listing]))
         ordered = view.ordered(rows[view.listing])
