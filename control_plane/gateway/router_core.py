@@ -26,10 +26,14 @@ from control_plane.gateway.answer import Answer
 from control_plane.gateway.callers import CALLER, client_of
 from control_plane.gateway.sampling import wire_sampling
 from control_plane.gateway.warm_prompt import CLIENT
+from control_plane.model.request_trace import ParentSpan
+from control_plane.tracing.traceparent import TRACEPARENT, parsed, written
 
 TASKS = ("generate",)
 _HEALTH_TIMEOUT_S = 2.0
 
+# The caller's span, of the HTTP request that is being answered.
+SPAN: ContextVar[ParentSpan | None] = ContextVar("span", default=None)
 # What has failed of the HTTP request that is being answered, for whoever sends its status.
 FAILURES: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
@@ -56,7 +60,7 @@ class RouterCore(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         name = request.request_id
         answer = self._answers[name] = Answer(
-            CLIENT.get() or client_of(CALLER.get(), self._client),
+            CLIENT.get() or _traced(client_of(CALLER.get(), self._client)),
             request,
             self._outputs.put_nowait,
             lambda tokens: self._tell_cached(name, tokens),
@@ -133,6 +137,8 @@ class RouterEngine(AsyncLLM):
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         """As `AsyncLLM.generate`; what it raises is noted in `FAILURES`, since vLLM makes an event of it in streams."""
+        # vLLM itself would drop it, for want of a collector of its own.
+        SPAN.set(parsed((options.pop("trace_headers", None) or {}).get(TRACEPARENT, "")))
         try:
             _refuse(prompt, sampling_params, options, parses_reasoning=self._parses_reasoning)
             outputs = super().generate(prompt, sampling_params, request_id, **options)
@@ -144,6 +150,11 @@ class RouterEngine(AsyncLLM):
             if failures is not None:
                 failures.append(error)
             raise
+
+
+def _traced(client: AsyncClient) -> AsyncClient:
+    span = SPAN.get()
+    return client.with_metadata([(TRACEPARENT, written(span))]) if span is not None else client
 
 
 def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any], *, parses_reasoning: bool) -> None:

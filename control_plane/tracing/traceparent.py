@@ -27,6 +27,11 @@ def parsed(value: str) -> ParentSpan | None:
     return ParentSpan(int(trace_id, 16), int(span_id, 16), bool(int(flags, 16) & _SAMPLED))
 
 
+def written(span: ParentSpan) -> str:
+    """As `parsed` reads it."""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.is_sampled):02x}"
+
+
 def parent_of(metadata: Iterable[tuple[str, str | bytes]]) -> ParentSpan | None:
     """Of a call's metadata. None where it brings none, or several."""
     given = [value for key, value in metadata if key == TRACEPARENT]

@@ -94,6 +94,7 @@ class AsyncClient:
         self._make_stubs(key_metadata(os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key))
 
     def _make_stubs(self, metadata: Metadata) -> None:
+        self._metadata = tuple(metadata)
         channel: Any = MetadataChannel(self._channel, metadata) if metadata else self._channel
         self._router = router_pb2_grpc.RouterServiceStub(channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)
@@ -103,6 +104,10 @@ class AsyncClient:
         other = copy.copy(self)
         other._make_stubs(metadata)
         return other
+
+    def with_metadata(self, metadata: Metadata) -> "AsyncClient":
+        """This client, whose calls bring that along as well: a `traceparent`, say. It ends with this one."""
+        return self.calling_with((*self._metadata, *metadata))
 
     async def __aenter__(self) -> Self:
         return self

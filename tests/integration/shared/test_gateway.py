@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import random
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 from rachis import AsyncClient, chat_prompt, text_prompt
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from tests.integration.conftest import until
@@ -107,6 +109,37 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "paint", "description": "Paints.", "parameters": COLOUR, "strict": True},
 }
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": TURNS, "stream": True}),
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/messages", {"messages": TURNS}),
+        ("/v1/responses", {"input": PROMPT}),
+    ],
+)
+async def test_a_request_belongs_to_the_span_of_its_caller(
+    http: httpx.AsyncClient, client: AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    trace_id = f"{random.getrandbits(128):032x}"
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = await http.post(
+        path, json={"model": MODEL, limit: 4, **body}, headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    )
+    assert answer.status_code == 200
+    await until(functools.partial(idle, client), "it has ended")
+    assert (await client.admin.GetTrace(admin.GetTraceRequest(request_id=trace_id))).trace_id == trace_id
+
+
+async def test_a_traceparent_that_is_none_breaks_nothing(http: httpx.AsyncClient) -> None:
+    for hostile in ("x", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 9, "a" * 3000):
+        answer = await http.post(
+            "/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 2},
+            headers=[(b"traceparent", hostile.encode())],
+        )  # fmt: skip
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

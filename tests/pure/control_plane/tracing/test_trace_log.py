@@ -7,7 +7,7 @@ import pytest
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.request_trace import ParentSpan, RequestTrace
 from control_plane.tracing.trace_log import TraceLog, found, trace_bytes
-from control_plane.tracing.traceparent import parent_of, parsed
+from control_plane.tracing.traceparent import parent_of, parsed, written
 from control_plane.tracing.traces import TraceRules, Traces
 
 
@@ -79,7 +79,7 @@ def test_exported_are_those_drawn_and_those_that_missed_the_objective(
 def test_a_traceparent_is_read() -> None:
     parent = ParentSpan(0xABC, 0xDEF, is_sampled=True)
     text = f"00-{0xABC:032x}-{0xDEF:016x}-01"
-    assert parsed(text) == parent
+    assert parsed(text) == parent and written(parent) == text
     assert parent_of([("x", "y"), ("traceparent", text)]) == parent
     assert parent_of([("traceparent", text)] * 2) is None, "who is meant is not known"
 
