@@ -40,7 +40,10 @@ _LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 async def added(client: AsyncClient, seen: Seen) -> Seen:
-    identity = await client.identity(TIMEOUT_S)
+    try:
+        identity = await client.identity(TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        return _without(seen, f"the router does not tell who asks: {error.code().name}: {error.details()}")
     model = next((view.registration.model for view in seen.workers if view.registration.HasField("model")), None)
     why = ""
     if Role.GENERATE not in identity.roles:
@@ -50,7 +53,7 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
     elif prompt_tokens(seen, model) < 1:
         why = f"the model takes {model.max_model_len} tokens, too few for a probe"
     if why or model is None:
-        return seen.without(Part.PROBES, why).without(Part.WORKER_ALONE, why)
+        return _without(seen, why)
     prober = _Prober(client, max(_BEST_EFFORT, identity.lowest_priority))
     # Another one each time: nobody has sent it before.
     rng = random.Random(secrets.randbits(64))
@@ -60,7 +63,13 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
     )
     probes, answer = await prober.repeated(long)
     seen = replace(seen, probes=probes)
+    if answer is None:
+        return seen.without(Part.WORKER_ALONE, "the probes have got no answer")
     return await _compared(prober, seen, [(long, answer), (short, None)], model)
+
+
+def _without(seen: Seen, why: str) -> Seen:
+    return seen.without(Part.PROBES, why).without(Part.WORKER_ALONE, why)
 
 
 def prompt_tokens(seen: Seen, model: wire.ModelInfo) -> int:

@@ -111,7 +111,7 @@ def handoff_deadline(seen: Seen) -> Verdicts:
 
 
 def prefix_cache(seen: Seen) -> Verdicts:
-    """A prompt that comes again to a worker that has computed or pulled it finds it there."""
+    """A prompt that comes again to a worker that has computed or decoded it finds it there."""
     held: set[str] = set()
     for probe in seen.probes:
         if probe.error:
@@ -123,9 +123,7 @@ def prefix_cache(seen: Seen) -> Verdicts:
                     worker, f"{worker} has computed {probe.prompt_tokens} tokens again that it had computed just before"
                 )
             return
-        held.add(worker)
-        if route.handoff == generation.HANDOFF_OUTCOME_PULLED:
-            held.add(route.decode_worker_id)
+        held |= {route.prefill_worker_id, route.decode_worker_id} - {""}
     yield Unknown("no worker has got the same prompt twice" if held else "the probes have got no answer")
 
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from cluster_configs.loading import load, profile_names
+from cluster_core.versions import Versions
 from command_line.doctor.checks import CHECKS
 from command_line.doctor.findings import Severity, examine
 from command_line.doctor.seen import Part, Seen
-from command_line.doctor.setting_checks import RULES
+from command_line.doctor.setting_checks import RULES, mechanisms
 from tests import ROOT
 from tests.prometheus import alert_rules
 from tests.pure.command_line.doctor import planted_router, planted_settings, planted_use, planted_workers
@@ -50,6 +52,14 @@ def test_a_defect_is_not_found_by_a_table_without_its_check() -> None:
     for planted in PLANTED:
         others = [check for check in CHECKS if check.name != planted.check]
         assert not examine(others, planted.plant(healthy())).findings
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_no_profile_asks_for_what_cannot_fire(profile: str) -> None:
+    loaded = load(profile=profile, flags={"model.name": "imitated-m"})
+    sources = {entry.key: entry.source for entry in loaded.entries}
+    seen = Seen(now_unix_s=0, here=Versions(), router=healthy().router, config=loaded.config, sources=sources)
+    assert list(mechanisms(seen)) == []
 
 
 @pytest.mark.parametrize("part", list(Part))
