@@ -24,7 +24,12 @@ from tests.fakes.indexed_cluster import CHUNK, index_of
 from worker_runtime.claim_feed import ClaimFeed
 
 # What is not there beside engines that are none and a router alone.
-NOT_THERE: dict[str, Any] = {"index__chunk_tokens": CHUNK, "tiers__host_gib": 0.0, "gateway__port": None}
+NOT_THERE: dict[str, Any] = {
+    "redis__refresh_s": 0.02,
+    "index__chunk_tokens": CHUNK,
+    "tiers__host_gib": 0.0,
+    "gateway__port": None,
+}
 INDEX = load(flags={"index.chunk_tokens": CHUNK}).config.index
 TIMING = RouterTiming(check_settle_s=0.05, check_between_s=0.001)
 Planting = Callable[["World"], contextlib.AbstractAsyncContextManager[None]]
@@ -86,6 +91,9 @@ async def _join(cluster: Cluster, pool: Any, feeds: BackgroundTasks) -> Worker:
     await feed.open()
     worker = await cluster.add(pool, name, claim_feed=feed, chunk_tokens=CHUNK, service_id=SERVICE)
     worker.engine.follow_claims(feed.changed)
+    # As it would tell with its next renewal; here nobody renews.
+    worker.record.cacheable_requests = 1
+    await cluster.register(worker.record)
     feeds.start(feed.keep())
     return worker
 
