@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rachis import tls
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
 
 from benchmarks.certificates import Authority
 from cluster_configs.loading import load
@@ -99,22 +100,25 @@ async def _join(cluster: Cluster, pool: Any, feeds: BackgroundTasks) -> Worker:
 
 
 @contextlib.asynccontextmanager
-async def a_drained_worker(world: World) -> AsyncIterator[None]:
-    await world.cluster.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-1"))
-    yield
-    await world.cluster.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id="decode-1"))
+async def drained(world: World, *names: str) -> AsyncIterator[None]:
+    async def until_it_is(state: wire.WorkerState.ValueType) -> None:
+        await until(lambda: all(world.known(name).state == state for name in names))
 
-
-@contextlib.asynccontextmanager
-async def a_drained_pool(world: World) -> AsyncIterator[None]:
-    names = ("prefill-0", "prefill-1")
     for name in names:
         await world.cluster.admin.DrainWorker(admin.DrainWorkerRequest(worker_id=name))
-    await until(lambda: not world.cluster.router.membership.usable(PREFILL))
+    await until_it_is(wire.WORKER_STATE_DRAINING)
     yield
     for name in names:
         await world.cluster.admin.ResumeWorker(admin.ResumeWorkerRequest(worker_id=name))
-    await until(lambda: len(world.cluster.router.membership.usable(PREFILL)) == len(names))
+    await until_it_is(wire.WORKER_STATE_READY)
+
+
+def a_drained_worker(world: World) -> contextlib.AbstractAsyncContextManager[None]:
+    return drained(world, "decode-1")
+
+
+def a_drained_pool(world: World) -> contextlib.AbstractAsyncContextManager[None]:
+    return drained(world, "prefill-0", "prefill-1")
 
 
 @contextlib.asynccontextmanager
