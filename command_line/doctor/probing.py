@@ -1,7 +1,8 @@
 """Probes: a few requests of the doctor's own, best effort and each bounded in time, that show what mechanisms do.
 
-One prompt of random tokens, which nobody has sent before, is sent twice: is it handed off, and found in the cache? The
-answers to it and to a short one are compared with those of one worker alone, which computes the whole prompt itself.
+One prompt of random tokens, which nobody has sent before, is sent twice: is it handed off, and found in the cache?
+Where the router has it computed where it is decoded, as it may, another one comes as a session, which it hands off.
+The answers to it and to a short one are compared with those of one worker alone, which computes the prompt itself.
 """
 
 import random
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 from rachis import AsyncClient, Generated, token_prompt
+from rachis.session import RefusedError
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -63,6 +65,9 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
     )
     probes, answer = await prober.repeated(long)
     seen = replace(seen, probes=probes)
+    if answer is not None and probes[0].is_local:
+        # Which the pool for prefill computes in any case, as long as it is there.
+        seen = replace(seen, session=await prober.session(long[::-1]))
     if answer is None:
         return seen.without(Part.WORKER_ALONE, "the probes have got no answer")
     return await _compared(prober, seen, [(long, answer), (short, None)], model)
@@ -115,9 +120,29 @@ class _Prober:
                 **_SAMPLING,
             )
         except grpc.aio.AioRpcError as error:
-            told = f"{error.code().name}: {error.details()}"
-            return Probe(len(prompt), error=told, is_late=error.code() in _LATE), None
+            return _without_answer(prompt, error), None
         return Probe(len(prompt), answer.completion, await self._reason(request_id)), answer
+
+    async def session(self, prompt: Sequence[int]) -> Probe | None:
+        """None: the model has no sessions."""
+        request_id = f"doctor-{secrets.token_hex(8)}"
+        try:
+            async with self._client.session(
+                token_prompt(prompt),
+                timeout_s=PROBE_TIMEOUT_S,
+                request_id=request_id,
+                priority=self._priority,
+                **_SAMPLING,
+            ) as session:
+                async for _ in session.finish():
+                    pass
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            return _without_answer(prompt, error)
+        except RefusedError as error:
+            return Probe(len(prompt), error=f"{error.status}: {error}")
+        return Probe(len(prompt), session.completion, await self._reason(request_id))
 
     async def _reason(self, request_id: str) -> str:
         try:
@@ -127,6 +152,10 @@ class _Prober:
             # The router remembers few, or none (`placement.explanations_mib`).
             return ""
         return str(told.disaggregation)
+
+
+def _without_answer(prompt: Sequence[int], error: grpc.aio.AioRpcError) -> Probe:
+    return Probe(len(prompt), error=f"{error.code().name}: {error.details()}", is_late=error.code() in _LATE)
 
 
 async def _compared(

@@ -93,7 +93,7 @@ class Seen:
     two looks. sources: by key of the configuration, where its value came from. claims: of the last check of the index.
     metrics: of the router's page, by name and labels. gateway_error: empty where HTTP answers, or is not configured.
     certificate_ends_s: of the router's, Unix time; None: it has none. probes: of one prompt, in the order in which they
-    were sent.
+    were sent. session: a prompt that came as a session, where the router did not hand off the first of them.
     """
 
     now_unix_s: float
@@ -112,6 +112,7 @@ class Seen:
     certificate_ends_s: float | None = None
     disks: Sequence[Disk] = ()
     probes: Sequence[Probe] = ()
+    session: Probe | None = None
     comparisons: Sequence[Comparison] = ()
     missing: Mapping[Part, str] = field(default_factory=dict)
 

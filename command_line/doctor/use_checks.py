@@ -8,7 +8,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from command_line.doctor.findings import Fault, Unknown, Verdicts
-from command_line.doctor.seen import Comparison, Seen, name_of
+from command_line.doctor.seen import Comparison, Probe, Seen, name_of
 
 # As in the alerts RachisHandoffFailures and RachisLeaseExpiries.
 MOST_RECOMPUTED_SHARE = 0.05
@@ -21,7 +21,7 @@ NEAR_TIE = 0.5
 
 def probes_answered(seen: Seen) -> Verdicts:
     """A probe is best effort: without an answer it may only have waited behind others."""
-    for probe in seen.probes:
+    for probe in _all_probes(seen):
         if not probe.error:
             continue
         what = f"a request of {probe.prompt_tokens} tokens has got no answer ({probe.error})"
@@ -71,7 +71,7 @@ def handoff_pulled(seen: Seen) -> Verdicts:
     if not seen.usable(wire.POOL_PREFILL):
         yield Unknown("no prefill worker may get requests")
         return
-    answered = [probe for probe in seen.probes if not probe.error]
+    answered = [probe for probe in _all_probes(seen) if not probe.error]
     handed = [probe for probe in answered if not probe.is_local]
     if not handed:
         why = "the probes have got no answer"
@@ -160,6 +160,10 @@ def adapters(seen: Seen) -> Verdicts:
     for name in seen.config.lora.folders:
         if name not in served:
             yield Fault(name, f"adapter {name} is configured (lora.adapters), and requests for it are refused")
+
+
+def _all_probes(seen: Seen) -> list[Probe]:
+    return [*seen.probes, *([seen.session] if seen.session is not None else ())]
 
 
 def _decode_counters(seen: Seen) -> list[tuple[str, wire.WorkerCounters]]:

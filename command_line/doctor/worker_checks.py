@@ -39,8 +39,9 @@ prefill_pool = partial(
 
 
 def pool_sizes(seen: Seen) -> Verdicts:
+    """Of a pool without any worker that is told by `decode_pool` and `prefill_pool`."""
     for pool in seen.pools:
-        if pool.ready_workers < pool.minimum_workers:
+        if pool.ready_workers < pool.minimum_workers and seen.usable(pool.pool):
             name = pool_name(pool.pool)
             sentence = f"the {name} pool has {pool.ready_workers} ready workers and needs {pool.minimum_workers}"
             details = "; ".join(f"{worker.worker_id}: {worker.detail}" for worker in pool.workers if worker.detail)
@@ -73,17 +74,13 @@ quarantine = partial(_complains, "quarantine")
 
 
 def drains(seen: Seen) -> Verdicts:
-    """Of a worker that nobody is taking out of its pool, while others of it get requests."""
-    leaving = {
-        worker.worker_id
-        for pool in seen.pools
-        for worker in pool.workers
-        if worker.phase in (admin.POOL_PHASE_DRAINING, admin.POOL_PHASE_LEFT)
-    }
+    """Who leaves its pool, or is started again, goes once it has nothing to do. Where nobody else of the pool gets
+    requests, that is the finding."""
     for view in seen.workers:
-        name, pool = name_of(view), view.registration.pool
-        is_draining = view.registration.state == wire.WORKER_STATE_DRAINING
-        if is_draining and name not in leaving and seen.usable(pool):
+        name, load = name_of(view), view.load
+        is_idle = not (load.running_requests or load.waiting_requests or load.leased_handoffs or load.active_calls)
+        is_draining = view.registration.state == wire.WORKER_STATE_DRAINING and view.HasField("load")
+        if is_draining and is_idle and seen.usable(view.registration.pool):
             yield Fault(name, f"{name} was drained, stays in its pool, and gets no requests until it is resumed")
 
 

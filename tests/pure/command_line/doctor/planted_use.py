@@ -32,6 +32,10 @@ def probes(*sent: Probe) -> Plant:
     return lambda seen: replace(seen, probes=sent)
 
 
+def as_session(handoff: generation.HandoffOutcome.ValueType) -> Plant:
+    return lambda seen: replace(seen, session=probe(handoff=handoff, reason="session"))
+
+
 def divergence(gap: float | None, *, exact: bool) -> Plant:
     parted = Divergence(0, 577, {}, 3, 17, 42, gap, "tokens")
     return lambda seen: replace(seen, comparisons=[Comparison(577, "decode-1", exact, parted)])
@@ -55,6 +59,12 @@ PLANTED = (
         probes(probe(handoff=NONE, prefill=""), probe(handoff=NONE, prefill="", cached=576)),
         "placement.disaggregation",
         "was to be handed off (long_remainder) was computed and decoded by decode-0 alone",
+    ),
+    Planted(
+        "handoff",
+        both(probes(probe(reason="prefill_slow", prefill="", handoff=NONE)), as_session(RECOMPUTED)),
+        "decode-0",
+        "could not pull the blocks that prefill-0 had computed of 577 tokens",
     ),
     Planted(
         "handoffs_recomputed", counters(handoffs_recomputed=6, handoffs_pulled=94), "decode-0", "6 of 100 hand-offs"

@@ -38,6 +38,10 @@ def short(seen: Seen) -> Seen:
     return replace(seen, pools=[seen.pools[0], status])
 
 
+def none_ready(seen: Seen) -> Seen:
+    return replace(seen, pools=[seen.pools[0], changed(seen.pools[1], ready_workers=0)])
+
+
 def full_host(seen: Seen) -> Seen:
     return worker("decode-1", counters__node_available_bytes=2 * GIB)(
         worker("prefill-1", counters__node_available_bytes=2 * GIB)(seen)
@@ -89,19 +93,13 @@ PLANTED = (
 
 # What an operator does on purpose, and what another finding tells already.
 WELL = {
-    "a worker that leaves its pool": both(
-        worker("decode-1", registration__state=DRAINING),
-        lambda seen: replace(
-            seen,
-            pools=[
-                seen.pools[0],
-                changed(
-                    seen.pools[1],
-                    workers=[admin.PoolWorker(worker_id="decode-1", phase=admin.POOL_PHASE_DRAINING)],
-                ),
-            ],
-        ),
+    "a worker that drains and still has something to do": worker(
+        "decode-1", registration__state=DRAINING, load__active_calls=1
     ),
+    "a drained worker that does not answer: its registration is about to end": worker(
+        "decode-1", registration__state=DRAINING, load=None
+    ),
+    "a pool without a worker is told once": both(all_drain("decode"), none_ready),
     "a clock that is a few seconds off": worker("decode-1", registration__clock_ahead_ms=-9_000),
     "a patch release": router(version="0.1.7"),
     "one host, where workers may listen on loopback": both(
@@ -114,3 +112,4 @@ WELL = {
         configured(pools__prefill__workers=0), without_a_pool(PREFILL),
     ),
 }  # fmt: skip
+TELLS = {"a pool without a worker is told once": "decode_pool"}

@@ -19,7 +19,7 @@ from tests.pure.command_line.doctor.world import Plant, Planted, found, healthy,
 ROOMS = (planted_workers, planted_router, planted_use, planted_settings)
 PLANTED = [planted for room in ROOMS for planted in room.PLANTED]
 WELL = {what: plant for room in ROOMS for what, plant in room.WELL.items()}
-TELLS = {**planted_router.TELLS, **planted_use.TELLS}
+TELLS = {**planted_workers.TELLS, **planted_router.TELLS, **planted_use.TELLS}
 PAGE = ROOT / "docs" / "doctor.md"
 
 
@@ -109,7 +109,7 @@ def test_names_are_given_once_and_severities_are_those_of_the_alerts() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     alerts = alert_rules()
-    lesser = {"prefill_pool", "index_away", "command_version"}
+    lesser = {"index_away", "command_version"}
     for check in CHECKS:
         alert = re.fullmatch(r"runbooks/(\w+)\.md", check.page)
         if alert and check.name not in lesser:
