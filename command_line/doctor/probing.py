@@ -25,6 +25,7 @@ from cluster_wire.secret import read_secret
 from command_line.doctor.seen import Comparison, Part, Probe, Seen, name_of
 from command_line.router_admin import TIMEOUT_S
 from control_plane.access.roles import Role
+from control_plane.placement.disaggregation import Reason
 
 PROBE_TIMEOUT_S = 30.0
 MAX_TOKENS = 8
@@ -65,8 +66,7 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
     )
     probes, answer = await prober.repeated(long)
     seen = replace(seen, probes=probes)
-    if answer is not None and probes[0].is_local:
-        # Which the pool for prefill computes in any case, as long as it is there.
+    if probes[0].is_local and not probes[0].error and probes[0].reason != Reason.PREFILL_DOWN:
         seen = replace(seen, session=await prober.session(long[::-1]))
     if answer is None:
         return seen.without(Part.WORKER_ALONE, "the probes have got no answer")

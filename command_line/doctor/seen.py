@@ -17,7 +17,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.versions import Versions
 from control_plane.fleet.membership import may_work
 from control_plane.model.worker_snapshot import Pool
-from control_plane.placement.disaggregation import LOCAL, Reason
+from control_plane.placement.disaggregation import LOCAL
 
 
 class Part(StrEnum):
@@ -61,10 +61,8 @@ class Probe:
 
     @property
     def is_local(self) -> bool:
-        """Its router had the decode worker compute the prompt, as a decision and not for want of prefill workers."""
-        if not self.reason:
-            return not self.route.prefill_worker_id
-        return self.reason in LOCAL and self.reason != Reason.PREFILL_DOWN
+        """Its router had the decode worker compute the prompt."""
+        return self.reason in LOCAL if self.reason else not self.route.prefill_worker_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,22 @@ async def test_a_certificate_that_ends_soon_is_found(
         assert await service.found() == {("certificate", "security.certificate_file")}
 
 
+async def test_hand_offs_are_tried_by_a_session_where_the_router_may_do_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"placement__disaggregation": "conditional", "placement__local_prefill_tokens": 1000}
+    async with world(monkeypatch, capsys, **flags) as service:
+        for name in ("decode-0", "decode-1"):
+            # Pulls take longer than computing: prompts of this length are not handed off.
+            named(service.cluster, name).record.costs.pull_s = 5.0
+            await service.registers(name)
+        await until(lambda: all(service.known(name).costs.pull_s for name in ("decode-0", "decode-1")))
+        assert await service.found() == set()
+        assert set(service.cluster.parts.queries.status().disaggregation) == {"short_remainder", "session"}
+        async with pulls_that_fail(service):
+            assert {check for check, _ in await service.found()} == {"handoff"}
+
+
 async def test_a_router_that_cannot_be_asked_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{hold_port('127.0.0.1')}"
     assert await doctor(address, as_json=True) == 2

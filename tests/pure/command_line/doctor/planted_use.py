@@ -116,6 +116,7 @@ WELL = {
         configured(tiers__host_gib=0.0),
         *(worker(name, load__total_host_blocks=0, tiers=None) for name in ("prefill-0", "decode-0")),
     ),
+    "a prefill worker that was lost just then": probes(probe(handoff=NONE, prefill="", reason="prefill_down")),
     "short requests, and few": index(disaggregation={"short_remainder": 49}),
     "no pull measured yet": worker("decode-0", registration__costs__pull_s_per_token=0, registration__costs__pull_s=90),
     "no decode worker, told once": both(without_a_pool(DECODE), probes(FAILED)),

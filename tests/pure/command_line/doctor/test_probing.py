@@ -43,12 +43,12 @@ def test_a_probe_and_its_answer_fit_the_model_and_are_bounded() -> None:
         ("long_remainder", "", False),
         ("short_remainder", "", True),
         ("prefill_slow", "", True),
-        ("prefill_down", "", False),
+        ("prefill_down", "", True),
         ("", "", True),
         ("", "prefill-0", False),
     ],
 )
-def test_a_probe_is_local_by_a_decision_of_the_router(reason: str, prefill: str, is_local: bool) -> None:
+def test_whether_a_probe_was_to_be_handed_off_says_its_router(reason: str, prefill: str, is_local: bool) -> None:
     probe = Probe(64, reason=reason)
     probe.route.prefill_worker_id = prefill
     assert probe.is_local is is_local
