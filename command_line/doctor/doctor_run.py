@@ -48,7 +48,8 @@ def _print(address: str, seen: Seen, report: Report) -> None:
         width = max(len(each.check) for each in report.not_checked)
         for each in report.not_checked:
             out.print(f"  {each.check:<{width}}  {escape(each.why)}")
-    found = f"{len(report.findings)} findings" if report.findings else "nothing is wrong"
+    number = len(report.findings)
+    found = f"{number} finding{'s' if number > 1 else ''}" if number else "nothing is wrong"
     out.print(
         f"service {seen.router.service_id} on {address}: {found}; {len(CHECKS)} checks, "
         f"{len({each.check for each in report.not_checked})} of them not made"

@@ -67,6 +67,7 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
     probes, answer = await prober.repeated(long)
     seen = replace(seen, probes=probes)
     if probes[0].is_local and not probes[0].error and probes[0].reason != Reason.PREFILL_DOWN:
+        # Backwards it is another prompt.
         seen = replace(seen, session=await prober.session(long[::-1]))
     if answer is None:
         return seen.without(Part.WORKER_ALONE, "the probes have got no answer")
