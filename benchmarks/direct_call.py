@@ -24,13 +24,16 @@ class DirectWorker:
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._generation = generation_number
 
-    async def decode(self, token_ids: list[int], sampling: dict[str, Any], timeout_s: float = 600.0) -> Generated:
-        """The whole completion, prefilled and decoded by this worker alone."""
+    async def decode(
+        self, token_ids: list[int], sampling: dict[str, Any], timeout_s: float = 600.0, *, priority: int = 0
+    ) -> Generated:
+        """The whole completion, prefilled and decoded by this worker alone. priority: as in `GenerateRequest`."""
         request = wire.DecodeRequest(
             request_id=new_request_id(),
             generation=self._generation,
             token_ids=token_ids,
             sampling=generation.SamplingParams(**sampling),
+            priority=priority,
         )
         generated = Generated()
         async for message in self._stub.Decode(request, timeout=timeout_s, metadata=self._metadata):

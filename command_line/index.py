@@ -10,7 +10,7 @@ from rachis.v1 import admin_pb2 as admin
 from command_line import options
 from command_line.output import out, print_json, print_table, short_number
 from command_line.router_admin import TIMEOUT_S, pool_name
-from command_line.status.index import alarms, first_names, index_line, status_of
+from command_line.status.index import first_names, index_line, status_of
 
 
 def register(app: typer.Typer) -> None:
@@ -151,7 +151,7 @@ async def index_status(address: str, *, as_json: bool) -> None:
         print_json(status)
         return
     out.print(index_line(status))
-    for alarm in alarms(status):
+    for alarm in status["alarms"]:
         out.print(f"[bold]{alarm}[/bold]")
     counts = status["counts"]
     out.print(

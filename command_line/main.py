@@ -27,6 +27,7 @@ from command_line import (
 )
 from command_line.batches import batch
 from command_line.bench import group as bench
+from command_line.doctor import doctor
 from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
@@ -41,6 +42,7 @@ COMMANDS = (
     batch,
     overview,
     top,
+    doctor,
     trace,
     pools,
     demo,

@@ -1,11 +1,12 @@
 """The part of `rachis status` about the prefix index: how large it is, how far it follows the workers, its alarms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rachis.v1 import admin_pb2 as admin
 
 from command_line.output import short_number
+from command_line.status.complaints import Complaint
 
 _MOST_NAMES_SHOWN = 3
 
@@ -37,6 +38,7 @@ def status_of(status: admin.GetIndexStatusResponse) -> dict[str, Any]:
         },
         "load_only_decisions": status.load_only_decisions,
         "disaggregation": dict(status.disaggregation),
+        "alarms": [complaint.sentence for complaint in complaints_of(status)],
     }
 
 
@@ -49,20 +51,20 @@ def index_line(status: dict[str, Any]) -> str:
     )
 
 
-def alarms(status: dict[str, Any]) -> list[str]:
-    """What is wrong with the index, in sentences."""
-    sentences = []
-    if status["stale"]:
-        sentences.append(f"the index is {status['staleness_s']:.0f} s old and not believed: placement uses load alone")
-    elif not status["connected"]:
-        sentences.append("Redis does not answer: the index stays as it is")
-    silent = [worker["worker_id"] for worker in status["workers"] if worker["silent"]]
+def complaints_of(status: admin.GetIndexStatusResponse) -> Iterator[Complaint]:
+    """What is wrong with the index: `stale`, `away` (Redis is), `silent`, `behind`."""
+    if status.stale:
+        yield Complaint(
+            "stale", f"the index is {status.staleness_s:.0f} s old and not believed: placement uses load alone"
+        )
+    elif not status.connected:
+        yield Complaint("away", "Redis does not answer: the index stays as it is")
+    silent = [worker.worker_id for worker in status.workers if worker.silent]
     if silent:
-        sentences.append(f"finish requests and tell of no block: {first_names(silent)}")
-    behind = [worker["worker_id"] for worker in status["workers"] if not worker["in_sync"]]
+        yield Complaint("silent", f"finish requests and tell of no block: {first_names(silent)}")
+    behind = [worker.worker_id for worker in status.workers if not worker.in_sync]
     if behind:
-        sentences.append(f"not in sync: {first_names(behind)}")
-    return sentences
+        yield Complaint("behind", f"not in sync: {first_names(behind)}")
 
 
 def first_names(names: Sequence[str]) -> str:

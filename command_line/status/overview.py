@@ -1,7 +1,7 @@
 """`rachis status`: what runs here, what it is doing, and whether anything was left behind."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import grpc
@@ -15,8 +15,9 @@ from cluster_core.errors import NotFoundError
 from command_line import options
 from command_line.output import computes_nothing, out, print_json, print_table
 from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
+from command_line.status import complaints
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
-from command_line.status.index import alarms, index_line, status_of
+from command_line.status.index import index_line, status_of
 from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.service.state import StateFile, leftovers
 
@@ -150,7 +151,7 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "free_blocks": view.load.free_blocks,
         "total_blocks": view.load.total_blocks,
         "open_sessions": view.load.open_sessions,
-        "stalled_s": round(view.load.stalled_s or view.registration.load.stalled_s, 1),
+        "stalled_s": complaints.stalled(view),
         "quarantined_blocks": view.load.quarantined_blocks,
         "free_host_blocks": view.load.free_host_blocks,
         "total_host_blocks": view.load.total_host_blocks,
@@ -160,6 +161,7 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "kv_bytes_pulled": view.counters.kv_bytes_pulled,
         "handoffs_recomputed": view.counters.handoffs_recomputed,
         "resident_bytes": view.counters.resident_bytes,
+        "complaints": [complaint.sentence for complaint in complaints.of_worker(view)],
         **({"tiers": tiers_of(view)} if tiers else {}),
         **({"decode": decode_of(view)} if decode else {}),
     }
@@ -219,7 +221,7 @@ def _print(result: dict[str, Any]) -> None:
     for name, pool in result["pools"].items():
         out.print(_pool_line(name, pool))
     out.print(index_line(result["index"]))
-    for alarm in alarms(result["index"]):
+    for alarm in result["index"]["alarms"]:
         out.print(f"[bold]{alarm}[/bold]")
     told = (f"{use['what']} {use['used_bytes'] >> 20} of {use['limit_bytes'] >> 20} MiB" for use in result["memory"])
     out.print(f"memory of the router: {', '.join(told)}")
@@ -240,15 +242,5 @@ def _print(result: dict[str, Any]) -> None:
     columns = ("worker", "node", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)
     for worker in result["workers"]:
-        for complaint in complaints(worker):
+        for complaint in worker["complaints"]:
             out.print(f"[bold]{worker['worker_id']} {escape(complaint)}[/bold]")
-
-
-def complaints(worker: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with it, in sentences that begin with its name."""
-    if worker["version_skew"]:
-        yield f"gets no requests: {worker['version_skew']}"
-    if worker["stalled_s"]:
-        yield f"gets no requests: its engine has been in one step for {worker['stalled_s']:.0f} s"
-    if worker["quarantined_blocks"]:
-        yield f"keeps {worker['quarantined_blocks']} blocks from use: a pull that was given up is not over"

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from command_line.output import computes_nothing
-from command_line.status.overview import complaints
 from command_line.top.view import Listing, Row, View, window
 
 _KEYS = "w workers  r requests  s sort  S reverse  ↑↓ select  ⏎ open  esc back  q quit"
@@ -54,7 +53,7 @@ def _heading(service: Mapping[str, Any]) -> Iterable[Text]:
     yield Text("  ".join((*pools, *outcomes)), overflow="ellipsis", no_wrap=True)
     alarms = [] if service["registry_connected"] else ["the registry (Redis) does not answer"]
     alarms += sorted({computes_nothing(worker["imitates"]) for worker in workers if worker["imitates"]})
-    alarms += [f"{worker['worker_id']} {complaint}" for worker in workers for complaint in complaints(worker)]
+    alarms += [f"{worker['worker_id']} {complaint}" for worker in workers for complaint in worker["complaints"]]
     alarms += [service["said"]] if service["said"] else []
     for alarm in alarms:
         yield Text(alarm, style="bold red", overflow="ellipsis", no_wrap=True)

@@ -1,7 +1,7 @@
-"""The registry of one service in memory: of Redis, a router gets the registrations and the fence, nothing else."""
+"""The registry of one service in memory: a router gets registrations and the fence from it, all else if a test asks."""
 
 from random import Random
-from typing import Any, NoReturn
+from typing import Any
 
 import redis.asyncio as redis
 from rachis.v1 import worker_pb2 as wire
@@ -21,6 +21,8 @@ class RegistryRedis(LocalRedis):
     def __init__(self, service_id: str, secret: Secret | None = None) -> None:
         """secret: of the service, that registrations are sealed with."""
         super().__init__(Store(), Network(Random(0), latency_s=0.0), "router", timeout_s=1.0)
+        # Claims, accesses and the rest are there as well.
+        self.is_whole = False
         # Workers and the generation up to which they were kept out, in order.
         self.fenced: list[tuple[str, int]] = []
         self._service_id = service_id
@@ -37,12 +39,16 @@ class RegistryRedis(LocalRedis):
         self.store.delete(registry.worker_key(self._service_id, worker_id))
 
     async def eval(self, script: str, keys: int, *args: Any) -> Any:
-        if script != FENCE:
+        if script != FENCE and not self.is_whole:
             raise redis.ConnectionError("only the registry is there")
         answer = await super().eval(script, keys, *args)
+        if script != FENCE:
+            return answer
         worker_id = args[0].removeprefix(registry.worker_key(self._service_id, ""))
         self.fenced.append((worker_id, int(args[keys]) - 1))
         return answer
 
-    def pipeline(self, *, transaction: bool) -> NoReturn:
-        raise redis.ConnectionError("only the registry is there")
+    def pipeline(self, *, transaction: bool) -> Any:
+        if not self.is_whole:
+            raise redis.ConnectionError("only the registry is there")
+        return super().pipeline(transaction=transaction)

@@ -10,12 +10,14 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import message_factory
+from rachis.client import KEY_VARIABLE
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2
 from rachis.v1 import router_pb2 as api
 
 from cluster_core.clock import unix_s
+from command_line.doctor.doctor_run import doctor
 from control_plane.access.api_keys import rotated
 from control_plane.access.key_file import edit
 from control_plane.access.roles import RPC_NEEDS, Identity
@@ -295,3 +297,23 @@ async def test_a_handler_that_nobody_guards_refuses(keyed: Keyed) -> None:
 
     with pytest.raises(Exception, match="a valid API key is needed"):
         await keyed.cluster.parts.router.GetIdentity(api.GetIdentityRequest(), Context())  # type: ignore[arg-type]
+
+
+async def test_the_doctor_says_what_a_key_does_not_let_it_see(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def told(who: str) -> tuple[int, dict[str, str]]:
+        """Its exit code, and what it could not check and why."""
+        monkeypatch.setenv(KEY_VARIABLE, keyed.key[who])
+        code = await doctor(keyed.cluster.router.address, as_json=True)
+        keyed.cluster.calls = sum(keyed.cluster.outcomes.values())
+        lines = capsys.readouterr().out.splitlines()
+        return code, {each["check"]: each["why"] for each in json.loads(lines[-1])["not_checked"]} if lines else {}
+
+    _, blind = await told("observe")
+    assert {blind[check] for check in ("answers", "handoff", "prefix_cache", "token_identity")} == {
+        "the key `observe` has no role `generate`"
+    }
+    _, seeing = await told("looker")
+    assert not seeing.keys() & {"answers", "handoff", "prefix_cache", "token_identity"}
+    assert await told("generate") == (2, {}) == await told("nobody")

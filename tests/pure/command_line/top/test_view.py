@@ -18,7 +18,7 @@ def worker(name: str, **values: Any) -> dict[str, Any]:
         "worker_id": name, "pool": "decode", "state": "ready", "phase": "ready", "generation": 1, "running_requests": 0,
         "waiting_requests": 0, "leased_handoffs": 0, "open_sessions": 0, "free_blocks": 10, "total_blocks": 10,
         "prompt_tokens": 0, "generated_tokens": 0, "prompt_tokens_per_s": 0.0, "generated_tokens_per_s": 0.0,
-        "resident_bytes": 5 << 20, "imitates": "", "version_skew": "", "stalled_s": 0.0, "quarantined_blocks": 0,
+        "resident_bytes": 5 << 20, "imitates": "", "complaints": [],
     }  # fmt: skip
     return idle | values
 
@@ -135,7 +135,7 @@ def test_a_screen_is_no_larger_than_the_terminal() -> None:
 
 
 def test_what_is_wrong_stands_above() -> None:
-    ill = worker("decode-0", stalled_s=12.0, imitates="h100-x")
+    ill = worker("decode-0", complaints=["gets no requests: why"], imitates="h100-x")
     lines = drawn(View(), service(ill, registry_connected=False, said="the router does not answer: gone"), [ill])
     text = "\n".join(lines)
     for sentence in ("Redis", "decode-0 gets no requests", "compute nothing", "does not answer: gone"):

@@ -1,0 +1,24 @@
+"""`rachis doctor` on a real service that is well."""
+
+import json
+
+import pytest
+
+from command_line.doctor.doctor_run import doctor
+from command_line.own_service import Target
+
+pytestmark = pytest.mark.integration
+
+# Counts of what other tests have had the service do.
+OF_OTHERS = {"failures", "ttft", "handoffs_recomputed", "handoffs_expired", "handoffs_unused", "index_unused"}
+# It may still be starting.
+LATE = {"gateway"}
+
+
+async def test_nothing_is_found_on_a_real_service_that_is_well(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await doctor(target.address, as_json=True)
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [finding for finding in told["findings"] if finding["check"] not in OF_OTHERS] == []
+    assert {each["check"] for each in told["not_checked"]} <= LATE, told["not_checked"]
