@@ -8,7 +8,6 @@ import termios
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cluster_core.bound_child import bind_to_parent
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 
@@ -42,13 +41,21 @@ class Screen:
         asyncio.get_running_loop().remove_reader(self._terminal)
 
 
-async def started(cluster: Cluster, *arguments: str, terminal: int | None = None) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def started(
+    cluster: Cluster, *arguments: str, terminal: int | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     place: int = asyncio.subprocess.PIPE if terminal is None else terminal
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "command_line.main", "top", "--address", cluster.router.address, *arguments,
         stdin=place, stdout=place, stderr=place, env=os.environ | {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"},
-        preexec_fn=bind_to_parent,
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def ended(process: asyncio.subprocess.Process) -> int:
@@ -68,8 +75,7 @@ async def a_cluster() -> AsyncIterator[Cluster]:
 async def test_keys_lead_to_requests_and_their_stages_and_out() -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-    async with a_cluster() as cluster:
-        process = await started(cluster, "--interval-s", "0.2", terminal=theirs)
+    async with a_cluster() as cluster, started(cluster, "--interval-s", "0.2", terminal=theirs) as process:
         screen = Screen(ours)
         await screen.shows(lambda text: "decode-0" in text and "prefill-0" in text)
         screen.press("r")
@@ -87,8 +93,7 @@ async def test_keys_lead_to_requests_and_their_stages_and_out() -> None:
 
 async def test_a_router_that_goes_is_said_and_the_view_stays() -> None:
     ours, theirs = pty.openpty()
-    async with a_cluster() as cluster:
-        process = await started(cluster, "--interval-s", "0.2", terminal=theirs)
+    async with a_cluster() as cluster, started(cluster, "--interval-s", "0.2", terminal=theirs) as process:
         screen = Screen(ours)
         await screen.shows(lambda text: "decode-0" in text)
         await cluster.router.stop()
@@ -100,10 +105,9 @@ async def test_a_router_that_goes_is_said_and_the_view_stays() -> None:
 
 async def test_without_a_terminal_it_prints_once_or_says_so() -> None:
     async with a_cluster() as cluster:
-        process = await started(cluster, "--once")
-        told, _ = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 0 and b"decode-0" in told and b"the-request" in told
-
-        process = await started(cluster)
-        _, said = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 2 and b"--once" in said and b"Traceback" not in said
+        async with started(cluster, "--once") as process:
+            told, _ = await asyncio.wait_for(process.communicate(), 60)
+            assert process.returncode == 0 and b"decode-0" in told and b"the-request" in told
+        async with started(cluster) as process:
+            _, said = await asyncio.wait_for(process.communicate(), 60)
+            assert process.returncode == 2 and b"--once" in said and b"Traceback" not in said
