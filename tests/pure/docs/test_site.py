@@ -13,6 +13,7 @@ import yaml
 
 from cluster_configs.loading import load, parse_assignments
 from cluster_core.errors import ConfigError
+from control_plane.model.request_trace import Stage
 from tests import ROOT
 from tests.pure.docs.console import parse, shell_lines
 from tools import pictures
@@ -23,6 +24,10 @@ SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 DOCS = ROOT / "docs"
 OWN = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+KEYS = {entry.key for entry in load().entries}
+# Names of libraries, which decisions speak of.
+_OF_LIBRARIES = {"ray.init", "redis.asyncio"}
+SECTIONS = {key.partition(".")[0] for key in KEYS}
 # Runbooks have a test of their own; the others draw, and tell nobody what to type.
 _WITHOUT_COMMANDS = ("runbooks", "decisions", "internals", "reference")
 # Those that take the settings of a service.
@@ -137,6 +142,21 @@ def test_commands_and_their_settings_are_taken(page: str) -> None:
             check_settings(line)
         elif program == "make":
             assert {word for word in shlex.split(line)[1:] if "=" not in word} <= TARGETS, line
+
+
+@pytest.mark.parametrize("page", OWN)
+def test_settings_that_a_page_names_exist(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    named = {
+        key for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?:[=:][^`]*)?`", text) if key.partition(".")[0] in SECTIONS
+    } - _OF_LIBRARIES
+    assert {key for key in named if not any(f"{entry}.".startswith(f"{key}.") for entry in KEYS)} == set()
+
+
+def test_stages_that_tuning_begins_with_are_those_of_a_trace() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "tune.md").read_text(), re.MULTILINE)
+    assert len(rows) > 5
+    assert set(rows) <= {stage.value for stage in Stage}
 
 
 def test_a_setting_that_a_service_refuses_is_found() -> None:
