@@ -13,7 +13,7 @@ import yaml
 
 from cluster_configs.loading import load, parse_assignments
 from cluster_core.errors import ConfigError
-from control_plane.model.request_trace import Stage
+from control_plane.model.request_trace import TraceStage
 from tests import ROOT
 from tests.pure.docs.console import parse, shell_lines
 from tools import pictures
@@ -156,7 +156,7 @@ def test_settings_that_a_page_names_exist(page: str) -> None:
 def test_stages_that_tuning_begins_with_are_those_of_a_trace() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "tune.md").read_text(), re.MULTILINE)
     assert len(rows) > 5
-    assert set(rows) <= {stage.value for stage in Stage}
+    assert set(rows) <= {stage.value for stage in TraceStage}
 
 
 def test_a_setting_that_a_service_refuses_is_found() -> None:
