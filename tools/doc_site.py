@@ -8,10 +8,12 @@ file's path. Links within code stay as they are.
 import posixpath
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 # Documents that lie elsewhere, by the page that each becomes.
 ELSEWHERE = {
     "contribute/architecture.md": "ARCHITECTURE.md",
@@ -35,10 +37,12 @@ _CODE_OR_LINK = re.compile(
 )
 
 
-def pages(own: list[str]) -> dict[str, str]:
-    """Every page and picture of the site by its path in the project. own: pages in `docs`."""
+@cache
+def pages() -> dict[str, str]:
+    """Every page and picture of the site by its path in the project."""
+    own = {str(path.relative_to(ROOT)): str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.is_file()}
     pictures = {f"benchmarks/results/{path.name}": f"{PICTURES}/{path.name}" for path in _pictures()}
-    return {f"docs/{page}": page for page in own} | {path: page for page, path in ELSEWHERE.items()} | pictures
+    return own | {path: page for page, path in ELSEWHERE.items()} | pictures
 
 
 def rewritten(text: str, page: str, known: Mapping[str, str]) -> str:
@@ -77,6 +81,8 @@ def on_files(files: Any, *, config: Any) -> Any:
     """Called by MkDocs once it has found the files of `docs`."""
     from mkdocs.structure.files import File
 
+    # While the site is served, a file may have come since.
+    pages.cache_clear()
     for page, path in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     for path in _pictures():
@@ -86,5 +92,4 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Called by MkDocs before a page is rendered."""
-    own = [file.src_uri for file in files.documentation_pages() if file.src_uri not in ELSEWHERE]
-    return rewritten(markdown, page.file.src_uri, pages(own))
+    return rewritten(markdown, page.file.src_uri, pages())
