@@ -85,8 +85,8 @@ def on_files(files: Any, *, config: Any) -> Any:
     pages.cache_clear()
     for page, path in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
-    for path in _pictures():
-        files.append(File.generated(config, f"{PICTURES}/{path.name}", abs_src_path=str(path)))
+    for picture in _pictures():
+        files.append(File.generated(config, f"{PICTURES}/{picture.name}", abs_src_path=str(picture)))
     return files
 
 
