@@ -20,8 +20,8 @@ endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
-# Processes that tests are spread over: one more than cores, since many tests wait more than they compute.
-WORKERS ?= 3
+# Processes that tests are spread over: two more than cores, since many tests wait more than they compute.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf

@@ -30,6 +30,7 @@ from command_line.bench import group as bench
 from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
 from command_line.simulation import plan, simulate
 from command_line.status import overview
+from command_line.top import top
 
 COMMANDS = (
     serve,
@@ -39,6 +40,7 @@ COMMANDS = (
     chat,
     batch,
     overview,
+    top,
     trace,
     pools,
     demo,

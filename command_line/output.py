@@ -19,12 +19,16 @@ def print_json(result: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    out.print(made_table(title, columns, rows))
+
+
+def made_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    out.print(table)
+    return table
 
 
 def short_number(number: int) -> str:

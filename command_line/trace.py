@@ -1,16 +1,19 @@
 """`rachis trace`: where the time of a request went, a bar for each stage, from the router's memory."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
 from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
+from rich.console import Group
 from rich.markup import escape
+from rich.text import Text
 
 from command_line import options
-from command_line.output import out, print_json, print_table
+from command_line.output import made_table, out, print_json
 from command_line.router_admin import TIMEOUT_S
 
 _BAR_CHARACTERS = 40
@@ -42,7 +45,7 @@ async def trace(address: str, request_id: str, *, as_json: bool) -> None:
         escape(f"{found['kind']} {found['request_id']}, {found['outcome'] or 'running'}, trace {found['trace_id']}")
     )
     for answer in (found, *found["further_choices"]):
-        _print_answer(answer)
+        out.print(answer_view(answer))
 
 
 def trace_of(told: admin.GetTraceResponse) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def bar(start_ms: float, duration_ms: float, whole_ms: float) -> str:
     return " " * first + "█" * min(length, _BAR_CHARACTERS - first)
 
 
-def _print_answer(answer: dict[str, Any]) -> None:
+def answer_view(answer: Mapping[str, Any]) -> Group:
+    """One answer of what `trace_of` tells: a bar for each stage, and what happened."""
     whole_ms = answer["end_to_end_ms"]
     rows = [
         (
@@ -86,9 +90,8 @@ def _print_answer(answer: dict[str, Any]) -> None:
         )
         for stage in answer["stages"]
     ]
-    print_table("", ("stage", "worker", "ms", ""), rows)
     ttft_ms = answer.get("ttft_ms")
     first = f", first token after {ttft_ms:.1f} ms" if ttft_ms is not None else ""
-    out.print(f"{whole_ms:.1f} ms in all{first}")
-    for event in answer["events"]:
-        out.print(escape(f"{event['at_ms']:.1f} ms {event['name']} {event['detail']}"))
+    events = (Text(f"{event['at_ms']:.1f} ms {event['name']} {event['detail']}") for event in answer["events"])
+    table = made_table("", ("stage", "worker", "ms", ""), rows)
+    return Group(table, Text(f"{whole_ms:.1f} ms in all{first}"), *events)

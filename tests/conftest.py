@@ -2,11 +2,15 @@
 what the garbage collector leaves alone."""
 
 import gc
+import os
 from collections import defaultdict
 from pathlib import Path, PurePath
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# Before a test module loads torch, which reads it once: beside other tests, threads of one engine wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests import ROOT, examples
 from tests.groups import group_of, place_of

@@ -14,6 +14,7 @@ from command_line.bench import (
     migration,
     ordering,
     overhead,
+    pace,
     placement,
     prefix_cache,
     serve,
@@ -28,6 +29,7 @@ from command_line.bench import (
 COMMANDS = (
     overhead,
     data_path,
+    pace,
     host_copies,
     gateway,
     serve,

@@ -59,7 +59,8 @@ async def status(
     if not address:
         return _nothing_runs(as_json, starting=running is not None)
     try:
-        result = await _ask(address, worker, tiers=tiers, decode=decode)
+        async with AsyncClient(address) as client:
+            result = await ask(client, address, worker, tiers=tiers, decode=decode)
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             raise
@@ -94,14 +95,16 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
     return 1 if left else 0
 
 
-async def _ask(address: str, worker: str | None, *, tiers: bool, decode: bool) -> dict[str, Any]:
-    async with AsyncClient(address) as client:
-        router = await client.router_status()
-        index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S)
-        pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools
-        views = await client.workers(
-            hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
-        )
+async def ask(
+    client: AsyncClient, address: str, worker: str | None, *, tiers: bool = False, decode: bool = False
+) -> dict[str, Any]:
+    """For `--json`. worker: as in `status`. Raises grpc.aio.AioRpcError and NotFoundError."""
+    router = await client.router_status()
+    index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S)
+    pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools
+    views = await client.workers(
+        hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
+    )
     if worker is not None:
         views = [_named(worker, views)]
     return {
@@ -152,6 +155,8 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "free_host_blocks": view.load.free_host_blocks,
         "total_host_blocks": view.load.total_host_blocks,
         "requests": view.counters.requests,
+        "prompt_tokens": view.counters.prompt_tokens,
+        "generated_tokens": view.counters.generated_tokens,
         "kv_bytes_pulled": view.counters.kv_bytes_pulled,
         "handoffs_recomputed": view.counters.handoffs_recomputed,
         "resident_bytes": view.counters.resident_bytes,
@@ -235,14 +240,14 @@ def _print(result: dict[str, Any]) -> None:
     columns = ("worker", "node", "state", "running", "waiting", "leased", "sessions", "free blocks", "memory")
     print_table("", columns, rows)
     for worker in result["workers"]:
-        for complaint in _complaints(worker):
-            out.print(f"[bold]{worker['worker_id']} {complaint}[/bold]")
+        for complaint in complaints(worker):
+            out.print(f"[bold]{worker['worker_id']} {escape(complaint)}[/bold]")
 
 
-def _complaints(worker: dict[str, Any]) -> Iterator[str]:
+def complaints(worker: dict[str, Any]) -> Iterator[str]:
     """What is wrong with it, in sentences that begin with its name."""
     if worker["version_skew"]:
-        yield f"gets no requests: {escape(worker['version_skew'])}"
+        yield f"gets no requests: {worker['version_skew']}"
     if worker["stalled_s"]:
         yield f"gets no requests: its engine has been in one step for {worker['stalled_s']:.0f} s"
     if worker["quarantined_blocks"]:

@@ -49,6 +49,7 @@ RPC_NEEDS = {
     "/rachis.v1.AdminService/LookupPrefix": Need.OBSERVE,
     "/rachis.v1.AdminService/ExplainPlacement": Need.OBSERVE,
     "/rachis.v1.AdminService/GetTrace": Need.OBSERVE,
+    "/rachis.v1.AdminService/ListRequests": Need.OBSERVE,
     "/rachis.v1.AdminService/CheckIndex": Need.OBSERVE,
     "/rachis.v1.AdminService/GetIndexStatus": Need.OBSERVE,
     "/rachis.v1.AdminService/ListAdapters": Need.OBSERVE,

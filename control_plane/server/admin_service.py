@@ -132,6 +132,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with _answering(context):
             return self._queries.trace(request, self._queries.rules.access.identity(context))
 
+    async def ListRequests(self, request: admin.ListRequestsRequest, context: Context) -> admin.ListRequestsResponse:
+        async with _answering(context):
+            return self._queries.requests(request, self._queries.rules.access.identity(context))
+
     async def CheckIndex(self, request: admin.CheckIndexRequest, context: Context) -> admin.CheckIndexResponse:
         return await self._queries.check()
 

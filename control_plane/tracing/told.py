@@ -24,6 +24,26 @@ def told(
     )
 
 
+def in_a_line(trace: RequestTrace, now_s: float) -> admin.RequestView:
+    """now_s: on the trace's clock, where it still runs."""
+    until_s, ttft_s, answered = now_s if trace.ended_s is None else trace.ended_s, trace.ttft_s, trace.answered
+    mark = trace.marks[-1]
+    return admin.RequestView(
+        request_id=trace.request_id,
+        kind=trace.kind,
+        outcome=trace.outcome,
+        tenant=trace.tenant,
+        stage=mark.stage.value,
+        stage_ms=(until_s - mark.began_s) * 1000,
+        worker_id=mark.worker_id,
+        age_ms=(until_s - trace.began_s) * 1000,
+        ttft_ms=None if ttft_s is None else ttft_s * 1000,
+        prompt_tokens=answered.prompt_tokens if answered is not None else 0,
+        completion_tokens=answered.completion_tokens if answered is not None else 0,
+        migrations=sum(each.migrations for each in (trace, *trace.choices)),
+    )
+
+
 def not_known(name: str) -> str:
     """The sentence for a request that is not among those that are remembered."""
     if not name:

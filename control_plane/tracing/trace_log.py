@@ -4,6 +4,7 @@ Two rings, half of the memory each: those of all requests, and those that are no
 which requests without anything to tell do not push out.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Iterator
 
@@ -49,8 +50,8 @@ class TraceLog:
 
     def latest(self) -> Iterator[RequestTrace]:
         """The last one to end comes first."""
-        rings = (self._plain.traces, self._notable.traces)
-        return iter(sorted((trace for ring in rings for trace in ring), key=_ended_s, reverse=True))
+        rings = (reversed(self._plain.traces), reversed(self._notable.traces))
+        return heapq.merge(*rings, key=_ended_s, reverse=True)
 
     def memory(self) -> MemoryUse:
         return MemoryUse("traces", self._plain.bytes + self._notable.bytes, self._most_bytes, "tracing.memory_mib")

@@ -98,6 +98,14 @@ class Traces:
         """As in `GetTraceRequest`; those that run come first. tenant: whose requests may be told of; None: all."""
         return found(self._latest(), name, tenant)
 
+    def running(self, tenant: str | None) -> list[RequestTrace]:
+        """The oldest first. tenant: as in `find`."""
+        return [trace for trace in self._begun() if tenant in (None, trace.tenant)]
+
+    def ended(self, tenant: str | None) -> Iterator[RequestTrace]:
+        """The last one to end first. tenant: as in `find`."""
+        return (trace for trace in self._log.latest() if tenant in (None, trace.tenant))
+
     def arrived_unix_s(self, trace: RequestTrace) -> float:
         """By this host's clock."""
         if trace.ended_s is None:
@@ -121,7 +129,10 @@ class Traces:
         return self._log.memory()
 
     def _latest(self) -> Iterator[RequestTrace]:
-        for lifecycle in reversed(self._running.values()):
-            lifecycle.trace.request_id = str(lifecycle.request_id)
-            yield lifecycle.trace
+        yield from reversed(self._begun())
         yield from self._log.latest()
+
+    def _begun(self) -> list[RequestTrace]:
+        for lifecycle in self._running.values():
+            lifecycle.trace.request_id = str(lifecycle.request_id)
+        return [lifecycle.trace for lifecycle in self._running.values()]

@@ -1396,6 +1396,122 @@ class GetTraceResponse(_message.Message):
 Global___GetTraceResponse: _TypeAlias = GetTraceResponse  # noqa: Y015
 
 @_typing.final
+class ListRequestsRequest(_message.Message):
+    """How many of each are told of, at most 1,000."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    running: _builtins.int
+    ended: _builtins.int
+    def __init__(
+        self,
+        *,
+        running: _builtins.int = ...,
+        ended: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "running", b"running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class RequestView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    STAGE_MS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    kind: _builtins.str
+    """As in `GetTraceResponse`."""
+    outcome: _builtins.str
+    tenant: _builtins.str
+    stage: _builtins.str
+    """The one that the first choice is in, or was in last, for how long, and the worker that does it; empty: the router."""
+    stage_ms: _builtins.float
+    worker_id: _builtins.str
+    age_ms: _builtins.float
+    """From the arrival to the end, or to now."""
+    ttft_ms: _builtins.float
+    """Absent while there is no token."""
+    prompt_tokens: _builtins.int
+    """Of one that has ended well."""
+    completion_tokens: _builtins.int
+    migrations: _builtins.int
+    """How often its answer went on at another worker."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        stage_ms: _builtins.float = ...,
+        worker_id: _builtins.str = ...,
+        age_ms: _builtins.float = ...,
+        ttft_ms: _builtins.float | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        migrations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms", "age_ms", b"age_ms", "completion_tokens", b"completion_tokens", "kind", b"kind", "migrations", b"migrations", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stage", b"stage", "stage_ms", b"stage_ms", "tenant", b"tenant", "ttft_ms", b"ttft_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
+
+Global___RequestView: _TypeAlias = RequestView  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    RUNNING_TOTAL_FIELD_NUMBER: _builtins.int
+    running_total: _builtins.int
+    """Those beyond `running` among them."""
+    @_builtins.property
+    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestView]:
+        """The oldest first."""
+
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestView]:
+        """The last one to end first."""
+
+    def __init__(
+        self,
+        *,
+        running: _abc.Iterable[Global___RequestView] | None = ...,
+        ended: _abc.Iterable[Global___RequestView] | None = ...,
+        running_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "running", b"running", "running_total", b"running_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
 class CheckIndexRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

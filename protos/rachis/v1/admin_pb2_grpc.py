@@ -99,6 +99,11 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/rachis.v1.AdminService/ListRequests',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
         self.CheckIndex = channel.unary_unary(
                 '/rachis.v1.AdminService/CheckIndex',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.CheckIndexRequest.SerializeToString,
@@ -218,6 +223,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The requests that run, and those that ended of late, a line each. A caller sees its own tenant's, an operator all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckIndex(self, request, context):
         """Compares the index with what lies in the block pools of the workers' engines.
         """
@@ -320,6 +332,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetTraceRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
             ),
             'CheckIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIndex,
@@ -698,6 +715,33 @@ class AdminService:
             '/rachis.v1.AdminService/GetTrace',
             rachis_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/ListRequests',
+            rachis_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

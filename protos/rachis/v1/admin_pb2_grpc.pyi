@@ -56,6 +56,8 @@ class AdminServiceStub:
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
     """Where the time of a request went that runs, or ended of late."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """The requests that run, and those that ended of late, a line each. A caller sees its own tenant's, an operator all."""
     CheckIndex: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckIndexRequest, _admin_pb2.CheckIndexResponse]
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]
@@ -95,6 +97,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
     """Where the time of a request went that runs, or ended of late."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The requests that run, and those that ended of late, a line each. A caller sees its own tenant's, an operator all."""
     CheckIndex: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckIndexRequest, _admin_pb2.CheckIndexResponse]  # type: ignore[assignment]
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]  # type: ignore[assignment]
@@ -209,6 +213,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetTraceResponse, _abc.Awaitable[_admin_pb2.GetTraceResponse]]:
         """Where the time of a request went that runs, or ended of late."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """The requests that run, and those that ended of late, a line each. A caller sees its own tenant's, an operator all."""
 
     @_abc_1.abstractmethod
     def CheckIndex(

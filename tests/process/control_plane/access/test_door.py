@@ -242,6 +242,14 @@ async def test_a_tenant_is_told_of_its_own_requests_and_an_operator_of_all(keyed
     assert [await traced(who, "r1") for who in ("looker", "ops", "peer")] == ["r1", "r1", "NOT_FOUND"]
     assert await traced("peer", "") == "NOT_FOUND", "nor of the latest"
 
+    async def listed(who: str) -> list[str]:
+        told = await keyed.cluster.admin.ListRequests(
+            admin.ListRequestsRequest(running=10, ended=10), metadata=keyed.metadata(who)
+        )
+        return [view.request_id for view in (*told.running, *told.ended)]
+
+    assert [await listed(who) for who in ("looker", "ops", "peer")] == [["r1"], ["r1"], []]
+
     async def asked_before(who: str) -> float:
         request = admin.LookupPrefixRequest(prompt=generation.PromptInput(text="x" * 100))
         found = await keyed.cluster.admin.LookupPrefix(request, metadata=keyed.metadata(who))

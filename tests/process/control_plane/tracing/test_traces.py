@@ -65,6 +65,28 @@ async def test_a_session_waits_for_input_and_then_its_client_for_it() -> None:
         check_sum(told.answer)
 
 
+async def test_requests_are_listed_in_a_line_each_while_they_run_and_after() -> None:
+    async with traced() as cluster:
+        await cluster.generate(request_id="over")
+        engine = named(cluster, "decode-0").engine
+        engine.hold_before(4)
+        answers = [asyncio.create_task(cluster.generate(request_id=name)) for name in ("first", "second")]
+        await engine.held.wait()
+        await until(lambda: engine.status().load.running_requests == 2)
+
+        told = await cluster.admin.ListRequests(admin.ListRequestsRequest(running=1, ended=10))
+        (first,), (over,) = told.running, told.ended
+        assert (first.request_id, first.kind, first.outcome) == ("first", "request", "")
+        assert (first.stage, first.worker_id) == ("decode", "decode-0") and first.HasField("ttft_ms")
+        assert 0 < first.stage_ms < first.age_ms and told.running_total == 2
+        assert (over.request_id, over.outcome, over.completion_tokens) == ("over", "finished", 8)
+
+        engine.resume()
+        await asyncio.gather(*answers)
+        told = await cluster.admin.ListRequests(admin.ListRequestsRequest(running=10, ended=2))
+        assert not told.running and {view.request_id for view in told.ended} == {"first", "second"}
+
+
 async def test_an_answer_that_goes_on_elsewhere_shows_its_pause() -> None:
     async with traced() as cluster:
         await cluster.add(DECODE)

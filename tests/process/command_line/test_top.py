@@ -1,0 +1,109 @@
+"""`rachis top` on a terminal: what it draws of a cluster, and that keys lead on."""
+
+import asyncio
+import os
+import pty
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from cluster_core.bound_child import bind_to_parent
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+
+
+class Screen:
+    """What has come so far, and the terminal's other end."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self.text = ""
+        self._news = asyncio.Event()
+        asyncio.get_running_loop().add_reader(terminal, self._read)
+
+    def _read(self) -> None:
+        try:
+            self.text += os.read(self._terminal, 65536).decode(errors="replace")
+        except OSError:
+            self.close()
+        self._news.set()
+
+    def press(self, keys: str) -> None:
+        self.text = ""
+        os.write(self._terminal, keys.encode())
+
+    async def shows(self, holds: Callable[[str], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not holds(self.text):
+                self._news.clear()
+                await self._news.wait()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._terminal)
+
+
+async def started(cluster: Cluster, *arguments: str, terminal: int | None = None) -> asyncio.subprocess.Process:
+    place: int = asyncio.subprocess.PIPE if terminal is None else terminal
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "command_line.main", "top", "--address", cluster.router.address, *arguments,
+        stdin=place, stdout=place, stderr=place, env=os.environ | {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"},
+        preexec_fn=bind_to_parent,
+    )  # fmt: skip
+
+
+async def ended(process: asyncio.subprocess.Process) -> int:
+    async with asyncio.timeout(60):
+        return await process.wait()
+
+
+@asynccontextmanager
+async def a_cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster() as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        await cluster.generate(request_id="the-request")
+        yield cluster
+
+
+async def test_keys_lead_to_requests_and_their_stages_and_out() -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    async with a_cluster() as cluster:
+        process = await started(cluster, "--interval-s", "0.2", terminal=theirs)
+        screen = Screen(ours)
+        await screen.shows(lambda text: "decode-0" in text and "prefill-0" in text)
+        screen.press("r")
+        await screen.shows(lambda text: "the-request" in text and "finished" in text)
+        screen.press("\r")
+        await screen.shows(lambda text: "tokenization" in text and "in all" in text)
+        screen.press("\x1b")
+        screen.press("w\r")
+        await screen.shows(lambda text: "resident_bytes" in text)
+        screen.press("q")
+        assert await ended(process) == 0
+        assert termios.tcgetattr(theirs) == before, "the terminal is left as it was"
+        screen.close()
+
+
+async def test_a_router_that_goes_is_said_and_the_view_stays() -> None:
+    ours, theirs = pty.openpty()
+    async with a_cluster() as cluster:
+        process = await started(cluster, "--interval-s", "0.2", terminal=theirs)
+        screen = Screen(ours)
+        await screen.shows(lambda text: "decode-0" in text)
+        await cluster.router.stop()
+        await screen.shows(lambda text: "does not answer" in text)
+        screen.press("q")
+        assert await ended(process) == 0
+        screen.close()
+
+
+async def test_without_a_terminal_it_prints_once_or_says_so() -> None:
+    async with a_cluster() as cluster:
+        process = await started(cluster, "--once")
+        told, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0 and b"decode-0" in told and b"the-request" in told
+
+        process = await started(cluster)
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 2 and b"--once" in said and b"Traceback" not in said
