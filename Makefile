@@ -143,7 +143,8 @@ map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/
 	$(BIN)/python -m tools.pictures
 
 docs: $(DOCS)/.rachis ## Build the documentation as a site in site/, without a warning; nothing in it needs the network
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	# Not --quiet: strict mode does not count what is not printed.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	$(DOCS)/bin/python tools/offline_site.py site
 
 docs-serve: $(DOCS)/.rachis ## Show the documentation at http://127.0.0.1:8001, as it is edited

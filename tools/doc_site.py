@@ -92,4 +92,9 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Called by MkDocs before a page is rendered."""
-    return rewritten(markdown, page.file.src_uri, pages())
+    from mkdocs.exceptions import PluginError
+
+    try:
+        return rewritten(markdown, page.file.src_uri, pages())
+    except ValueError as error:
+        raise PluginError(str(error)) from None
