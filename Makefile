@@ -19,6 +19,7 @@ export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
 SDKS := $(VENV)/sdks
+DOCS := $(VENV)/docs
 # Processes that tests are spread over: two more than cores, since many tests wait more than they compute.
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q
@@ -26,7 +27,7 @@ SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
-	bench bench-papers bench-system bench-simulator lock clean
+	docs docs-serve bench bench-papers bench-system bench-simulator lock clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -118,6 +119,8 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
 	$(BIN)/python -m tools.access_tables --check
+	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.pictures --check
 
 hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit is installed, else `make check-quick`
 	if command -v pre-commit >/dev/null; then
@@ -133,9 +136,25 @@ hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit i
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
 
-map: setup ## Write docs/modules.md, the map of all modules, and the tables of docs/access.md
+map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, pictures
 	$(BIN)/python tools/structure.py
 	$(BIN)/python -m tools.access_tables
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.pictures
+
+docs: $(DOCS)/.rachis ## Build the documentation as a site in site/, without a warning; nothing in it needs the network
+	# Not --quiet: strict mode does not count what is not printed.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	$(DOCS)/bin/python tools/offline_site.py site
+
+docs-serve: $(DOCS)/.rachis ## Show the documentation at http://127.0.0.1:8001, as it is edited
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8001
+
+# The site needs nothing of the project's own environment.
+$(DOCS)/.rachis: requirements/docs.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --disable-pip-version-check --no-deps --no-compile -qq -r requirements/docs.lock
+	touch $@
 
 bench: setup ## Latency and CPU that router and hand-off add
 	$(BIN)/rachis bench overhead
@@ -155,12 +174,14 @@ lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
 			--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet \
 			$(UV_FLAGS) -o requirements/$$profile.lock
 	done
-	uv pip compile requirements/sdks.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate \
-		--no-header --quiet $(UV_FLAGS) -o requirements/sdks.lock
+	for alone in sdks docs; do
+		uv pip compile requirements/$$alone.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+			--no-annotate --no-header --quiet $(UV_FLAGS) -o requirements/$$alone.lock
+	done
 
 $(BUF): package-lock.json
 	npm install --no-save --no-audit --no-fund --loglevel=error
 	touch $@
 
 clean: ## Remove what the targets above created
-	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf $(VENV) node_modules site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

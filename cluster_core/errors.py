@@ -29,6 +29,8 @@ class ClientFault(RachisError):
 
 
 class InvalidInputError(ClientFault):
+    """A field is missing, malformed, or not one that this version knows."""
+
     status = "INVALID_ARGUMENT"
 
 
@@ -39,10 +41,14 @@ class OutOfRangeError(ClientFault):
 
 
 class NotFoundError(ClientFault):
+    """There is nothing by that name."""
+
     status = "NOT_FOUND"
 
 
 class NotSupportedError(ClientFault):
+    """This service or its model has no such thing."""
+
     status = "UNIMPLEMENTED"
 
 
@@ -81,14 +87,20 @@ class OperatingFault(RachisError):
 
 
 class OverloadedError(OperatingFault):
+    """There is no room now: a queue is full, or a limit is reached."""
+
     status = "RESOURCE_EXHAUSTED"
 
 
 class UnavailableError(OperatingFault):
+    """A part that the request needs is not there, or was lost under it."""
+
     status = "UNAVAILABLE"
 
 
 class DeadlineError(OperatingFault):
+    """It took longer than its caller, or a limit of the service, allows."""
+
     status = "DEADLINE_EXCEEDED"
 
 

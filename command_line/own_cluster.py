@@ -1,5 +1,4 @@
-"""A service of two routers on a Ray and a replicated Redis of its own, for the length of one command: `chaos`, `bench
-migration`."""
+"""A service of two routers on a Ray and a replicated Redis of its own, for one command: `chaos`, `bench migration`."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping

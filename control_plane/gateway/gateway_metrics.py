@@ -18,8 +18,9 @@ class GatewayCollector(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        connections = "WebSocket connections that are open"
-        yield gauge("rachis_gateway_websocket_connections", connections, self._endpoint.connections)
+        yield gauge(
+            "rachis_gateway_websocket_connections", "WebSocket connections that are open", self._endpoint.connections
+        )
         sessions = self._endpoint.sessions
         yield counters(
             "rachis_gateway_sessions",

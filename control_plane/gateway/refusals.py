@@ -10,14 +10,8 @@ from rachis.errors import RachisError
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-_BAD_INPUT = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED"})
-_STATUS = {
-    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
-    "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
-    "CANCELLED": HTTPStatus.SERVICE_UNAVAILABLE,
-    "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
-}
-_OF_ACCESS = {"UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED, "PERMISSION_DENIED": HTTPStatus.FORBIDDEN}
+from control_plane.gateway.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER
+
 # Where the router does not say: it may be gone, and another one come.
 _RETRY_AFTER_MS = 1000
 _COMPILED = "structured_outputs."
@@ -38,16 +32,16 @@ class RouterRefused(GracefulHTTPError):
 def as_vllm_error(error: RachisError) -> Exception:
     """What a router says, as vLLM would have raised it."""
     sentence = str(error)
-    if error.status in _BAD_INPUT:
+    if error.status in BAD_INPUT:
         field = error.field.removeprefix("sampling.") or None
         if field is not None and field.startswith(_COMPILED):
             # The compiler's sentence, which vLLM gives as it is.
             return VLLMValidationError(sentence.removeprefix(f"sampling.{field}: "))
         return VLLMValidationError(sentence, parameter=field)
-    if error.status in _OF_ACCESS:
-        return AccessRefused(sentence, _OF_ACCESS[error.status])
-    if error.status in _STATUS:
-        return RouterRefused(sentence, _STATUS[error.status], error.retry_after_ms or _RETRY_AFTER_MS)
+    if error.status in OF_ACCESS:
+        return AccessRefused(sentence, OF_ACCESS[error.status])
+    if error.status in OF_CLUSTER:
+        return RouterRefused(sentence, OF_CLUSTER[error.status], error.retry_after_ms or _RETRY_AFTER_MS)
     return EngineGenerateError(sentence)
 
 

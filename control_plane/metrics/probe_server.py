@@ -19,6 +19,12 @@ LIVE_TIMEOUT_S = 2.0
 # Of a client that does not send its request.
 CLIENT_TIMEOUT_S = 10.0
 
+# What each route says.
+ROUTES = {
+    "/metrics": "the figures of the router and its workers, for Prometheus",
+    "/livez": "200 while the router's loop answers, else 503",
+    "/readyz": "200 while requests are served, else 503 and why not",
+}
 _HANGS = (HTTPStatus.SERVICE_UNAVAILABLE, f"the router has not answered for {LIVE_TIMEOUT_S:g} s")
 
 
@@ -89,7 +95,8 @@ class _Handler(MetricsHandler):
             case "/readyz":
                 self._say(*self.probes.ready())
             case _:
-                self._say(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+                *others, last = ROUTES
+                self._say(HTTPStatus.NOT_FOUND, f"there are {', '.join(others)} and {last}")
 
     def _say(self, status: HTTPStatus, sentence: str) -> None:
         body = f"{sentence}\n".encode()

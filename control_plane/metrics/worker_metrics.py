@@ -112,7 +112,9 @@ def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
     }
     return [
         gauges("rachis_worker_usable", "1 for a worker that may get requests", ("worker", "pool", "node"), usable),
-        gauges("rachis_worker_versions_info", "1", ("worker", "rachis", "vllm", "nixl"), versions),
+        gauges(
+            "rachis_worker_versions_info", "1 for a worker's versions", ("worker", "rachis", "vllm", "nixl"), versions
+        ),
         by_worker(
             "rachis_worker_version_skew",
             "1 for a worker whose versions do not fit the router's: it gets no requests",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,33 +14,50 @@ from tests import ROOT
 
 pytestmark = pytest.mark.integration
 
-GUIDES = ("README.md", "docs/using.md", "docs/streaming.md", "docs/client.md", "docs/http.md")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+GUIDES = (
+    "README.md", "docs/index.md", "docs/using.md", "docs/streaming.md", "docs/client.md", "docs/http.md", "docs/rag.md",
+    "docs/agent.md", "docs/tune.md",
+)  # fmt: skip
+# With the language, and the name of the file that a tutorial has its reader write.
+_FENCE = re.compile(r'^```(\w*)(?: title="([\w.]+)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
 _CALL = re.compile(r"^curl .*?[^\\]$", re.DOTALL | re.MULTILINE)
+# Commands that ask a running service, as somebody types them.
+_ASKED = re.compile(
+    r"^(?:\$ )?(?:\.venv/bin/)?rachis ((?:generate|status|trace|index top|index status|placement explain)\b[^#\n]*)",
+    re.MULTILINE,
+)
 # What an example leaves to its reader: a retriever, an index, a client that is open already.
 _FROM_ELSEWHERE = ("retrievers=", "await client.", "retriever)")
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
+def blocks(*languages: str) -> list[tuple[str, str]]:
     """With the guide in which each stands."""
     return [
         (guide, text)
         for guide in GUIDES
-        for found, text in _FENCE.findall((ROOT / guide).read_text())
-        if found == language
+        for found, _, text in _FENCE.findall((ROOT / guide).read_text())
+        if found in languages
     ]
 
 
+def files(guide: str) -> dict[str, str]:
+    """What a reader of the guide has written by its end."""
+    return {name: text for _, name, text in _FENCE.findall((ROOT / guide).read_text()) if name}
+
+
 SCRIPTS = [
-    pytest.param(text, id=f"{guide}-{number}")
+    pytest.param(guide, text, id=f"{guide}-{number}")
     for number, (guide, text) in enumerate(blocks("python"))
-    if "import" in text and not ("asyncio.run(" not in text and any(each in text for each in _FROM_ELSEWHERE))
+    if "import" in text
+    and "print(" in text
+    and not ("asyncio.run(" not in text and any(each in text for each in _FROM_ELSEWHERE))
 ]
 CALLS = [
     pytest.param(call, id=f"{guide}-{number}")
     for number, (guide, text) in enumerate(blocks(""))
     for call in _CALL.findall(text)
 ]
+COMMANDS = sorted({found.strip() for _, text in blocks("", "console") for found in _ASKED.findall(text)})
 
 
 async def printed(*command: str, folder: Path) -> str:
@@ -55,9 +73,12 @@ def here(text: str, target: Target, gateway: str) -> str:
     return text.replace("127.0.0.1:7421", target.address).replace("http://127.0.0.1:8000", gateway)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-async def test_a_script_runs_as_it_is_written(script: str, target: Target, gateway: str, tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(here(script, target, gateway))
+@pytest.mark.parametrize(("guide", "script"), SCRIPTS)
+async def test_a_script_runs_as_it_is_written(
+    guide: str, script: str, target: Target, gateway: str, tmp_path: Path
+) -> None:
+    for name, text in {**files(guide), "example.py": script}.items():
+        (tmp_path / name).write_text(here(text, target, gateway))
     assert (await printed(sys.executable, "example.py", folder=tmp_path)).strip()
 
 
@@ -67,6 +88,13 @@ async def test_a_call_by_curl_is_answered(call: str, target: Target, gateway: st
     assert "error" not in answer, answer
 
 
-def test_there_are_examples_of_both() -> None:
-    assert len(SCRIPTS) >= 7
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_command_is_answered(command: str, target: Target, tmp_path: Path) -> None:
+    rachis = Path(sys.executable).with_name("rachis")
+    assert (await printed(str(rachis), *shlex.split(command), "--address", target.address, folder=tmp_path)).strip()
+
+
+def test_there_are_examples_of_each() -> None:
+    assert len(SCRIPTS) >= 11
     assert len(CALLS) >= 2
+    assert len(COMMANDS) >= 5

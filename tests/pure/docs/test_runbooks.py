@@ -12,6 +12,7 @@ from cluster_configs.loading import load
 from tests import ROOT
 from tests.command import command_tree
 from tests.prometheus import alert_rules
+from tests.pure.docs.console import commands, parse
 
 FOLDER = ROOT / "docs" / "runbooks"
 RUNBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
@@ -22,26 +23,9 @@ ENTRIES = {entry.key for entry in load().entries}
 CONFIG_SECTIONS = {key.partition(".")[0] for key in ENTRIES}
 
 
-def commands(text: str) -> list[str]:
-    """What is to be typed: the lines of console blocks that begin with a prompt."""
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    return [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines() if "$ " in line[:6]]
-
-
 def inline(text: str) -> list[str]:
     """Code within sentences."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def parse(line: str) -> None:
-    """Takes a whole command apart as the command line does, and runs nothing. Raises click's errors."""
-    name: str | None
-    name, *arguments = shlex.split(line)
-    command: Any = command_tree()
-    context = command.make_context(name, arguments)
-    while isinstance(command, TyperGroup):
-        name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
-        context = command.make_context(name, arguments, parent=context)
 
 
 def check_mention(line: str) -> None:

@@ -1,0 +1,1 @@
+"""The pages of `docs/reference`, each written from the source that it describes."""
