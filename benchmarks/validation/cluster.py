@@ -21,7 +21,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.errors import UnavailableError, Ungrouped
 
 # Before anything counts: Ray and the engines are still busy with themselves when the service is up.
-WARM_UP = 30
+WARM_UP, WARM_UP_TOKENS = 30, 128
 PROMPT_SIZES = (32, 256, 1024, 2048, 3500)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 600)
@@ -129,16 +129,13 @@ class Cluster:
         """A prompt that nobody has seen."""
         return tuple(self._rng.randrange(self._vocabulary_size) for _ in range(tokens))
 
-    async def run(self, prompts: Sequence[Prompt], cache_salt: str = "") -> list[Timed]:
-        """At their times, whatever has become of those before. cache_salt: only runs with the same one share KV.
-
-        Raises UnavailableError where one fails.
-        """
+    async def run(self, prompts: Sequence[Prompt]) -> list[Timed]:
+        """At their times, whatever has become of those before. Raises UnavailableError where one fails."""
         began_s = monotonic_s()
 
         async def at_its_time(prompt: Prompt) -> Timed:
             await _until(began_s + prompt.at_s)
-            return await self._send(prompt, began_s, cache_salt)
+            return await self._send(prompt, began_s)
 
         with Ungrouped():
             async with TaskGroup() as group:
@@ -162,7 +159,7 @@ class Cluster:
 
     async def warm_up(self) -> None:
         for _ in range(WARM_UP):
-            await self._alone(128, _ANSWER_TOKENS)
+            await self._alone(WARM_UP_TOKENS, _ANSWER_TOKENS)
 
     async def prompt_points(self) -> list[PromptPoint]:
         """Of fresh prompts, one at a time.
@@ -213,11 +210,9 @@ class Cluster:
     async def _alone(self, tokens: int, output_tokens: int) -> Timed:
         return await self._send(Prompt(0.0, self.fresh(tokens), output_tokens), monotonic_s())
 
-    async def _send(self, prompt: Prompt, began_s: float, cache_salt: str = "") -> Timed:
+    async def _send(self, prompt: Prompt, began_s: float) -> Timed:
         timed = Timed(monotonic_s() - began_s, len(prompt.token_ids))
-        wishes = {
-            "cache_salt": cache_salt, "max_tokens": prompt.output_tokens, "temperature": 0.0, "ignore_eos": True
-        }  # fmt: skip
+        wishes = {"max_tokens": prompt.output_tokens, "temperature": 0.0, "ignore_eos": True}
         if prompt.pieces:
             answer = self._in_pieces(prompt, timed, began_s, wishes)
         else:

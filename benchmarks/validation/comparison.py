@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from cluster_sim.reports.figures import Figures, Histogram
+from cluster_sim.reports.figures import Histogram
 
 COLUMNS = ("workload", "load", "figure", "measured", "simulated", "ratio", "within")
 _SHARES = (50, 90, 99)
@@ -87,10 +87,3 @@ def figures_of(
         "throughput_tokens_per_s": tokens / duration_s,
         "hit_ratio": hit_ratio,
     }
-
-
-def figures_of_simulation(figures: Figures, first_s: float) -> dict[str, float]:
-    """first_s: when its first request arrived."""
-    return figures_of(
-        figures.ttft_s, figures.tpot_s, figures.generated_tokens, figures.duration_s - first_s, figures.hit_ratio
-    )

@@ -11,6 +11,7 @@ Imitated GPUs of a slow kind are taken, so that the machine's two cores are not 
 `a40-llama-3.1-8b` a step takes 28 ms or more, and what the engine's process does for it 1 to 2 ms.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,22 +19,13 @@ from typing import Any
 from rachis import AsyncClient
 
 from benchmarks.quiet import ForeignLoad
-from benchmarks.validation.cluster import Cluster, Prompt, Timed
-from benchmarks.validation.comparison import (
-    Comparison,
-    compared,
-    figures_of,
-    figures_of_simulation,
-    tally,
-)
+from benchmarks.validation.cluster import Cluster, Timed
+from benchmarks.validation.comparison import Comparison, compared, figures_of, tally
 from benchmarks.validation.loads import LOADS, WORKLOADS, drawn, prompts_of
-from benchmarks.validation.software import Software, scenario_of, software_of, workers_of
+from benchmarks.validation.simulated import EngineKind, costs_of, simulated, workers_of
+from benchmarks.validation.software import Software, software_of
 from cluster_configs.schema import RachisConfig
-from cluster_core.errors import ConfigError
-from cluster_sim.costs import catalog
-from cluster_sim.costs.step_work import CostModel
-from cluster_sim.reports.figures import Figures, Histogram
-from cluster_sim.scenario import make_world
+from cluster_sim.reports.figures import Histogram
 from cluster_sim.workloads.requests import SimRequest
 
 TOLERANCE = 0.1
@@ -58,8 +50,8 @@ SETTINGS: Mapping[str, Any] = {
     "placement.replication": False,
     "index.chunk_tokens": 32,
 }
-# Simulated runs of each measured one.
-SIMULATED_RUNS = 3
+# Simulated lives of each measured one.
+SIMULATED_LIVES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +68,8 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
+    """runs: in the order in which the service had them."""
+
     software: Software
     runs: list[Replayed]
 
@@ -95,7 +89,7 @@ async def measure(
 
     Raises UnavailableError where requests fail, ConfigError where the service imitates nothing.
     """
-    costs = costs_of(config)
+    costs, workers, block_tokens = costs_of(config), workers_of(config), config.engine.block_size_tokens
     views = await client.workers()
     vocabulary_size = views[0].registration.model.vocabulary_size
     cluster = Cluster(client, vocabulary_size, seed, lambda: None)
@@ -103,44 +97,19 @@ async def measure(
     await cluster.warm_up()
     software = software_of(await cluster.prompt_points(), costs)
     runs = []
-    block_tokens, workers = config.engine.block_size_tokens, workers_of(config)
-    for workload in workloads:
-        for load in loads:
-            for number in range(rounds):
-                on_phase(f"{workload}, {load} load")
-                run_seed = seed + number
-                requests = drawn(WORKLOADS[workload], LOADS[load], seconds, costs, workers, block_tokens, run_seed)
-                prompts = prompts_of(requests, block_tokens, vocabulary_size, run_seed)
-                runs.append(await _replayed(cluster, workload, load, requests, prompts, number))
+    for workload, load, number in ((w, each, n) for w in workloads for each in loads for n in range(rounds)):
+        on_phase(f"{workload}, {load} load")
+        run_seed = random.Random(f"{workload}/{load}/{seed}/{number}").getrandbits(32)
+        requests = drawn(WORKLOADS[workload], LOADS[load], seconds, costs, workers, block_tokens, run_seed)
+        prompts = prompts_of(requests, block_tokens, vocabulary_size, run_seed)
+        foreign = ForeignLoad()
+        timed = await cluster.run(prompts)
+        runs.append(Replayed(workload, load, requests, timed, foreign.cores()))
     return Measurement(software, runs)
 
 
-def costs_of(config: RachisConfig) -> CostModel:
-    if config.engine.cost_model is None:
-        raise ConfigError("must be imitated: the simulator has the cost model of the service", field="engine.device")
-    return catalog.load(config.engine.cost_model)
-
-
-async def _replayed(
-    cluster: Cluster, workload: str, load: str, requests: list[SimRequest], prompts: list[Prompt], number: int
-) -> Replayed:
-    foreign = ForeignLoad()
-    timed = await cluster.run(prompts, f"{workload}/{load}/{number}")
-    return Replayed(workload, load, requests, timed, foreign.cores())
-
-
-def simulate(config: RachisConfig, software: Software, run: Replayed, seed: int) -> Figures:
-    """The same requests, at the times at which they were really sent."""
-    scenario = scenario_of(config, costs_of(config), software, seed)
-    world = make_world(scenario, block_tokens=config.engine.block_size_tokens)
-    sent = [replace(request, arrival_s=timed.arrived_s) for request, timed in zip(run.requests, run.timed, strict=True)]
-    figures = world.run(sorted(sent, key=lambda each: each.arrival_s))
-    world.check_invariants()
-    return figures
-
-
 def seen(timed: Sequence[Timed]) -> dict[str, float]:
-    """Of one run of the service."""
+    """The figures of one run of the service."""
     ttft_s, tpot_s = Histogram(), Histogram()
     for each in timed:
         ttft_s.add(each.ttft_s)
@@ -150,29 +119,36 @@ def seen(timed: Sequence[Timed]) -> dict[str, float]:
         ttft_s,
         tpot_s,
         sum(len(each.token_s) for each in timed),
-        max(each.end_s for each in timed) - _first_s(timed),
+        max(each.end_s for each in timed) - min(each.arrived_s for each in timed),
         sum(each.cached_tokens for each in timed) / sum(each.prompt_tokens for each in timed),
     )
 
 
 def judged(
-    config: RachisConfig, measurement: Measurement, on_phase: Callable[[str], None] = lambda text: None
+    config: RachisConfig,
+    measurement: Measurement,
+    engine_kind: EngineKind = "vllm",
+    on_phase: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What is simulated beside what was measured."""
+    """What is simulated beside what was measured. engine_kind: of the scenario."""
+    runs = measurement.runs
+    sent = [
+        [replace(request, arrival_s=timed.arrived_s) for request, timed in zip(run.requests, run.timed, strict=True)]
+        for run in runs
+    ]
+    lives = []
+    for seed in range(SIMULATED_LIVES):
+        on_phase(f"simulating, {seed + 1} of {SIMULATED_LIVES}")
+        lives.append(simulated(config, measurement.software, sent, seed, engine_kind))
     comparisons: list[Comparison] = []
-    runs: dict[tuple[str, str], list[Replayed]] = {}
-    for run in measurement.runs:
-        runs.setdefault((run.workload, run.load), []).append(run)
-    for (workload, load), rounds in runs.items():
-        on_phase(f"simulating {workload}, {load} load")
-        simulated = [
-            figures_of_simulation(simulate(config, measurement.software, run, seed), _first_s(run.timed))
-            for run in rounds
-            for seed in range(SIMULATED_RUNS)
-        ]
-        comparisons += compared(workload, load, [seen(run.timed) for run in rounds], simulated, TOLERANCE)
+    for workload, load in dict.fromkeys((run.workload, run.load) for run in runs):
+        places = [place for place, run in enumerate(runs) if (run.workload, run.load) == (workload, load)]
+        measured = [seen(runs[place].timed) for place in places]
+        predicted = [life[place] for life in lives for place in places]
+        comparisons += compared(workload, load, measured, predicted, TOLERANCE)
     return {
         "against": "imitated",
+        "engine": engine_kind,
         "cost_model": config.engine.cost_model,
         "workers": workers_of(config),
         "software": {
@@ -186,11 +162,7 @@ def judged(
                 "requests": len(run.requests),
                 "foreign_cores": round(run.foreign_cores, 2),
             }
-            for run in measurement.runs
+            for run in runs
         ],
         **tally(comparisons, TOLERANCE),
     }
-
-
-def _first_s(timed: Sequence[Timed]) -> float:
-    return min(each.arrived_s for each in timed)

@@ -12,7 +12,9 @@ A load is a share of what the busier pool can do, by the cost model alone: what 
 taken for cached.
 """
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 from benchmarks.validation.cluster import Prompt
 from cluster_sim.costs.step_work import CostModel, StepWork, prefill_work
 from cluster_sim.workloads.opening import open_workload
-from cluster_sim.workloads.requests import SimRequest
+from cluster_sim.workloads.requests import SimRequest, block_names
 from cluster_sim.workloads.section import WorkloadSection
 
 WORKLOADS: Mapping[str, WorkloadSection] = {
@@ -52,7 +54,7 @@ def drawn(
     block_tokens: int,
     seed: int,
 ) -> list[SimRequest]:
-    """Requests that arrive within about so many seconds. workers: of each pool."""
+    """Requests that arrive within about so many seconds. workers: of each pool. No two seeds share a block."""
     requests_per_s = 1.0
     for _ in range(_TRIES):
         requests = _opened(workload, requests_per_s, seconds, block_tokens, seed)
@@ -80,7 +82,10 @@ def _opened(
 ) -> list[SimRequest]:
     number = max(_FEWEST, round(requests_per_s * seconds))
     update = {"requests_per_s": requests_per_s, "requests": number, "block_tokens": block_tokens}
-    return list(open_workload(workload.model_copy(update=update), seed))
+    requests = open_workload(workload.model_copy(update=update), seed)
+    own = np.uint64(random.Random(f"keys/{seed}").getrandbits(64))
+    # Sessions have tokens, which a seed draws, and keys of these.
+    return [each if each.inputs else replace(each, keys=block_names(each.keys ^ own)) for each in requests]
 
 
 def prompts_of(requests: Iterable[SimRequest], block_tokens: int, vocabulary_size: int, seed: int) -> list[Prompt]:

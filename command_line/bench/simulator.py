@@ -18,6 +18,13 @@ class Against(StrEnum):
     CPU = "cpu"
 
 
+class Engine(StrEnum):
+    """Of a scenario."""
+
+    VLLM = "vllm"
+    LIGHT = "light"
+
+
 def register(bench: typer.Typer) -> None:
     bench.command("simulator")(simulator_command)
 
@@ -37,6 +44,9 @@ def simulator_command(
     seconds: Annotated[
         float, typer.Option(min=5, max=3600, help="In which the requests of one load arrive, imitated only.")
     ] = 45.0,
+    engine: Annotated[
+        Engine, typer.Option(help="Of the scenario: vllm, with vLLM's own schedulers, or light; imitated only.")
+    ] = Engine.VLLM,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=20, help="Of each; the median counts. Default is 1, of cpu 3.")
     ] = None,
@@ -61,7 +71,12 @@ def simulator_command(
         extra = options.BOTH_POOLS if profile or config else dict(imitated.SETTINGS)
         loaded = options.load_config(profile, config, assignments, model, extra)
         asked = simulator_run.Asked(
-            _known(workload, WORKLOADS, "--workload"), _known(load, LOADS, "--load"), seconds, rounds or 1, seed
+            _known(workload, WORKLOADS, "--workload"),
+            _known(load, LOADS, "--load"),
+            seconds,
+            rounds or 1,
+            seed,
+            engine.value,
         )
         run = simulator_run.bench_imitated(loaded, options.state_file(), asked, as_json=as_json)
     asyncio.run(run)

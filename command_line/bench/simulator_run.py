@@ -12,6 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from benchmarks.validation import imitated
 from benchmarks.validation import measure as validation
 from benchmarks.validation.comparison import COLUMNS
+from benchmarks.validation.simulated import EngineKind, costs_of
 from cluster_configs.loading import LoadedConfig
 from command_line.output import out, print_json, print_table
 from command_line.own_service import target_service
@@ -21,18 +22,19 @@ from control_plane.service.state import StateFile
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """See `imitated.measure`."""
-
+    # See `imitated.measure`.
     workloads: tuple[str, ...]
     loads: tuple[str, ...]
     seconds: float
     rounds: int
     seed: int
+    # See `imitated.judged`.
+    engine_kind: EngineKind
 
 
 async def bench_imitated(loaded: LoadedConfig, state_file: StateFile, asked: Asked, *, as_json: bool) -> None:
     """Always on an own service. loaded: with `imitated.SETTINGS`, or another imitated service."""
-    imitated.costs_of(loaded.config)
+    costs_of(loaded.config)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with quiet_progress(*columns, hidden=as_json) as progress:
         task = progress.add_task("starting")
@@ -48,7 +50,7 @@ async def bench_imitated(loaded: LoadedConfig, state_file: StateFile, asked: Ask
                 client, loaded.config, workloads=asked.workloads, loads=asked.loads, seconds=asked.seconds,
                 rounds=asked.rounds, seed=asked.seed, on_phase=on_phase,
             )  # fmt: skip
-        found = imitated.judged(loaded.config, measurement, on_phase)
+        found = imitated.judged(loaded.config, measurement, asked.engine_kind, on_phase)
     _tell(found, max(each["foreign_cores"] for each in found["runs"]), as_json=as_json)
 
 

@@ -6,9 +6,8 @@ import math
 import pytest
 
 from benchmarks.validation.cluster import Timed
-from benchmarks.validation.comparison import Comparison, compared, figures_of_simulation, tally
+from benchmarks.validation.comparison import Comparison, compared, tally
 from benchmarks.validation.imitated import seen
-from cluster_sim.reports.figures import Figures
 
 
 def comparison(simulated: float, measured: float, tolerance: float = 0.1) -> Comparison:
@@ -47,17 +46,16 @@ def test_tally_counts_what_is_within_under_a_name_that_says_the_tolerance() -> N
     }  # fmt: skip
 
 
-def test_both_sides_have_the_same_figures_of_the_same_run() -> None:
-    """Two requests of three tokens: what clients saw, and what the simulator says of them."""
+def test_what_clients_saw_becomes_figures() -> None:
     timed = [Timed(0.0, 100, [0.1, 0.2, 0.3], cached_tokens=64), Timed(1.0, 100, [1.3, 1.5, 1.9])]
-    figures = Figures("run", {}, 0, 0.0, prompt_tokens=200, device_hit_tokens=64, generated_tokens=6, duration_s=1.9)
-    for each in timed:
-        figures.ttft_s.add(each.ttft_s)
-        figures.tpot_s.add((each.end_s - each.token_s[0]) / 2)
-    assert seen(timed) == figures_of_simulation(figures, 0.0)
-    assert seen(timed)["hit_ratio"] == 0.32
-    assert seen(timed)["tpot_p99_ms"] == pytest.approx(300, rel=0.01)
-    assert seen(timed)["throughput_tokens_per_s"] == pytest.approx(6 / 1.9)
+    figures = seen(timed)
+    assert figures["ttft_p99_ms"] == pytest.approx(300, rel=0.01)
+    assert (figures["tpot_p50_ms"], figures["tpot_p99_ms"]) == (
+        pytest.approx(100, rel=0.01),
+        pytest.approx(300, rel=0.01),
+    )
+    assert figures["hit_ratio"] == 0.32
+    assert figures["throughput_tokens_per_s"] == pytest.approx(6 / 1.9)
 
 
 def test_a_session_counts_from_its_opening_and_its_ttft_from_its_whole_prompt() -> None:

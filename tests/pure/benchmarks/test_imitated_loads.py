@@ -5,9 +5,10 @@ from itertools import takewhile
 import pytest
 
 from benchmarks.validation.cluster import PromptPoint
-from benchmarks.validation.imitated import SETTINGS, costs_of
+from benchmarks.validation.imitated import SETTINGS
 from benchmarks.validation.loads import LOADS, WORKLOADS, busiest_s, drawn, prompts_of
-from benchmarks.validation.software import Software, scenario_of, software_of
+from benchmarks.validation.simulated import costs_of, scenario_of
+from benchmarks.validation.software import Software, software_of
 from cluster_configs import loading
 from cluster_core.errors import ConfigError
 from cluster_sim.costs import catalog
@@ -53,6 +54,16 @@ def test_prompts_share_tokens_just_where_requests_share_blocks() -> None:
     assert pairs
 
 
+def test_two_seeds_share_no_block_so_that_one_run_finds_nothing_of_another() -> None:
+    for name in WORKLOADS:
+        one, other = (
+            {key for each in drawn(WORKLOADS[name], 0.5, 10.0, COSTS, WORKERS, BLOCK_TOKENS, seed) for key in each.keys}
+            for seed in (1, 2)
+        )
+        assert one
+        assert not one & other, name
+
+
 def test_a_session_is_sent_in_the_pieces_in_which_the_simulator_takes_it() -> None:
     requests = of_workload("retrieval")
     for request, prompt in zip(requests, prompts_of(requests, BLOCK_TOKENS, VOCABULARY, 1), strict=True):
@@ -74,7 +85,7 @@ def test_a_gap_shorter_than_the_model_says_costs_nothing_and_does_not_pay() -> N
 
 def test_the_scenario_has_the_services_own_configuration() -> None:
     config = loading.load(flags={**SETTINGS, "streaming.policy": "lcas", "pools.decode.workers": 3}).config
-    scenario = scenario_of(config, costs_of(config), Software(0.002, 0.004), seed=7)
+    scenario = scenario_of(config, Software(0.002, 0.004), seed=7)
     assert (scenario.pools.prefill.workers, scenario.pools.decode.workers) == (2, 3)
     assert scenario.pools.prefill.device_tokens == COSTS.device_tokens
     assert scenario.pools.prefill.host_tokens == 16 * 2**30 // COSTS.kv_bytes_per_token
