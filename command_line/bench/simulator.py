@@ -38,9 +38,11 @@ def simulator_command(
         ),
     ] = Against.IMITATED,
     workload: Annotated[
-        list[str] | None, typer.Option(help="Of the imitated service, several times for several; default is all five.")
+        list[str] | None, typer.Option(help="Imitated only, with commas or several times; default is all five.")
     ] = None,
-    load: Annotated[list[str] | None, typer.Option(help="low, middle or high, likewise; default is all three.")] = None,
+    load: Annotated[
+        list[str] | None, typer.Option(help="Of low, middle and high, likewise; default is all three.")
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=5, max=3600, help="In which the requests of one load arrive, imitated only.")
     ] = 45.0,
@@ -84,7 +86,8 @@ def simulator_command(
 
 def _known(given: list[str] | None, known: Mapping[str, object], option: str) -> tuple[str, ...]:
     """Raises ConfigError for a name that there is not."""
-    for name in given or ():
+    names = [name for each in given or () for name in each.split(",")]
+    for name in names:
         if name not in known:
             raise ConfigError(f"must be one of {', '.join(known)}, got {name!r}", field=option)
-    return tuple(given or known)
+    return tuple(names or known)
