@@ -44,6 +44,9 @@ class PoolSection(Section):
     max_batched_tokens: int = Field(8192, ge=1, le=1_000_000, description="As vLLM's `max_num_batched_tokens`.")
     device_tokens: int | None = Field(None, ge=1, description="KV that fits on the device; null: as the model says.")
     host_tokens: int | None = Field(None, ge=0, description="KV in host memory; null: as the model says.")
+    step_start_ms: float = Field(
+        0.0, ge=0, description="Of `vllm`: what a step takes more that goes on with no request of the step before."
+    )
 
 
 class PoolsSection(Section):
@@ -259,6 +262,7 @@ def _vllm_engine(
         host_blocks=host_tokens // block_tokens,
         max_running_requests=section.max_running_requests,
         max_batched_tokens=section.max_batched_tokens,
+        step_start_s=section.step_start_ms / 1000,
         policy=streaming.policy,
         preemption=streaming.preemption,
         starvation_s=streaming.starvation_s,

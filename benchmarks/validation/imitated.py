@@ -19,11 +19,11 @@ from typing import Any
 from rachis import AsyncClient
 
 from benchmarks.quiet import ForeignLoad
-from benchmarks.validation.cluster import Cluster, Timed
+from benchmarks.validation.cluster import Cluster, PromptPoint, Timed
 from benchmarks.validation.comparison import Comparison, compared, figures_of, tally
 from benchmarks.validation.loads import LOADS, WORKLOADS, drawn, prompts_of
 from benchmarks.validation.simulated import EngineKind, costs_of, simulated, workers_of
-from benchmarks.validation.software import Software, software_of
+from benchmarks.validation.software import software_of
 from cluster_configs.schema import RachisConfig
 from cluster_sim.reports.figures import Histogram
 from cluster_sim.workloads.requests import SimRequest
@@ -68,9 +68,9 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """runs: in the order in which the service had them."""
+    """points: at no load. runs: in the order in which the service had them."""
 
-    software: Software
+    points: list[PromptPoint]
     runs: list[Replayed]
 
 
@@ -95,7 +95,7 @@ async def measure(
     cluster = Cluster(client, vocabulary_size, seed, lambda: None)
     on_phase("at no load")
     await cluster.warm_up()
-    software = software_of(await cluster.prompt_points(), costs)
+    points = await cluster.prompt_points()
     runs = []
     for workload, load, number in ((w, each, n) for w in workloads for each in loads for n in range(rounds)):
         on_phase(f"{workload}, {load} load")
@@ -105,7 +105,7 @@ async def measure(
         foreign = ForeignLoad()
         timed = await cluster.run(prompts)
         runs.append(Replayed(workload, load, requests, timed, foreign.cores()))
-    return Measurement(software, runs)
+    return Measurement(points, runs)
 
 
 def seen(timed: Sequence[Timed]) -> dict[str, float]:
@@ -132,6 +132,7 @@ def judged(
 ) -> dict[str, Any]:
     """What is simulated beside what was measured. engine_kind: of the scenario."""
     runs = measurement.runs
+    software = software_of(measurement.points, costs_of(config), config.engine.max_batched_tokens)
     sent = [
         [replace(request, arrival_s=timed.arrived_s) for request, timed in zip(run.requests, run.timed, strict=True)]
         for run in runs
@@ -139,7 +140,7 @@ def judged(
     lives = []
     for seed in range(SIMULATED_LIVES):
         on_phase(f"simulating, {seed + 1} of {SIMULATED_LIVES}")
-        lives.append(simulated(config, measurement.software, sent, seed, engine_kind))
+        lives.append(simulated(config, software, sent, seed, engine_kind))
     comparisons: list[Comparison] = []
     for workload, load in dict.fromkeys((run.workload, run.load) for run in runs):
         places = [place for place, run in enumerate(runs) if (run.workload, run.load) == (workload, load)]
@@ -151,10 +152,7 @@ def judged(
         "engine": engine_kind,
         "cost_model": config.engine.cost_model,
         "workers": workers_of(config),
-        "software": {
-            "hop_ms": round(measurement.software.hop_s * 1000, 3),
-            "pull_ms": round(measurement.software.pull_s * 1000, 3),
-        },
+        "software": software.as_json(),
         "runs": [
             {
                 "workload": run.workload,

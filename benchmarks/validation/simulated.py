@@ -61,6 +61,7 @@ def scenario_of(config: RachisConfig, software: Software, seed: int = 0, engine_
             max_batched_tokens=engine.max_batched_tokens,
             device_tokens=device_tokens,
             host_tokens=host_tokens,
+            step_start_ms=software.step_start_s * 1000,
         )
         for name, workers in workers_of(config).items()
     }

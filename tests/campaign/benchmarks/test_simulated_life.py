@@ -7,15 +7,16 @@ import pytest
 from benchmarks.validation.cluster import Timed
 from benchmarks.validation.imitated import SETTINGS, Measurement, Replayed, judged
 from benchmarks.validation.loads import WORKLOADS, drawn
-from benchmarks.validation.simulated import costs_of, simulated, workers_of
+from benchmarks.validation.simulated import simulated, workers_of
 from benchmarks.validation.software import Software
 from cluster_configs import loading
 from cluster_sim.workloads.requests import SimRequest
+from tests.fakes.imitated_service import COSTS, point
 
 ALONE = {"pools.prefill.workers": 1, "pools.decode.workers": 1}
 CONFIG = loading.load(flags={**SETTINGS, **ALONE}).config
-SOFTWARE = Software(0.002, 0.004)
-COSTS = costs_of(CONFIG)
+SOFTWARE = Software(0.002, 0.004, 0.001)
+POINTS = [point(tokens, SOFTWARE.hop_s, SOFTWARE.pull_s, SOFTWARE.step_start_s) for tokens in (32, 1024, 3500)]
 
 
 def requests(workload: str, seed: int) -> list[SimRequest]:
@@ -46,10 +47,10 @@ def test_each_run_of_a_life_has_its_own_figures() -> None:
 
 
 def test_software_takes_its_time_of_every_request() -> None:
-    (fast,) = simulated(CONFIG, Software(0.0, 0.0), [requests("long_answers", 1)], 0, "light")
-    (slow,) = simulated(CONFIG, Software(0.1, 0.0), [requests("long_answers", 1)], 0, "light")
+    (fast,) = simulated(CONFIG, Software(0.0, 0.0, 0.0), [requests("long_answers", 1)], 0, "light")
+    (slow,) = simulated(CONFIG, Software(0.1, 0.0, 0.0), [requests("long_answers", 1)], 0, "light")
     assert slow["ttft_p50_ms"] > fast["ttft_p50_ms"] + 190
-    (late,) = simulated(CONFIG, Software(0.0, 1.6), [requests("long_answers", 1)], 0, "light")
+    (late,) = simulated(CONFIG, Software(0.0, 1.6, 0.0), [requests("long_answers", 1)], 0, "light")
     assert late["ttft_p50_ms"] == pytest.approx(fast["ttft_p50_ms"], rel=0.05)
     assert late["tpot_p50_ms"] > fast["tpot_p50_ms"] + 5
 
@@ -70,7 +71,7 @@ def test_a_service_that_is_as_simulated_is_predicted() -> None:
             for each in sent
         ]
         run = Replayed("long_answers", "low", [replace(each, arrival_s=0.0) for each in sent], timed, 0.0)
-        found = judged(CONFIG, Measurement(SOFTWARE, [run]), "light")
+        found = judged(CONFIG, Measurement(POINTS, [run]), "light")
         within = {each["figure"]: each["within"] for each in found["figures"]}
         assert found["of"] == len(within) == 8
         assert found["within_10_percent"] == sum(within.values())

@@ -4,19 +4,16 @@ from itertools import takewhile
 
 import pytest
 
-from benchmarks.validation.cluster import PromptPoint
 from benchmarks.validation.imitated import SETTINGS
 from benchmarks.validation.loads import LOADS, WORKLOADS, busiest_s, drawn, prompts_of
 from benchmarks.validation.simulated import costs_of, scenario_of
 from benchmarks.validation.software import Software, software_of
 from cluster_configs import loading
 from cluster_core.errors import ConfigError
-from cluster_sim.costs import catalog
-from cluster_sim.costs.step_work import StepWork
 from cluster_sim.workloads.requests import SimRequest
+from tests.fakes.imitated_service import COSTS, MAX_BATCHED_TOKENS, point
 
 BLOCK_TOKENS, VOCABULARY = 32, 1000
-COSTS = catalog.load("a40-llama-3.1-8b")
 WORKERS = {"prefill": 2, "decode": 2}
 
 
@@ -74,35 +71,34 @@ def test_a_session_is_sent_in_the_pieces_in_which_the_simulator_takes_it() -> No
 
 
 def test_software_is_what_is_left_beside_the_cost_model() -> None:
-    software = software_of([point(tokens, 0.003, 0.005) for tokens in (32, 1024, 3500)], COSTS)
+    """Of prompts of one step and of two."""
+    software = software_of(
+        [point(tokens, 0.003, 0.005, 0.002) for tokens in (32, 1024, 3500)], COSTS, MAX_BATCHED_TOKENS
+    )
     assert software.hop_s == pytest.approx(0.003)
     assert software.pull_s == pytest.approx(0.005)
+    assert software.step_start_s == pytest.approx(0.002)
 
 
-def test_a_gap_shorter_than_the_model_says_costs_nothing_and_does_not_pay() -> None:
-    assert software_of([point(1024, 0.003, -0.005)], COSTS).pull_s == 0.0
+def test_who_is_faster_than_the_model_says_costs_nothing_and_does_not_pay() -> None:
+    software = software_of([point(1024, 0.003, -0.005, -0.001)], COSTS, MAX_BATCHED_TOKENS)
+    assert (software.pull_s, software.step_start_s) == (0.0, 0.0)
 
 
 def test_the_scenario_has_the_services_own_configuration() -> None:
     config = loading.load(flags={**SETTINGS, "streaming.policy": "lcas", "pools.decode.workers": 3}).config
-    scenario = scenario_of(config, Software(0.002, 0.004), seed=7)
+    scenario = scenario_of(config, Software(0.002, 0.004, 0.001), seed=7)
     assert (scenario.pools.prefill.workers, scenario.pools.decode.workers) == (2, 3)
     assert scenario.pools.prefill.device_tokens == COSTS.device_tokens
     assert scenario.pools.prefill.host_tokens == 16 * 2**30 // COSTS.kv_bytes_per_token
     assert (scenario.streaming.policy, scenario.placement.seed) == ("lcas", 7)
-    assert (scenario.router.hop_ms, scenario.router.pull_ms) == (2.0, 4.0)
+    assert (scenario.router.hop_ms, scenario.router.pull_ms, scenario.pools.decode.step_start_ms) == (2.0, 4.0, 1.0)
     assert scenario.router.report_s == 1.25
 
 
 def test_a_service_that_imitates_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.device"):
         costs_of(loading.load(flags={}).config)
-
-
-def point(tokens: int, hop_s: float, pull_s: float) -> PromptPoint:
-    transfer_s = COSTS.network_latency_s + tokens * COSTS.kv_bytes_per_token / COSTS.network_bytes_per_s
-    step_s = COSTS.step_s(StepWork(0, 0.0, 1, tokens + 1, tokens + 1))
-    return PromptPoint(tokens, 0.1, 0.1 + 2 * hop_s, 2 * hop_s + transfer_s + pull_s + step_s)
 
 
 def _common(one: object, other: object) -> int:
