@@ -1,7 +1,6 @@
 """`rachis bench simulator`: what the simulator predicts of a service on this machine, beside what that does."""
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ async def bench_computing(
     _tell(found, max(found["foreign_cores"].values()), as_json=as_json)
 
 
-def _tell(found: Mapping[str, Any], foreign_cores: float, *, as_json: bool) -> None:
+def _tell(found: dict[str, Any], foreign_cores: float, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return

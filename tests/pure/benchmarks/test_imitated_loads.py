@@ -1,5 +1,6 @@
 """What an imitated service is loaded with, and what the simulator is told of it."""
 
+from collections.abc import Sequence
 from itertools import takewhile
 
 import pytest
@@ -101,5 +102,7 @@ def test_a_service_that_imitates_nothing_is_refused() -> None:
         costs_of(loading.load(flags={}).config)
 
 
-def _common(one: object, other: object) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))  # type: ignore[call-overload]
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many they begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
