@@ -161,13 +161,13 @@ class Cluster:
         for _ in range(WARM_UP):
             await self._alone(WARM_UP_TOKENS, _ANSWER_TOKENS)
 
-    async def prompt_points(self) -> list[PromptPoint]:
+    async def prompt_points(self, repetitions: int = REPETITIONS) -> list[PromptPoint]:
         """Of fresh prompts, one at a time.
 
         In a new random order each time, so that a disturbance of the machine does not hit one size alone.
         """
         timed: dict[int, list[Timed]] = {size: [] for size in PROMPT_SIZES}
-        for _ in range(REPETITIONS):
+        for _ in range(repetitions):
             for size in self._rng.sample(PROMPT_SIZES, len(PROMPT_SIZES)):
                 timed[size].append(await self._alone(size, _ANSWER_TOKENS))
         return [

@@ -19,7 +19,7 @@ from typing import Any
 from rachis import AsyncClient
 
 from benchmarks.quiet import ForeignLoad
-from benchmarks.validation.cluster import Cluster, PromptPoint, Timed
+from benchmarks.validation.cluster import REPETITIONS, Cluster, PromptPoint, Timed
 from benchmarks.validation.comparison import Comparison, compared, figures_of, tally
 from benchmarks.validation.loads import LOADS, WORKLOADS, drawn, prompts_of
 from benchmarks.validation.simulated import EngineKind, costs_of, simulated, workers_of
@@ -83,9 +83,11 @@ async def measure(
     seconds: float = 45.0,
     rounds: int = 1,
     seed: int = 0,
+    repetitions: int = REPETITIONS,
     on_phase: Callable[[str], None] = lambda text: None,
 ) -> Measurement:
-    """client: of a service with that configuration. seconds: in which the requests of a run arrive.
+    """client: of a service with that configuration. seconds: in which the requests of a run arrive. repetitions: of
+    each prompt at no load.
 
     Raises UnavailableError where requests fail, ConfigError where the service imitates nothing.
     """
@@ -95,7 +97,7 @@ async def measure(
     cluster = Cluster(client, vocabulary_size, seed, lambda: None)
     on_phase("at no load")
     await cluster.warm_up()
-    points = await cluster.prompt_points()
+    points = await cluster.prompt_points(repetitions)
     runs = []
     for workload, load, number in ((w, each, n) for w in workloads for each in loads for n in range(rounds)):
         on_phase(f"{workload}, {load} load")
