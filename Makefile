@@ -165,7 +165,7 @@ bench-papers: setup ## Tables and figures of the three papers, beside the simula
 bench-system: setup ## The whole system against plain vLLM, a plain proxy and the published formula, simulated
 	$(BIN)/rachis bench system
 
-bench-simulator: setup ## The simulator's predictions against a real cluster on this machine
+bench-simulator: setup ## The simulator's predictions against the service over imitated GPUs, a quarter of an hour
 	$(BIN)/rachis bench simulator
 
 lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from cluster_configs.schema import PlacementSection, Section, TiersSection
+from cluster_configs.schema import DecodeSection, PlacementSection, Section, StreamingSection, TiersSection
 from cluster_core.errors import ConfigError
 from cluster_sim.costs import catalog
 from cluster_sim.costs.step_work import CostModel
@@ -25,8 +25,10 @@ from cluster_sim.workloads.opening import open_workload
 from cluster_sim.workloads.requests import Workload
 from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
+from decode_worker.batch_settings import BatchSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import TierRules
+from prefill_worker.preemption import default_model
 
 _MOST_WORKERS = 4096
 # Hotness is remembered for so many times the blocks that a worker can hold.
@@ -42,6 +44,9 @@ class PoolSection(Section):
     max_batched_tokens: int = Field(8192, ge=1, le=1_000_000, description="As vLLM's `max_num_batched_tokens`.")
     device_tokens: int | None = Field(None, ge=1, description="KV that fits on the device; null: as the model says.")
     host_tokens: int | None = Field(None, ge=0, description="KV in host memory; null: as the model says.")
+    step_start_ms: float = Field(
+        0.0, ge=0, description="Of `vllm`: what a step takes more that goes on with no request of the step before."
+    )
 
 
 class PoolsSection(Section):
@@ -70,6 +75,7 @@ class FaultSection(Section):
 
 class RouterSection(Section):
     hop_ms: float = Field(0.5, ge=0, description="Of one message between router and worker.")
+    pull_ms: float = Field(0.0, ge=0, description="What connector and engine take for a pull, beside the transfer.")
     prefill_attempts: int = Field(2, ge=1, le=10)
     worker_wait_s: float = Field(30.0, gt=0)
     request_timeout_s: float = Field(600.0, gt=0)
@@ -90,6 +96,8 @@ class Scenario(Section):
     workload: WorkloadSection = WorkloadSection(requests_per_s=1.0)
     placement: PlacementSection = PlacementSection()
     tiers: TiersSection = TiersSection()
+    streaming: StreamingSection = StreamingSection()
+    decode: DecodeSection = DecodeSection()
     router: RouterSection = RouterSection()
     slo: SloSection = SloSection()
     warm_up_s: float = Field(0.0, ge=0, description="Who arrives before is served, and not measured.")
@@ -167,6 +175,7 @@ def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
         ),
         faults=[Fault(**fault.model_dump()) for fault in scenario.faults],
         event_delay_s=router.event_delay_ms / 1000,
+        pull_s=router.pull_ms / 1000,
         report_s=router.report_s,
         lease_s=router.worker_lease_s,
         slo_ttft_s=scenario.slo.ttft_ms / 1000,
@@ -189,7 +198,7 @@ def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int
         )
         make = partial(LightEngine, model, settings)
     else:
-        make = _vllm_engine(name, model, section, tiers, (block_tokens, device_tokens, host_tokens))
+        make = _vllm_engine(scenario, name, model, tiers, (block_tokens, device_tokens, host_tokens))
     return PoolSettings(section.workers, model, make, section.max_running_requests)
 
 
@@ -238,12 +247,13 @@ def _checked(tree: dict[str, Any], path: Path) -> Scenario:
 
 
 def _vllm_engine(
-    name: str, model: CostModel, section: PoolSection, tiers: TierSettings, sizes: tuple[int, int, int]
+    scenario: Scenario, name: str, model: CostModel, tiers: TierSettings, sizes: tuple[int, int, int]
 ) -> Callable[[], SimEngine]:
     """vLLM is imported here because nothing else needs it. sizes: tokens of a block, of the device, of host memory."""
     from cluster_sim.engines.vllm_engine import VllmSimEngine
     from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 
+    section, streaming = getattr(scenario.pools, name), scenario.streaming
     block_tokens, device_tokens, host_tokens = sizes
     settings = VllmEngineSettings(
         kind=SchedulerKind.STREAMING if name == "prefill" else SchedulerKind.DECODE,
@@ -252,6 +262,12 @@ def _vllm_engine(
         host_blocks=host_tokens // block_tokens,
         max_running_requests=section.max_running_requests,
         max_batched_tokens=section.max_batched_tokens,
+        step_start_s=section.step_start_ms / 1000,
+        policy=streaming.policy,
+        preemption=streaming.preemption,
+        starvation_s=streaming.starvation_s,
+        preemption_costs=default_model("cuda"),
+        decode=BatchSettings.of(scenario.decode.model_dump()),
         tiers=tiers,
     )
     return partial(VllmSimEngine, model, settings)

@@ -46,8 +46,9 @@ class Fault:
 class WorldSettings:
     """pools: by name of `POOLS`; a service without prefill workers is an aggregated one.
 
-    event_delay_s: from a change in a worker's caches to the index. report_s: how often workers renew their
-    registration, which ends `lease_s` after the last time. half_life_s: of hotness.
+    event_delay_s: from a change in a worker's caches to the index. pull_s: what connector and engine take for a pull,
+    beside the transfer. report_s: how often workers renew their registration, which ends `lease_s` after the last time.
+    half_life_s: of hotness.
     """
 
     pools: Mapping[str, PoolSettings]
@@ -56,6 +57,7 @@ class WorldSettings:
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     faults: Sequence[Fault] = ()
     event_delay_s: float = 0.1
+    pull_s: float = 0.0
     report_s: float = 2.0
     lease_s: float = 5.0
     index_entries: int = 1 << 22
@@ -111,7 +113,7 @@ class World:
             self.events,
             self.membership,
             self.placer,
-            Network(self.events, max(model.network_latency_s for model in models)),
+            Network(self.events, max(model.network_latency_s for model in models) + settings.pull_s),
             settings.dispatch,
             self.figures,
             models[0].kv_bytes_per_token,

@@ -1,4 +1,4 @@
-"""A running cluster of one prefill and one decode worker, loaded and timed as its clients see it.
+"""A running cluster, loaded and timed as its clients see it.
 
 What the simulator is told of it (`Measured`) is taken at no load, at full decode batches, and with both workers busy at
 once: nothing is taken from the workloads that it then has to predict.
@@ -7,19 +7,21 @@ once: nothing is taken from the workloads that it then has to predict.
 import asyncio
 import random
 from asyncio import TaskGroup
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from rachis import AsyncClient, token_prompt
+from rachis.client import Piece
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import UnavailableError, Ungrouped
 
 # Before anything counts: Ray and the engines are still busy with themselves when the service is up.
-WARM_UP = 30
+WARM_UP, WARM_UP_TOKENS = 30, 128
 PROMPT_SIZES = (32, 256, 1024, 2048, 3500)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 600)
@@ -38,19 +40,31 @@ class Prompt:
     at_s: float
     token_ids: tuple[int, ...]
     output_tokens: int
+    # Of a session: what of the prompt comes how many seconds later. The first opens it, the last makes it whole.
+    pieces: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
 
 @dataclass(slots=True)
 class Timed:
     """One request as its client saw it."""
 
-    # Since the run began.
+    # Since the run began; of a session, when its prompt was whole.
     sent_s: float
     prompt_tokens: int
     # When each token came, since the run began.
     token_s: list[float] = field(default_factory=list)
     # Of the engine, from its first step of the prompt to the first token.
     prefill_s: float = 0.0
+    # Of the prompt, found in a cache where it was prefilled.
+    cached_tokens: int = 0
+    # The workers that prefilled and decoded it.
+    workers: tuple[str, str] = ("", "")
+    # Of a session, when it was opened.
+    opened_s: float | None = None
+
+    @property
+    def arrived_s(self) -> float:
+        return self.sent_s if self.opened_s is None else self.opened_s
 
     @property
     def ttft_s(self) -> float:
@@ -120,8 +134,8 @@ class Cluster:
         began_s = monotonic_s()
 
         async def at_its_time(prompt: Prompt) -> Timed:
-            await asyncio.sleep(max(0.0, began_s + prompt.at_s - monotonic_s()))
-            return await self._send(prompt.token_ids, prompt.output_tokens, began_s)
+            await _until(began_s + prompt.at_s)
+            return await self._send(prompt, began_s)
 
         with Ungrouped():
             async with TaskGroup() as group:
@@ -129,9 +143,8 @@ class Cluster:
         return [task.result() for task in tasks]
 
     async def measure(self) -> Measured:
-        for _ in range(WARM_UP):
-            await self._alone(128, _ANSWER_TOKENS)
-        points = await self._prompt_points()
+        await self.warm_up()
+        points = await self.prompt_points()
         batches = []
         for context in CONTEXTS:
             for batch in BATCHES:
@@ -144,10 +157,17 @@ class Cluster:
             max(1.0, median(decode for _, decode in slowdowns)),
         )
 
-    async def _prompt_points(self) -> list[PromptPoint]:
-        """In a new random order each time, so that a disturbance of the machine does not hit one size alone."""
+    async def warm_up(self) -> None:
+        for _ in range(WARM_UP):
+            await self._alone(WARM_UP_TOKENS, _ANSWER_TOKENS)
+
+    async def prompt_points(self, repetitions: int = REPETITIONS) -> list[PromptPoint]:
+        """Of fresh prompts, one at a time.
+
+        In a new random order each time, so that a disturbance of the machine does not hit one size alone.
+        """
         timed: dict[int, list[Timed]] = {size: [] for size in PROMPT_SIZES}
-        for _ in range(REPETITIONS):
+        for _ in range(repetitions):
             for size in self._rng.sample(PROMPT_SIZES, len(PROMPT_SIZES)):
                 timed[size].append(await self._alone(size, _ANSWER_TOKENS))
         return [
@@ -188,22 +208,48 @@ class Cluster:
         return median(within) / median(alone_s), busy_s / quiet_s
 
     async def _alone(self, tokens: int, output_tokens: int) -> Timed:
-        return await self._send(self.fresh(tokens), output_tokens, monotonic_s())
+        return await self._send(Prompt(0.0, self.fresh(tokens), output_tokens), monotonic_s())
 
-    async def _send(self, token_ids: Sequence[int], output_tokens: int, began_s: float) -> Timed:
-        timed = Timed(monotonic_s() - began_s, len(token_ids))
-        pieces = self._client.stream(
-            token_prompt(list(token_ids)), max_tokens=output_tokens, temperature=0.0, ignore_eos=True
-        )
-        async for piece in pieces:
-            if isinstance(piece, generation.Completion):
-                timed.prefill_s = piece.timings.prefill_ms / 1000
-            else:
-                timed.token_s += [monotonic_s() - began_s] * len(piece.token_ids)
+    async def _send(self, prompt: Prompt, began_s: float) -> Timed:
+        timed = Timed(monotonic_s() - began_s, len(prompt.token_ids))
+        wishes = {"max_tokens": prompt.output_tokens, "temperature": 0.0, "ignore_eos": True}
+        if prompt.pieces:
+            answer = self._in_pieces(prompt, timed, began_s, wishes)
+        else:
+            answer = self._client.stream(token_prompt(list(prompt.token_ids)), **wishes)
+        async with aclosing(answer) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                if isinstance(piece, generation.Completion):
+                    timed.prefill_s = piece.timings.prefill_ms / 1000
+                    timed.cached_tokens = piece.usage.cached_tokens
+                    timed.workers = piece.route.prefill_worker_id, piece.route.decode_worker_id
+                else:
+                    timed.token_s += [monotonic_s() - began_s] * len(piece.token_ids)
         self._on_done()
-        if len(timed.token_s) != output_tokens:
-            raise UnavailableError(f"a request ended with {len(timed.token_s)} of {output_tokens} tokens")
+        if len(timed.token_s) != prompt.output_tokens:
+            raise UnavailableError(f"a request ended with {len(timed.token_s)} of {prompt.output_tokens} tokens")
         return timed
+
+    async def _in_pieces(
+        self, prompt: Prompt, timed: Timed, began_s: float, wishes: dict[str, Any]
+    ) -> AsyncIterator[Piece]:
+        """As a session. Sets in `timed` when it was opened, and when its prompt was whole."""
+        opened_s = monotonic_s()
+        timed.opened_s = opened_s - began_s
+        (_, prefix), *following, (whole_after_s, closing) = prompt.pieces
+        async with self._client.session(token_prompt(list(prefix)), **wishes) as session:
+            for after_s, tokens in following:
+                await _until(opened_s + after_s)
+                await session.append(list(tokens))
+            await _until(opened_s + whole_after_s)
+            timed.sent_s = monotonic_s() - began_s
+            async for delta in session.finish(token_prompt(list(closing))):
+                yield delta
+            yield session.completion
+
+
+async def _until(moment_s: float) -> None:
+    await asyncio.sleep(max(0.0, moment_s - monotonic_s()))
 
 
 def _together(timed: Sequence[Timed]) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Does the simulator predict a real cluster? The measurement behind `rachis bench simulator`.
+"""Does the simulator predict a cluster that computes? The measurement behind `rachis bench simulator --against cpu`.
 
 A real service of one prefill and one decode worker with the built-in model is measured at no load, then loaded with
 workloads that were not part of the measurement; the simulator gets the measured costs and the times of the arrivals,
@@ -27,6 +27,7 @@ from rachis import AsyncClient
 
 from benchmarks.quiet import ForeignLoad
 from benchmarks.validation.cluster import Cluster, Measured, Prompt, Timed
+from benchmarks.validation.comparison import Comparison, compared, tally
 from cluster_configs.schema import RachisConfig
 from cluster_sim.reports.figures import Figures
 
@@ -127,49 +128,6 @@ def predicted(figures: Figures, first_s: float) -> dict[str, float]:
     return dict(zip(FIGURES, values, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    load: str
-    figure: str
-    predicted: float
-    measured: float
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.measured
-
-    @property
-    def within(self) -> bool:
-        return abs(self.ratio - 1) <= TOLERANCE
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "load": self.load,
-            "figure": self.figure,
-            "predicted": round(self.predicted, 2),
-            "measured": round(self.measured, 2),
-            "ratio": round(self.ratio, 3),
-            "within": self.within,
-        }
-
-
-def compared(load: str, rounds: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[Comparison]:
-    """rounds: (predicted, measured) of each."""
-    return [
-        Comparison(load, figure, median(each[figure] for each, _ in rounds), median(each[figure] for _, each in rounds))
-        for figure in FIGURES
-    ]
-
-
-def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """Rows for people: load, figure, predicted, measured, ratio, and whether it is within the tolerance."""
-    return [
-        (each.load, each.figure, f"{each.predicted:.1f}", f"{each.measured:.1f}", f"{each.ratio:.2f}",
-         "yes" if each.within else "no")
-        for each in comparisons
-    ]  # fmt: skip
-
-
 async def validate(
     client: AsyncClient,
     config: RachisConfig,
@@ -208,22 +166,21 @@ async def validate(
                 break
         runs = sorted(runs, key=lambda run: run[0])[:rounds]
         foreign_cores[name] = round(runs[-1][0], 2)
-        pairs = [
-            (predicted(validation_model.simulate(file, measured, config, prompts, timed), _first_s(timed)), seen(timed))
+        simulated = [
+            predicted(validation_model.simulate(file, measured, config, prompts, timed), _first_s(timed))
             for _, prompts, timed in runs
         ]
-        comparisons += compared(name, pairs)
+        share = f"{load.share:.0%} of the prefill worker" if load.share else "all at once"
+        comparisons += compared(name, share, [seen(timed) for *_, timed in runs], simulated, TOLERANCE)
         parts[name] = parts_of(runs[0][2])
     return {
         "measured": measured.as_json(),
+        "against": "cpu",
         "hop_s": validation_model.hop_s(measured),
         "rounds": rounds,
         "foreign_cores": foreign_cores,
         "parts_of_the_quietest": parts,
-        "tolerance": TOLERANCE,
-        "comparisons": [each.as_json() for each in comparisons],
-        "within": sum(each.within for each in comparisons),
-        "of": len(comparisons),
+        **tally(comparisons, TOLERANCE),
     }
 
 

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.validation.cluster import Measured, Prompt, Timed
+from benchmarks.validation.software import hop_s_of
 from cluster_configs.schema import RachisConfig
 from cluster_sim.costs import catalog
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode
@@ -38,7 +38,7 @@ _FIT = "fit to the cluster measured in this run"
 
 def hop_s(measured: Measured) -> float:
     """One message between client, router and worker, with what both ends do for it."""
-    return max(0.0, median(each.ttft_s - each.prefill_s for each in measured.prompts) / 2)
+    return hop_s_of(measured.prompts)
 
 
 def cost_model(measured: Measured, config: RachisConfig) -> dict[str, Any]:

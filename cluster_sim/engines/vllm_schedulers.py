@@ -65,7 +65,8 @@ _CLASSES: dict[SchedulerKind, type] = {
 @dataclass(frozen=True, slots=True)
 class VllmEngineSettings:
     """device_blocks, host_blocks: of KV. max_running_requests, max_batched_tokens: of one step. max_model_tokens: of a
-    prompt and its answer.
+    prompt and its answer. step_start_s: what the engine takes for a step that goes on with no request of the step
+    before; else it is hidden behind that one.
 
     policy, preemption, starvation_s: of streaming schedulers, with the meaning of `cluster_configs.schema`;
     preemption_costs: what `cost` compares, None for rough figures. decode: of decode schedulers. tiers: of both; None
@@ -80,6 +81,7 @@ class VllmEngineSettings:
     max_running_requests: int = 256
     max_batched_tokens: int = 8192
     max_model_tokens: int = 1 << 20
+    step_start_s: float = 0.0
     prefix_caching: bool = True
     policy: str = "fcfs"
     preemption: str = "cost"

@@ -1,6 +1,6 @@
 """How long the steps take that vLLM's scheduler has decided on, and how many like them follow at once."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,8 @@ class StepModel:
         self._model = cost_model
         self._settings = settings
         self._scheduler = scheduler
+        # Of the step before.
+        self._before: Container[str] = ()
         self._learns = settings.kind is SchedulerKind.DECODE and settings.decode.policy in _LEARNING_POLICIES
 
     def steps_of(self, output: Any, begin: StepBegin) -> Steps:
@@ -83,7 +85,9 @@ class StepModel:
         self._join(names)
         read = context - self.readers.repeated_tokens if decoding else 0
         work = StepWork(prefill_tokens, pairs, decoding, context, read)
-        ends_s = [begin.at_s + begin.copies_s + self._model.step_s(work) * begin.factor]
+        start_s = 0.0 if any(name in self._before for name in scheduled) else self._settings.step_start_s
+        self._before = scheduled
+        ends_s = [begin.at_s + begin.copies_s + start_s + self._model.step_s(work) * begin.factor]
         if not prefilled and self._settings.leaps:
             for step in range(1, self._alike(scheduled, begin.pulling)):
                 grown = step * decoding

@@ -36,4 +36,10 @@ class WorkloadSection(Section):
     own_tokens: int = Field(200, ge=0, description="Mean of what follows; evenly between half and one and a half.")
     output_tokens: int = Field(200, ge=1, description="Mean, likewise; of groups and trees.")
     streaming: bool = Field(True, description="Of sessions: false sends each when its prompt is whole.")
+    token_scale: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Of prompts and answers of `conversation` and `agents`, and of the contexts of sessions.",
+    )
     block_tokens: int = Field(64, ge=1, le=65_536, description="Of the drawn kinds and `azure`; a trace has its own.")

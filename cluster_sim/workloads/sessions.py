@@ -20,7 +20,7 @@ _VOCABULARY, _LONGEST = 32_000, 131_072
 
 def streams(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimRequest]]:
     mode = STREAMS[settings.kind]
-    spec = WorkloadSpec(mode, settings.requests, settings.requests_per_s, seed=seed)
+    spec = WorkloadSpec(mode, settings.requests, settings.requests_per_s, settings.token_scale, seed=seed)
 
     def requests() -> Iterator[SimRequest]:
         rng = random.Random(f"streams/{seed}")

@@ -33,9 +33,8 @@ def conversation(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[
             else:
                 tokens, blocks = max(16, min(120_000, round(rng.lognormvariate(8.72, 1.15)))), []
             tokens = min(tokens, 126_000)
-            full = tokens // settings.block_tokens
-            blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
-            yield SimRequest(0.0, tokens, output_tokens, block_names(np.array(blocks, dtype=np.uint64)))
+            blocks = _grown(blocks, _scaled(tokens, settings), settings, names)
+            yield _request(0.0, tokens, output_tokens, blocks, settings)
             open_ones.append((tokens + output_tokens, blocks))
             if len(open_ones) > 400:
                 open_ones.pop(0)
@@ -83,10 +82,9 @@ def agents(settings: WorkloadSection, seed: int) -> Callable[[], Iterator[SimReq
         for session in itertools.count(begun):
             while running and running[0][0] <= next_session_s:
                 at_s, number, tokens, blocks, left = heapq.heappop(running)
-                full = tokens // settings.block_tokens
-                blocks = blocks[:full] + [next(names) for _ in range(full - len(blocks))]
+                blocks = _grown(blocks, _scaled(tokens, settings), settings, names)
                 output = _output_tokens(rng)
-                yield SimRequest(at_s, tokens, output, block_names(np.array(blocks, dtype=np.uint64)))
+                yield _request(at_s, tokens, output, blocks, settings)
                 if left <= 1:
                     continue
                 tokens, kept = turn(tokens, output)
@@ -119,6 +117,22 @@ def _grouped(settings: WorkloadSection, seed: int, levels: int) -> Callable[[], 
             yield SimRequest(0.0, tokens, output, block_names(np.array(blocks, dtype=np.uint64)))
 
     return requests
+
+
+def _request(at_s: float, tokens: int, output_tokens: int, blocks: list[int], settings: WorkloadSection) -> SimRequest:
+    """tokens, output_tokens: as published, before they are scaled."""
+    keys = block_names(np.array(blocks, dtype=np.uint64))
+    return SimRequest(at_s, _scaled(tokens, settings), _scaled(output_tokens, settings), keys)
+
+
+def _scaled(tokens: int, settings: WorkloadSection) -> int:
+    return max(1, round(tokens * settings.token_scale))
+
+
+def _grown(blocks: list[int], tokens: int, settings: WorkloadSection, names: Iterator[int]) -> list[int]:
+    """The blocks of a prompt of so many tokens, of which some are known; too many are cut off."""
+    full = tokens // settings.block_tokens
+    return blocks[:full] + [next(names) for _ in range(full - len(blocks))]
 
 
 def _output_tokens(rng: random.Random) -> int:

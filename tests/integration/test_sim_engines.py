@@ -89,6 +89,20 @@ def test_host_memory_gives_back_what_the_device_had_no_room_for(kind: str) -> No
 
 
 @pytest.mark.integration
+def test_a_step_that_goes_on_with_nothing_takes_its_start_and_others_do_not() -> None:
+    """Two prompts one after the other, a pause, and one more; each has further steps of its own."""
+
+    def ends_s(step_start_s: float) -> list[float]:
+        engine = on_vllm("plain")(step_start_s=step_start_s, max_running_requests=1)
+        for number, now_s in ((1, 0.0), (2, 0.0), (3, 5.0)):
+            engine.add(job(number, 64, 4), now_s)
+        return [each.at_s for each in drain(engine) if each.kind is FINISHED]
+
+    without, with_it = ends_s(0.0), ends_s(0.5)
+    assert [late - early for early, late in zip(without, with_it, strict=True)] == pytest.approx([0.5, 1.0, 0.5])
+
+
+@pytest.mark.integration
 def test_a_miscounted_block_is_noticed() -> None:
     engine: Any = on_vllm("plain")()
     engine.add(job(1, 100, 1, hand_off=True), 0.0)

@@ -6,9 +6,16 @@ import pytest
 
 from benchmarks.validation import model as validation_model
 from benchmarks.validation.cluster import Prompt, Timed
+from benchmarks.validation.imitated import SETTINGS
+from benchmarks.validation.loads import WORKLOADS, drawn
+from benchmarks.validation.simulated import EngineKind, costs_of, simulated, workers_of
+from benchmarks.validation.software import Software
+from cluster_configs import loading
 from tests.fakes.measured_cluster import CONFIG, HOP_S, cluster, decode_s, gap_s, measured, model_file, prefill_s
 
 pytestmark = pytest.mark.integration
+
+KINDS: tuple[EngineKind, ...] = ("vllm", "light")
 
 
 @pytest.mark.parametrize("tokens", [256, 1024])
@@ -43,3 +50,18 @@ def test_no_load_check_notices_a_hop_that_is_forgotten(tmp_path: Path, monkeypat
     monkeypatch.setattr(validation_model, "hop_s", lambda found: 0.0)
     with pytest.raises(AssertionError):
         test_request_at_no_load_is_predicted_as_it_was_measured(tmp_path, 256)
+
+
+def test_vllms_schedulers_live_through_the_same_as_the_light_engine() -> None:
+    """One worker of each pool, and room for all: what is found in a cache is no matter of either."""
+    config = loading.load(flags={**SETTINGS, "pools.prefill.workers": 1, "pools.decode.workers": 1}).config
+    costs, workers = costs_of(config), workers_of(config)
+    runs = [
+        drawn(WORKLOADS[name], 0.2, 10.0, costs, workers, 32, seed)
+        for seed, name in enumerate(("long_answers", "retrieval"))
+    ]
+    vllm, light = (simulated(config, Software(0.002, 0.004, 0.0), runs, 0, kind) for kind in KINDS)
+    for one, other in zip(vllm, light, strict=True):
+        assert one["hit_ratio"] == other["hit_ratio"]
+        assert one["throughput_tokens_per_s"] == pytest.approx(other["throughput_tokens_per_s"], rel=0.02)
+        assert one["ttft_p50_ms"] == pytest.approx(other["ttft_p50_ms"], rel=0.1)

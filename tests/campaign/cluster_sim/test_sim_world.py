@@ -57,6 +57,13 @@ def test_a_requests_times_by_hand() -> None:
     assert figures.dollars_per_million_tokens == pytest.approx(4 * 3 * (ttft_s + rest_s) / 3600 / 5 * 1e6)
 
 
+def test_what_software_takes_for_a_pull_comes_on_top_of_the_transfer() -> None:
+    plain, slower = (run(world(pull_s=pull_s), request(0.0, 100, 5)) for pull_s in (0.0, 0.02))
+    assert slower.transfer_s.mean == pytest.approx(plain.transfer_s.mean + 0.02)
+    assert slower.e2e_s.mean == pytest.approx(plain.e2e_s.mean + 0.02)
+    assert slower.ttft_s.mean == plain.ttft_s.mean
+
+
 def test_a_prompt_that_goes_through_both_pools_is_counted_as_asked_for() -> None:
     made, asked = world(), request(0.0, 100, 5)
     run(made, asked)

@@ -1,15 +1,13 @@
-"""What is compared of predictions and measurements, and how."""
+"""What a cluster that computes is loaded with, and what is made of what its clients saw."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 
 from benchmarks.quiet import taken_s
-from benchmarks.validation import measure as validation
 from benchmarks.validation.cluster import Timed
-from benchmarks.validation.measure import LOADS, Comparison, compared, prompts_of, seen
+from benchmarks.validation.measure import LOADS, prompts_of, seen
 from cluster_sim.costs import catalog
 from cluster_sim.costs.step_work import StepWork, prefill_work
 from tests.fakes.measured_cluster import LATENCY_S, S_PER_TOKEN, cluster, decode_s, measured, model_file, prefill_s
@@ -43,20 +41,6 @@ def test_bursty_prompts_share_their_groups_prefix() -> None:
     prefixes = {each.token_ids[: LOADS["bursty"].shared_tokens] for each in prompts}
     assert len(prefixes) == LOADS["bursty"].groups
     assert len({each.token_ids for each in prompts}) == len(prompts)
-
-
-def test_comparison_is_of_medians_and_knows_its_tolerance() -> None:
-    def figures(value: float) -> dict[str, float]:
-        return dict.fromkeys(validation.FIGURES, value)
-
-    good, *_ = compared(
-        "light", [(figures(9.0), figures(10.0)), (figures(11.0), figures(10.0)), (figures(90), figures(1))]
-    )
-    assert (good.predicted, good.measured, good.ratio, good.within) == (11.0, 10.0, 1.1, True)
-    assert not Comparison("light", "e2e", 8.4, 10.0).within
-    assert not Comparison("light", "e2e", 11.6, 10.0).within
-    assert [row[-1] for row in validation.table([good, Comparison("light", "e2e", 2.0, 1.0)])] == ["yes", "no"]
-    assert json.loads(json.dumps(good.as_json()))["ratio"] == 1.1
 
 
 def test_what_clients_saw_becomes_figures() -> None:

@@ -264,6 +264,29 @@ def test_sessions_of_agents_run_from_the_beginning() -> None:
     assert sum(each.arrival_s < 20 for each in requests) == pytest.approx(200, rel=0.3)
 
 
+@pytest.mark.parametrize("kind", ["conversation", "agents"])
+def test_a_scale_shortens_prompts_and_answers_and_leaves_who_shares_with_whom(kind: str) -> None:
+    whole, short = taken(kind=kind, block_tokens=16), taken(kind=kind, block_tokens=16, token_scale=0.25)
+    for one, other in zip(whole, short, strict=True):
+        assert other.prompt_tokens == pytest.approx(one.prompt_tokens / 4, abs=1)
+        assert other.output_tokens == pytest.approx(one.output_tokens / 4, abs=1)
+        assert len(other.keys) == other.prompt_tokens // 16
+
+    named = [number for number, each in enumerate(short) if len(each.keys)]
+    whole_firsts, short_firsts = ([requests[number].keys[0] for number in named] for requests in (whole, short))
+    assert len(set(short_firsts)) < len(named)
+    # The same ones begin alike.
+    pairs = set(zip(whole_firsts, short_firsts, strict=True))
+    assert len(pairs) == len(set(whole_firsts)) == len(set(short_firsts))
+
+
+def test_a_scale_shortens_the_contexts_of_sessions() -> None:
+    whole, short = taken(kind="crawler"), taken(kind="crawler", token_scale=0.25)
+    assert sum(each.prompt_tokens for each in short) == pytest.approx(
+        sum(each.prompt_tokens for each in whole) / 4, rel=0.05
+    )
+
+
 TRACE = """{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
 {"timestamp": 3000, "input_length": 1100, "output_length": 0, "hash_ids": [1, 2, 4]}
 {"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [1]}

@@ -27,6 +27,8 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 KEYS = {entry.key for entry in load().entries}
 # Names of libraries, which decisions speak of.
 _OF_LIBRARIES = {"ray.init", "redis.asyncio"}
+# Keys of a simulated scenario, whose sections have names of the configuration's.
+_OF_SCENARIOS = {"router.hop_ms", "router.pull_ms"}
 SECTIONS = {key.partition(".")[0] for key in KEYS}
 # Runbooks have a test of their own; the others draw, and tell nobody what to type.
 _WITHOUT_COMMANDS = ("runbooks", "decisions", "internals", "reference")
@@ -151,7 +153,7 @@ def test_settings_that_a_page_names_exist(page: str) -> None:
     text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
     named = {
         key for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?:[=:][^`]*)?`", text) if key.partition(".")[0] in SECTIONS
-    } - _OF_LIBRARIES
+    } - _OF_LIBRARIES - _OF_SCENARIOS
     assert {key for key in named if not any(f"{entry}.".startswith(f"{key}.") for entry in KEYS)} == set()
 
 

@@ -1,0 +1,59 @@
+"""The service over imitated GPUs beside the simulator, as `rachis bench simulator` sets them: a small comparison."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from rachis import AsyncClient
+
+from benchmarks.validation import imitated
+from benchmarks.validation.cluster import Cluster, Prompt
+from cluster_configs import loading
+from tests.integration.conftest import own_service
+
+pytestmark = pytest.mark.integration
+
+# A fast GPU: nothing here is about time. One worker of each pool: what is found in a cache is no matter of chance.
+FLAGS = {
+    **imitated.SETTINGS,
+    "engine.cost_model": "h100-llama-3.1-8b",
+    "pools.prefill.workers": 1,
+    "pools.decode.workers": 1,
+}
+
+
+@pytest_asyncio.fixture
+async def client(tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    flags = {key.replace(".", "__"): value for key, value in FLAGS.items()}
+    async with own_service(tmp_path, **flags) as (_, client):
+        yield client
+
+
+async def test_simulator_and_service_serve_the_same_and_find_the_same(client: AsyncClient) -> None:
+    """And a prompt that comes in pieces is sent whole."""
+    config = loading.load(flags=FLAGS).config
+    measurement = await imitated.measure(
+        client, config, workloads=("long_answers",), loads=("low",), seconds=1.0, repetitions=1
+    )
+    (run,) = measurement.runs
+    for request, timed in zip(run.requests, run.timed, strict=True):
+        assert (timed.prompt_tokens, len(timed.token_s)) == (request.prompt_tokens, request.output_tokens)
+    assert all(each.ttft_s > each.prefill_s > 0 for each in measurement.points)
+
+    # vLLM's schedulers take long to load: `test_validation` has them.
+    found = imitated.judged(config, measurement, "light")
+    assert {(each["workload"], each["load"]) for each in found["figures"]} == {("long_answers", "low")}
+    assert found["of"] == len({each["figure"] for each in found["figures"]}) == 8
+    (hits,) = (each for each in found["figures"] if each["figure"] == "hit_ratio")
+    assert hits["measured"] == hits["simulated"] > 0
+
+    cluster = Cluster(client, 100, 0, lambda: None)
+    pieces = tuple((place * 0.02, cluster.fresh(tokens)) for place, tokens in enumerate((40, 300, 20)))
+    whole = tuple(token for _, piece in pieces for token in piece)
+    first, again = [
+        (await cluster.run([prompt]))[0] for prompt in (Prompt(0.0, whole, 4, pieces), Prompt(0.0, whole, 4))
+    ]
+    assert first.opened_s is not None
+    assert first.opened_s + 0.04 <= first.sent_s < first.token_s[0]
+    assert (first.cached_tokens, again.cached_tokens) == (0, 352), "the prompt that came in pieces is the whole one"
