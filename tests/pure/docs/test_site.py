@@ -151,9 +151,15 @@ def test_commands_and_their_settings_are_taken(page: str) -> None:
 @pytest.mark.parametrize("page", OWN)
 def test_settings_that_a_page_names_exist(page: str) -> None:
     text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
-    named = {
-        key for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?:[=:][^`]*)?`", text) if key.partition(".")[0] in SECTIONS
-    } - _OF_LIBRARIES - _OF_SCENARIOS
+    named = (
+        {
+            key
+            for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?:[=:][^`]*)?`", text)
+            if key.partition(".")[0] in SECTIONS
+        }
+        - _OF_LIBRARIES
+        - _OF_SCENARIOS
+    )
     assert {key for key in named if not any(f"{entry}.".startswith(f"{key}.") for entry in KEYS)} == set()
 
 
