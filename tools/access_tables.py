@@ -1,13 +1,12 @@
 """Writes the tables of `docs/access.md` from those that the door goes by; `--check` exits with 1 where they differ."""
 
-import argparse
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS, Identity, Need, Role
+from tools.kept_files import ROOT, main
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "access.md"
+DOCUMENT = ROOT / "docs" / "access.md"
 _BEGIN, _END = "<!-- tables: `make map` writes them -->\n", "<!-- end of the tables -->\n"
 
 
@@ -30,19 +29,5 @@ def _table(what: str, needs: Mapping[str, Need]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    before = DOCUMENT.read_text()
-    after = written(before)
-    if is_check and before != after:
-        print("docs/access.md: its tables are not those of control_plane/access/roles.py; `make map` writes them")
-        return 1
-    if not is_check:
-        DOCUMENT.write_text(after)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, DOCUMENT.parent, {DOCUMENT.name: lambda: written(DOCUMENT.read_text())}))

@@ -1,13 +1,13 @@
 """Draws the pictures of `docs/how`; `--check` draws none, and exits with 1 where one is not up to date."""
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 from tools.drawing import BLUE, GREEN, GREY, ORANGE, Drawing
+from tools.kept_files import ROOT, main
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "how" / "pictures"
+FOLDER = ROOT / "docs" / "how" / "pictures"
 
 
 def streaming_prefill() -> Drawing:
@@ -139,21 +139,9 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    stale = []
-    for name, draw in PICTURES.items():
-        path, svg = FOLDER / name, draw().svg()
-        if is_check and (not path.exists() or path.read_text() != svg):
-            stale.append(name)
-        if not is_check:
-            path.write_text(svg)
-    if stale:
-        print(f"docs/how/pictures: {', '.join(stale)} not up to date; `make map` draws them")
-    return 1 if stale else 0
+def svg(draw: Callable[[], Drawing]) -> str:
+    return draw().svg()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, FOLDER, {name: partial(svg, draw) for name, draw in PICTURES.items()}))

@@ -14,13 +14,16 @@ from command_line.top.view import Listing, Row, View, window
 _KEYS = "w workers  r requests  s sort  S reverse  ↑↓ select  ⏎ open  esc back  q quit"
 # Below the service's: the heading, how many rows there are more, the keys.
 _LINES_AROUND = 3
+# One line for each thing that is wrong.
+_MOST_ALARMS = 6
 
 
 def screen(
     view: View, service: Mapping[str, Any], rows: Sequence[Row], opened: RenderableType | None, height: int
 ) -> Group:
-    """service: as `rachis status --json`, with `running_total` and `said`, what could not be asked. rows: of the
-    listing, ordered. opened: what is shown in their place. height: lines of the terminal."""
+    """service: as `rachis status --json`, with `unlisted`, how many requests run that are not among the rows, and
+    `said`, what could not be asked. rows: of the listing, ordered. opened: what is shown in their place. height: lines
+    of the terminal."""
     head = [*_heading(service), Text("")]
     if opened is not None:
         return Group(*head, opened, Text(_KEYS, style="dim"))
@@ -51,10 +54,13 @@ def _heading(service: Mapping[str, Any]) -> Iterable[Text]:
     )
     outcomes = (f"{name} {count}" for name, count in sorted(service["outcomes"].items()))
     yield Text("  ".join((*pools, *outcomes)), overflow="ellipsis", no_wrap=True)
-    alarms = [] if service["registry_connected"] else ["the registry (Redis) does not answer"]
+    alarms = [service["said"]] if service["said"] else []
+    alarms += [] if service["registry_connected"] else ["the registry (Redis) does not answer"]
+    alarms += [f"{service['unlisted']} requests run that are not listed"] if service["unlisted"] else []
     alarms += sorted({computes_nothing(worker["imitates"]) for worker in workers if worker["imitates"]})
     alarms += [f"{worker['worker_id']} {complaint}" for worker in workers for complaint in worker["complaints"]]
-    alarms += [service["said"]] if service["said"] else []
+    if len(alarms) > _MOST_ALARMS:
+        alarms[_MOST_ALARMS - 1 :] = [f"{len(alarms) - _MOST_ALARMS + 1} more that is wrong: `rachis status`"]
     for alarm in alarms:
         yield Text(alarm, style="bold red", overflow="ellipsis", no_wrap=True)
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import grpc
@@ -10,7 +11,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -53,7 +54,7 @@ async def _top(address: str, interval_s: float | None) -> None:
 
 
 class Top:
-    """One look after the other."""
+    """What was seen last, and the view of it."""
 
     def __init__(self, client: AsyncClient, address: str) -> None:
         self._client = client
@@ -62,6 +63,9 @@ class Top:
         self._service: dict[str, Any] = {}
         self._requests: Sequence[Row] = ()
         self._looked_s = 0.0
+        # Of the request that is opened, once it has been asked for.
+        self._stages: RenderableType = Text("")
+        self._is_wanted = asyncio.Event()
 
     async def print_once(self) -> None:
         await self.look()
@@ -71,19 +75,18 @@ class Top:
             out.print(screen(view, self._service, rows, None, height=10_000))
 
     async def run(self, interval_s: float) -> None:
-        """Raises what the first look does; later ones that fail are shown."""
+        """Raises what the first look does; later ones that fail are shown. Keys are heeded while the router hangs."""
         await self.look()
-        keys: asyncio.Queue[str] = asyncio.Queue()
-        with keyboard(keys), Live(console=out, screen=True, auto_refresh=False) as live:
-            while not self._view.is_over:
-                live.update(await self._drawn(out), refresh=True)
-                try:
-                    async with asyncio.timeout(interval_s):
-                        key = await keys.get()
-                except TimeoutError:
-                    await self._look_again()
-                else:
-                    self._view = self._view.after(key, self._view.ordered(self._rows(self._view)))
+        news: asyncio.Queue[str] = asyncio.Queue()
+        with keyboard(news), Live(console=out, screen=True, auto_refresh=False) as live:
+            async with asyncio.TaskGroup() as group:
+                looking = group.create_task(self._keep_looking(interval_s, lambda: news.put_nowait("")))
+                while not self._view.is_over:
+                    live.update(self._drawn(out.height), refresh=True)
+                    self._press(await news.get())
+                    while not news.empty():
+                        self._press(news.get_nowait())
+                looking.cancel()
 
     async def look(self) -> None:
         before, before_s = self._service.get("workers", ()), self._looked_s
@@ -91,34 +94,51 @@ class Top:
         listed = await self._client.admin.ListRequests(
             admin.ListRequestsRequest(running=_MOST_REQUESTS, ended=_MOST_REQUESTS), timeout=TIMEOUT_S
         )
+        if self._view.listing is Listing.REQUESTS and self._view.opened is not None:
+            self._stages = await self._stages_of(self._view.opened)
         self._looked_s = monotonic_s()
         service["workers"] = with_rates(service["workers"], before, self._looked_s - before_s)
-        self._service = {**service, "running_total": listed.running_total, "said": ""}
+        self._service = {**service, "unlisted": listed.running_total - len(listed.running), "said": ""}
         self._requests = [request_row(view) for view in (*listed.running, *listed.ended)]
 
-    async def _look_again(self) -> None:
-        try:
-            await self.look()
-        except grpc.aio.AioRpcError as error:
-            self._service["said"] = f"the router does not answer: {error.details() or error.code().name}"
+    async def _keep_looking(self, interval_s: float, on_seen: Callable[[], object]) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._is_wanted.wait()
+            self._is_wanted.clear()
+            try:
+                await self.look()
+            except grpc.aio.AioRpcError as error:
+                self._service["said"] = f"the router does not answer: {error.details() or error.code().name}"
+            on_seen()
 
-    async def _drawn(self, console: Console) -> RenderableType:
+    def _press(self, key: str) -> None:
+        """An empty one: something was seen."""
+        opened = self._view.opened
+        self._view = self._view.after(key, self._view.ordered(self._rows(self._view)))
+        if self._view.opened not in (None, opened):
+            self._stages = Text("")
+            self._is_wanted.set()
+
+    def _drawn(self, height: int) -> RenderableType:
         view = self._view
         rows = view.ordered(self._rows(view))
-        opened = await self._opened(view, rows) if view.opened is not None else None
-        return screen(view, self._service, rows, opened, console.height)
+        opened = self._opened(view, rows) if view.opened is not None else None
+        return screen(view, self._service, rows, opened, height)
 
-    async def _opened(self, view: View, rows: Sequence[Row]) -> RenderableType:
+    def _opened(self, view: View, rows: Sequence[Row]) -> RenderableType:
         """A worker as it is, or the stages of a request."""
-        if view.listing is Listing.WORKERS:
-            row = next((row for row in rows if view.name_of(row) == view.opened), None)
-            return Text(f"{view.opened} is gone") if row is None else details(row)
+        if view.listing is Listing.REQUESTS:
+            return self._stages
+        row = next((row for row in rows if view.name_of(row) == view.opened), None)
+        return Text(f"{view.opened} is gone") if row is None else details(row)
+
+    async def _stages_of(self, request_id: str) -> RenderableType:
         try:
-            told = await self._client.admin.GetTrace(
-                admin.GetTraceRequest(request_id=view.opened or ""), timeout=TIMEOUT_S
-            )
+            told = await self._client.admin.GetTrace(admin.GetTraceRequest(request_id=request_id), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            return Text(f"{view.opened}: {error.details() or error.code().name}")
+            return Text(f"{request_id}: {error.details() or error.code().name}")
         return answer_view(trace_of(told))
 
     def _rows(self, view: View) -> Sequence[Row]:

@@ -1,11 +1,11 @@
-"""What operators ask of the index and of placement, answered from this router's memory. Only `check` asks the workers.
+"""What operators ask of the index, of placement and of requests, answered from this router's memory. Only `check` asks
+the workers.
 
 No question changes anything: it counts as no access and no request, and leaves the seeded choice of placement alone.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
@@ -25,13 +25,12 @@ from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import HotPrefix, Matches
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.prefix_index.redis_index import IndexHealth
-from control_plane.tracing.told import in_a_line, told
+from control_plane.tracing.told import listed, told
 from control_plane.tracing.told import not_known as not_traced
 from control_plane.tracing.traces import Traces
 from kv_transfer.claims.prefix_chunks import Keys, short_name
 
 MOST_HOTTEST = 1000
-MOST_REQUESTS = 1000
 # The shortest completion: a lookup wants none.
 _SHORTEST = 1
 
@@ -129,14 +128,7 @@ class IndexQueries:
         return told(trace, traces.now_s(), traces.arrived_unix_s(trace), decisions)
 
     def requests(self, request: admin.ListRequestsRequest, caller: Identity) -> admin.ListRequestsResponse:
-        traces, tenant = self.rules.traces, _tenant_of(caller)
-        now_s, running = traces.now_s(), traces.running(tenant)
-        most_running, most_ended = min(request.running, MOST_REQUESTS), min(request.ended, MOST_REQUESTS)
-        return admin.ListRequestsResponse(
-            running=[in_a_line(trace, now_s) for trace in running[:most_running]],
-            ended=[in_a_line(trace, now_s) for trace in islice(traces.ended(tenant), most_ended)],
-            running_total=len(running),
-        )
+        return listed(self.rules.traces, request, _tenant_of(caller))
 
     async def check(self) -> admin.CheckIndexResponse:
         return await self._check.run()

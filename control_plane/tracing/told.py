@@ -1,10 +1,15 @@
-"""A trace as a message: stages, events, and what came of the request."""
+"""Traces as messages: one with its stages, events, and what came of the request; many, a line each."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rachis.v1 import admin_pb2 as admin
 
 from control_plane.model.request_trace import RequestTrace
+from control_plane.tracing.traces import Traces
+
+# Of each, in one answer.
+MOST_LISTED = 1000
 
 
 def told(
@@ -24,7 +29,7 @@ def told(
     )
 
 
-def in_a_line(trace: RequestTrace, now_s: float) -> admin.RequestView:
+def _in_a_line(trace: RequestTrace, now_s: float) -> admin.RequestView:
     """now_s: on the trace's clock, where it still runs."""
     until_s, ttft_s, answered = now_s if trace.ended_s is None else trace.ended_s, trace.ttft_s, trace.answered
     mark = trace.marks[-1]
@@ -41,6 +46,17 @@ def in_a_line(trace: RequestTrace, now_s: float) -> admin.RequestView:
         prompt_tokens=answered.prompt_tokens if answered is not None else 0,
         completion_tokens=answered.completion_tokens if answered is not None else 0,
         migrations=sum(each.migrations for each in (trace, *trace.choices)),
+    )
+
+
+def listed(traces: Traces, request: admin.ListRequestsRequest, tenant: str | None) -> admin.ListRequestsResponse:
+    """tenant: whose requests may be told of; None: all."""
+    now_s, running = traces.now_s(), traces.running(tenant)
+    most_running, most_ended = min(request.running, MOST_LISTED), min(request.ended, MOST_LISTED)
+    return admin.ListRequestsResponse(
+        running=[_in_a_line(trace, now_s) for trace in running[:most_running]],
+        ended=[_in_a_line(trace, now_s) for trace in islice(traces.ended(tenant), most_ended)],
+        running_total=len(running),
     )
 
 

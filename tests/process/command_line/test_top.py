@@ -7,7 +7,9 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from unittest import mock
 
+from control_plane.fleet.worker_views import WorkerViews
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 
@@ -100,6 +102,30 @@ async def test_a_router_that_goes_is_said_and_the_view_stays() -> None:
         await screen.shows(lambda text: "does not answer" in text)
         screen.press("q")
         assert await ended(process) == 0
+        screen.close()
+
+
+async def test_keys_are_heeded_while_the_router_hangs() -> None:
+    ours, theirs = pty.openpty()
+    async with a_cluster() as cluster, started(cluster, "--interval-s", "0.2", terminal=theirs) as process:
+        screen = Screen(ours)
+        await screen.shows(lambda text: "decode-0" in text)
+        asked, given_up = asyncio.Event(), asyncio.Event()
+
+        async def hangs(*_: object, **__: object) -> None:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        with mock.patch.object(WorkerViews, "gather", hangs):
+            await asked.wait()
+            screen.press("r")
+            await screen.shows(lambda text: "the-request" in text)
+            assert not given_up.is_set(), "it still waits for the router"
+            screen.press("q")
+            assert await ended(process) == 0
         screen.close()
 
 

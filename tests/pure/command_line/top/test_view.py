@@ -35,6 +35,7 @@ def service(*workers: Row, **values: Any) -> dict[str, Any]:
     healthy = {
         "service_id": "svc-a", "address": "127.0.0.1:1", "uptime_s": 5.0, "in_flight_requests": 3, "queued_requests": 1,
         "open_sessions": 2, "workers": workers, "outcomes": {"finished": 7}, "registry_connected": True, "said": "",
+        "unlisted": 0,
         "pools": {"decode": {"ready_workers": 1, "desired_workers": 2}},
     }  # fmt: skip
     return healthy | values
@@ -136,9 +137,16 @@ def test_a_screen_is_no_larger_than_the_terminal() -> None:
 
 def test_what_is_wrong_stands_above() -> None:
     ill = worker("decode-0", complaints=["gets no requests: why"], imitates="h100-x")
-    lines = drawn(View(), service(ill, registry_connected=False, said="the router does not answer: gone"), [ill])
+    told = service(ill, registry_connected=False, said="the router does not answer: gone", unlisted=7)
+    lines = drawn(View(), told, [ill])
     text = "\n".join(lines)
-    for sentence in ("Redis", "decode-0 gets no requests", "compute nothing", "does not answer: gone"):
+    for sentence in (
+        "Redis",
+        "decode-0 gets no requests",
+        "compute nothing",
+        "does not answer: gone",
+        "7 requests run",
+    ):
         assert sentence in text
 
 
