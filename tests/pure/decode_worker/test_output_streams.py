@@ -166,6 +166,7 @@ async def test_a_draining_worker_is_not_idle_before_its_routers_have_taken_every
     await read_to_the_end(worker, 1)
     await running
     worker.service.start_draining(None)
+    assert not worker.service.is_idle(), "nobody has said that the last rows were taken"
 
     last = await worker.read(takes=False)
     await asyncio.sleep(0)

@@ -160,7 +160,7 @@ def test_rates_are_those_since_the_last_look() -> None:
     before = [worker("decode-0", generated_tokens=100), worker("decode-1", generated_tokens=500)]
     now = [
         worker("decode-0", generated_tokens=300),
-        worker("decode-1", generation=2, generated_tokens=10),
+        worker("decode-1", generation=2, generated_tokens=900),
         worker("decode-2", generated_tokens=7),
     ]
     assert [row["generated_tokens_per_s"] for row in with_rates(now, before, 2.0)] == [100.0, 0.0, 0.0]

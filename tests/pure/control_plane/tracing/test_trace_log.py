@@ -3,9 +3,12 @@
 from random import Random
 
 import pytest
+from rachis.v1 import admin_pb2 as admin
 
+from cluster_core.ids import RequestId
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.request_trace import ParentSpan, RequestTrace
+from control_plane.tracing.told import MOST_LISTED, listed
 from control_plane.tracing.trace_log import TraceLog, found, trace_bytes
 from control_plane.tracing.traceparent import parent_of, parsed, written
 from control_plane.tracing.traces import TraceRules, Traces
@@ -74,6 +77,26 @@ def test_exported_are_those_drawn_and_those_that_missed_the_objective(
     assert collector.offered == (["r"] if is_exported else [])
     assert lifecycle.trace.is_exported is is_exported and lifecycle.trace.trace_id == 7
     assert traces.arrived_unix_s(lifecycle.trace) == 1005.0
+
+
+def test_requests_are_listed_oldest_first_and_never_more_than_the_bound() -> None:
+    now_s = 0.0
+    traces = Traces(now_s=lambda: now_s)
+    for number in range(2 * (MOST_LISTED + 50)):
+        lifecycle, now_s = RequestLifecycle(RequestId(f"r{number}")), now_s + 1
+        traces.begin(lifecycle, "request", None)
+        lifecycle.trace.tenant = "a" if number else "b"
+        if number % 2:
+            traces.end(lifecycle)
+
+    told = listed(traces, admin.ListRequestsRequest(running=10_000, ended=10_000), None)
+    assert (len(told.running), len(told.ended), told.running_total) == (MOST_LISTED, MOST_LISTED, MOST_LISTED + 50)
+    assert [view.request_id for view in told.running[:2]] == ["r0", "r2"]
+    assert told.ended[0].request_id == f"r{2 * (MOST_LISTED + 50) - 1}"
+
+    told = listed(traces, admin.ListRequestsRequest(running=1), "a")
+    assert [view.request_id for view in told.running] == ["r2"] and not told.ended
+    assert told.running_total == MOST_LISTED + 49, "another tenant's is not counted"
 
 
 def test_a_traceparent_is_read() -> None:
