@@ -33,20 +33,19 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
-$(STAMP): requirements/$(PROFILE).lock pyproject.toml
+$(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	pip="$(BIN)/pip install --disable-pip-version-check --no-deps"
 	cpu_torch() {
 		echo "installing torch (CPU build)"
-		torch=$$(grep '^torch==' requirements/cpu.lock)
-		$$pip --quiet "$$torch" 2>/dev/null || $$pip --index-url $(TORCH_CPU_INDEX) "$$torch"
+		$$pip --quiet -r requirements/torch-cpu.lock 2>/dev/null \
+			|| $$pip --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.lock
 	}
 	# Whatever fails, nobody writes there any more when this has ended.
 	trap wait EXIT
 	if [ "$(PROFILE)" = cpu ]; then cpu_torch & fi
-	echo "installing $$(grep -c . requirements/$(PROFILE).lock) pinned packages"
-	grep -v '^torch==.*+cpu' requirements/$(PROFILE).lock > $(VENV)/install.lock
-	$$pip --quiet -r $(VENV)/install.lock
+	echo "installing $$(grep -c '==' requirements/$(PROFILE).lock) pinned packages"
+	$$pip --quiet --require-hashes -r requirements/$(PROFILE).lock
 	if [ "$(PROFILE)" = cpu ]; then wait $$!; fi
 	$$pip --quiet --no-build-isolation -e .
 	touch $@
@@ -55,7 +54,7 @@ sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests 
 
 $(SDKS)/.rachis: requirements/sdks.lock | $(STAMP)
 	$(PYTHON) -m venv $(SDKS)
-	$(SDKS)/bin/pip install --disable-pip-version-check --no-deps --quiet -r requirements/sdks.lock
+	$(SDKS)/bin/pip install --disable-pip-version-check --no-deps --quiet --require-hashes -r requirements/sdks.lock
 	touch $@
 
 demo: setup ## Bring the service up, answer three recall questions through both pools, stop
@@ -153,7 +152,7 @@ docs-serve: $(DOCS)/.rachis ## Show the documentation at http://127.0.0.1:8001, 
 # The site needs nothing of the project's own environment.
 $(DOCS)/.rachis: requirements/docs.lock
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/pip install --disable-pip-version-check --no-deps --no-compile -qq -r requirements/docs.lock
+	$(DOCS)/bin/pip install --disable-pip-version-check --no-deps --no-compile -qq --require-hashes -r requirements/docs.lock
 	touch $@
 
 bench: setup ## Latency and CPU that router and hand-off add
@@ -168,15 +167,17 @@ bench-system: setup ## The whole system against plain vLLM, a plain proxy and th
 bench-simulator: setup ## The simulator's predictions against the service over imitated GPUs, a quarter of an hour
 	$(BIN)/rachis bench simulator
 
-lock: ## Resolve requirements/*.in again into the pinned lock files (needs uv)
+# The CPU build of torch is not in the index of the others, and has no hash here: `make setup` takes it from wherever it is.
+lock: ## Resolve requirements/*.in again into the pinned lock files with the hashes of what they name (needs uv)
+	pin="uv pip compile --python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate"
 	for profile in cpu gpu; do
-		uv pip compile requirements/$$profile.in requirements/dev.in --override requirements/$$profile-excludes.txt \
-			--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet \
-			$(UV_FLAGS) -o requirements/$$profile.lock
+		without=$$([ $$profile = cpu ] && echo --no-emit-package torch || true)
+		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$profile.in requirements/dev.in $$without \
+			--override requirements/$$profile-excludes.txt -o requirements/$$profile.lock
 	done
+	grep '^torch==' requirements/cpu.in > requirements/torch-cpu.lock
 	for alone in sdks docs; do
-		uv pip compile requirements/$$alone.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-			--no-annotate --no-header --quiet $(UV_FLAGS) -o requirements/$$alone.lock
+		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$alone.in -o requirements/$$alone.lock
 	done
 
 $(BUF): package-lock.json
