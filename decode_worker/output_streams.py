@@ -105,9 +105,9 @@ class OutputStreams:
         return len(self._running)
 
     @property
-    def is_busy(self) -> bool:
-        """Something waits for its router."""
-        return any(stream.is_busy for stream in self._running)
+    def busy_streams(self) -> int:
+        """On which something waits for its router."""
+        return sum(stream.is_busy for stream in self._running)
 
     def of(self, stream_id: str) -> OutputStream:
         """Raises UnavailableError where it is not open."""

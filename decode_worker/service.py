@@ -75,8 +75,9 @@ class DecodeService(WorkerServiceBase):
             self._fence(request.generation)
             return wire.HandOverResponse(handed_over=await self._engine.hand_over(request.request_id))
 
-    def is_idle(self) -> bool:
-        return super().is_idle() and not self._outputs.is_busy
+    @property
+    def active_calls(self) -> int:
+        return max(super().active_calls, self._outputs.busy_streams)
 
     def _on_drained(self) -> None:
         self._outputs.end()

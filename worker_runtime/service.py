@@ -104,7 +104,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             status,
             wire.GetWorkerStatusResponse,
             registration=self._registration,
-            load=to_wire(status.load, wire.WorkerLoad, active_calls=self._calls),
+            load=to_wire(status.load, wire.WorkerLoad, active_calls=self.active_calls),
             counters=to_wire(
                 status.counters,
                 wire.WorkerCounters,
@@ -134,9 +134,14 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self._look_whether_drained()
 
     def is_idle(self) -> bool:
-        """It computes nothing, and nobody has blocks of it to pull any more."""
+        """It computes nothing, nobody has blocks of it to pull any more, and its routers have all that it has said."""
         load = self._engine.status().load
-        return not (self._calls or load.running_requests or load.waiting_requests or load.leased_handoffs)
+        return not (self.active_calls or load.running_requests or load.waiting_requests or load.leased_handoffs)
+
+    @property
+    def active_calls(self) -> int:
+        """Calls under way, and ended ones whose answers a router has not taken yet."""
+        return self._calls
 
     def work_seen(self) -> int | None:
         """How many requests have come, once it is idle; None while it is not."""

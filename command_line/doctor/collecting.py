@@ -31,7 +31,7 @@ async def look(address: str) -> Seen:
         seen = await surroundings.added(address, seen)
         seen = await probing.added(client, seen)
         later, views = await asyncio.gather(client.router_status(), client.workers())
-    return replace(seen, waiting_requests=min(_waiting(router, workers), _waiting(later, views)))
+    return replace(seen, later=views, waiting_requests=min(_waiting(router, workers), _waiting(later, views)))
 
 
 async def _with_answers(client: AsyncClient, seen: Seen) -> Seen:

@@ -7,7 +7,7 @@ The answers to it and to a short one are compared with those of one worker alone
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,11 @@ SHORT_PROMPT_TOKENS = 7
 # A worker may be too busy for the prompt that it has computed.
 _MOST_TRIES = 3
 _BEST_EFFORT = 1
-_SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True, "logprobs": 2}
+_SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+# They tell how near a tie was. An imitated GPU has none.
+_LOGPROBS: dict[str, Any] = {"logprobs": 2}
 # With them nothing that is cached is used.
-_ALONE: dict[str, Any] = {**_SAMPLING, "prompt_logprobs": 0}
+_ALONE: dict[str, Any] = {**_SAMPLING, **_LOGPROBS, "prompt_logprobs": 0}
 _EXACT = "float32"
 _LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
@@ -57,7 +59,8 @@ async def added(client: AsyncClient, seen: Seen) -> Seen:
         why = f"the model takes {model.max_model_len} tokens, too few for a probe"
     if why or model is None:
         return _without(seen, why)
-    prober = _Prober(client, max(_BEST_EFFORT, identity.lowest_priority))
+    sampling = _SAMPLING if model.imitates else {**_SAMPLING, **_LOGPROBS}
+    prober = _Prober(client, max(_BEST_EFFORT, identity.lowest_priority), sampling)
     # Another one each time: nobody has sent it before.
     rng = random.Random(secrets.randbits(64))
     long, short = (
@@ -90,11 +93,12 @@ def prompt_tokens(seen: Seen, model: wire.ModelInfo) -> int:
 
 
 class _Prober:
-    """priority: of its requests."""
+    """priority, sampling: of its requests."""
 
-    def __init__(self, client: AsyncClient, priority: int) -> None:
+    def __init__(self, client: AsyncClient, priority: int, sampling: Mapping[str, Any]) -> None:
         self._client = client
         self._priority = priority
+        self._sampling = sampling
 
     async def repeated(self, prompt: Sequence[int]) -> tuple[list[Probe], Generated | None]:
         """Sent until a worker has had it twice, or an answer does not come; and the first answer."""
@@ -118,7 +122,7 @@ class _Prober:
                 timeout_s=PROBE_TIMEOUT_S,
                 request_id=request_id,
                 priority=self._priority,
-                **_SAMPLING,
+                **self._sampling,
             )
         except grpc.aio.AioRpcError as error:
             return _without_answer(prompt, error), None
@@ -133,7 +137,7 @@ class _Prober:
                 timeout_s=PROBE_TIMEOUT_S,
                 request_id=request_id,
                 priority=self._priority,
-                **_SAMPLING,
+                **self._sampling,
             ) as session:
                 async for _ in session.finish():
                     pass
@@ -187,7 +191,7 @@ async def _compared(
             theirs = await alone.decode(list(prompt), _ALONE, PROBE_TIMEOUT_S, priority=_BEST_EFFORT)
             is_exact = model.dtype == _EXACT
             divergence = difference(
-                Case(number, tuple(prompt), _SAMPLING), answer, theirs, LOGPROB_TOLERANCE if is_exact else None
+                Case(number, tuple(prompt), {**_SAMPLING, **_LOGPROBS}), answer, theirs, LOGPROB_TOLERANCE if is_exact else None
             )
             comparisons.append(Comparison(len(prompt), chosen.worker_id, is_exact, divergence))
     except grpc.aio.AioRpcError as error:

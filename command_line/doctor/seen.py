@@ -87,8 +87,8 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """now_unix_s: when. here: versions of the command. waiting_requests: in the router and in the engines, the least of
-    two looks. sources: by key of the configuration, where its value came from. claims: of the last check of the index.
+    """now_unix_s: when. here: versions of the command. later: the workers once the probes were over; None: nobody has
+    looked again. waiting_requests: in the router and in the engines, the least of two looks. sources: by key of the configuration, where its value came from. claims: of the last check of the index.
     metrics: of the router's page, by name and labels. gateway_error: empty where HTTP answers, or is not configured.
     certificate_ends_s: of the router's, Unix time; None: it has none. probes: of one prompt, in the order in which they
     were sent. session: a prompt that came as a session, where the router did not hand off the first of them.
@@ -98,6 +98,7 @@ class Seen:
     here: Versions
     router: admin.GetRouterStatusResponse
     workers: Sequence[admin.WorkerView] = ()
+    later: Sequence[admin.WorkerView] | None = None
     waiting_requests: int = 0
     config: RachisConfig = field(default_factory=RachisConfig)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +125,12 @@ class Seen:
 
     def of_pool(self, pool: Pool) -> list[admin.WorkerView]:
         return [view for view in self.workers if view.registration.pool == pool]
+
+    def again(self, view: admin.WorkerView) -> admin.WorkerView | None:
+        """The same worker in the second look; None where it has gone or begun anew."""
+        views = self.workers if self.later is None else self.later
+        own = (name_of(view), view.registration.generation)
+        return next((each for each in views if (name_of(each), each.registration.generation) == own), None)
 
     def is_set(self, key: str) -> bool:
         """Somebody has set this key of the configuration."""

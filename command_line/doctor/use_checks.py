@@ -118,13 +118,25 @@ def prefix_cache(seen: Seen) -> Verdicts:
             continue
         worker, route = probe.computed_by, probe.route
         if worker in held:
-            if not probe.completion.usage.cached_tokens:
+            if _was_overrun(seen, worker):
+                yield Unknown(f"{worker} has computed as much since as its cache holds")
+            elif not probe.completion.usage.cached_tokens:
                 yield Fault(
                     worker, f"{worker} has computed {probe.prompt_tokens} tokens again that it had computed just before"
                 )
             return
         held |= {route.prefill_worker_id, route.decode_worker_id} - {""}
     yield Unknown("no worker has got the same prompt twice" if held else "the probes have got no answer")
+
+
+def _was_overrun(seen: Seen, worker: str) -> bool:
+    """Between the two looks so many other tokens came that nothing of the probe has to be there any more."""
+    for view in seen.workers:
+        again = seen.again(view)
+        if name_of(view) == worker and again is not None:
+            came = again.counters.prompt_tokens - view.counters.prompt_tokens
+            return came >= view.load.total_blocks * view.registration.block_size_tokens > 0
+    return False
 
 
 def token_identity(seen: Seen) -> Verdicts:

@@ -74,14 +74,19 @@ quarantine = partial(_complains, "quarantine")
 
 
 def drains(seen: Seen) -> Verdicts:
-    """Who leaves its pool, or is started again, goes once it has nothing to do. Where nobody else of the pool gets
-    requests, that is the finding."""
+    """A worker that leaves its pool, or is started again, goes once it has nothing to do: the second look finds it no
+    more. Where nobody else of the pool gets requests, that is the finding."""
     for view in seen.workers:
-        name, load = name_of(view), view.load
-        is_idle = not (load.running_requests or load.waiting_requests or load.leased_handoffs or load.active_calls)
-        is_draining = view.registration.state == wire.WORKER_STATE_DRAINING and view.HasField("load")
-        if is_draining and is_idle and seen.usable(view.registration.pool):
+        name, again = name_of(view), seen.again(view)
+        stays = _drains_idly(view) and again is not None and _drains_idly(again)
+        if stays and seen.usable(view.registration.pool):
             yield Fault(name, f"{name} was drained, stays in its pool, and gets no requests until it is resumed")
+
+
+def _drains_idly(view: admin.WorkerView) -> bool:
+    load = view.load
+    is_idle = not (load.running_requests or load.waiting_requests or load.leased_handoffs or load.active_calls)
+    return is_idle and view.registration.state == wire.WORKER_STATE_DRAINING and view.HasField("load")
 
 
 def command_version(seen: Seen) -> Verdicts:

@@ -54,8 +54,13 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
 }
 
 
+def is_request_id(request_id: str) -> bool:
+    """Until it is refused, a request that brings anything else goes by the id that it had before."""
+    return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isprintable()
+
+
 def check_request_id(request_id: str, within: str = "") -> None:
-    if len(request_id) > MAX_REQUEST_ID_CHARACTERS or not request_id.isprintable():
+    if request_id and not is_request_id(request_id):
         raise InvalidInputError(
             f"must be at most {MAX_REQUEST_ID_CHARACTERS} printable characters", field=f"{within}request_id"
         )

@@ -95,7 +95,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _serve(self, request: api.GenerateRequest, received: _Received, context: Context) -> None:
         """received: of each choice; of what begins, nothing."""
-        request_id = RequestId(request.request_id) or new_request_id()
+        given = request.request_id
+        request_id = RequestId(given) if validation.is_request_id(given) else new_request_id()
         async with self._counted(request_id, "resumed" if received else "request", context) as lifecycle:
             await self._turns.run(self._generate(request, received, context, lifecycle))
 

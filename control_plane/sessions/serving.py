@@ -84,7 +84,8 @@ class StreamingSessions:
         opened = await self._open_message(context, min(timeout_s, self._settings.open_timeout_s))
         # `open` is what arrives; a client may call long before.
         arrived_s = self._arrivals.now_s()
-        lifecycle.request_id = RequestId(opened.request_id) or lifecycle.request_id
+        if validation.is_request_id(opened.request_id):
+            lifecycle.request_id = RequestId(opened.request_id)
         trace = lifecycle.trace
         trace.begin(arrived_s)
         trace.tenant = caller.tenant

@@ -26,8 +26,9 @@ class BlockSchedule:
         self._pool = content.pool
 
     def admit(self, begun: Callable[[Run], None], tried: Callable[[Run], None]) -> None:
-        """As many as there is memory for. tried: called before a run is looked at; begun: once it has its blocks."""
-        while self.waiting and len(self.running) < MOST_RUNNING:
+        """As many as there is memory for; a session that has nothing to compute takes nobody's place. tried: called
+        before a run is looked at; begun: once it has its blocks."""
+        while self.waiting and sum(not _is_idle(run) for run in self.running) < MOST_RUNNING:
             run = self.waiting[0]
             tried(run)
             if not self._begin(run):
@@ -115,12 +116,12 @@ class BlockSchedule:
 
     def _idle_holder(self, wanting: Run | None = None) -> Run | None:
         """A session that has nothing to compute, and blocks."""
-        idle = (run for run in self.running if run.is_open and run.computed == run.wanted and run.blocks)
+        idle = (run for run in self.running if _is_idle(run) and run.blocks)
         return next((run for run in idle if run is not wanting), None)
 
     def _preempt(self, run: Run) -> None:
         """An idle session waits for more input, everybody else is next."""
-        is_idle = run.is_open and run.computed == run.wanted
+        is_idle = _is_idle(run)
         self.running.remove(run)
         self._content.give_back(run)
         if is_idle:
@@ -129,3 +130,8 @@ class BlockSchedule:
             self.waiting.appendleft(run)
         if run.session is not None:
             run.session.preempted()
+
+
+def _is_idle(run: Run) -> bool:
+    """A session that takes input and has none to compute."""
+    return run.is_open and run.computed == run.wanted

@@ -4,7 +4,7 @@ The engines are shared, so each test cleans up; `engine` checks that nothing is 
 """
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
@@ -199,3 +199,14 @@ async def test_the_death_of_the_engine_ends_a_session_as_unavailable() -> None:
             await _until_it_raises(session)
         with pytest.raises(UnavailableError, match="of a test"):
             await reading
+
+
+async def test_a_request_is_computed_beside_more_idle_sessions_than_a_step_has_places(
+    started: tuple[Engine, EngineInfo], engine: Engine
+) -> None:
+    """A session that waits for its client keeps nobody else waiting."""
+    async with AsyncExitStack() as sessions, asyncio.timeout(120):
+        for _ in range(started[1].max_running_requests + 1):
+            session = await sessions.enter_async_context(opened(engine, PROMPT[:8]))
+            await settled(session, 0, 8)
+        assert len(tokens_of(await outputs_of(engine, make_job(4)))) == 4

@@ -6,12 +6,17 @@ from typing import Any
 import grpc
 import pytest
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError
 from tests.fakes.answers import failure, text_of, whole_text
 from tests.fakes.cluster import named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
+
+# Tokens: more than a worker sends to a router that says nothing.
+_LONG = 300
 
 
 async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> None:
@@ -29,6 +34,50 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> No
         assert actors.stops == ["decode-0"]
         assert sizes(pools) == [(1, 1), (1, 1)]
         assert [status.lost_workers for status in pools.status()] == [0, 0]
+
+
+async def test_a_drained_worker_leaves_only_after_its_routers_have_taken_what_it_has_said() -> None:
+    """Another router than the controller's, which is behind: its calls are over, and most of their rows are not read."""
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        record = named(cluster, "decode-0").record
+        async with grpc.aio.insecure_channel(record.address) as channel:
+            worker = worker_pb2_grpc.WorkerServiceStub(channel)
+            rows = worker.StreamOutputs()
+            await rows.write(wire.StreamOutputsRequest(generation=record.generation, stream_id="behind"))
+            await rows.read()
+            answer = worker.Decode(_decode(record.generation, output_stream="behind"))
+            assert await answer.read() is grpc.aio.EOF
+
+            leaving = asyncio.create_task(removed(cluster, "decode-0"))
+            await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+            assert actors.stops == []
+            assert await _taken(rows) == _LONG
+        await leaving
+        assert actors.stops == ["decode-0"]
+
+
+def _decode(generation_number: int, output_stream: str) -> wire.DecodeRequest:
+    return wire.DecodeRequest(
+        request_id="for-another-router",
+        generation=generation_number,
+        token_ids=[65] * 5,
+        sampling=generation.SamplingParams(temperature=0.0, max_tokens=_LONG, ignore_eos=True),
+        output_stream=output_stream,
+        output_call=1,
+    )
+
+
+async def _taken(rows: Any) -> int:
+    """Tokens that a router reads until the stream ends."""
+    tokens = 0
+    while (message := await rows.read()) is not grpc.aio.EOF:
+        responses = [event.response for event in message.events]
+        pieces = [response.end.delta if response.HasField("end") else response.delta for response in responses]
+        tokens += sum(message.token_counts) + sum(len(piece.token_ids) for piece in pieces)
+        if message.acknowledge:
+            await rows.write(wire.StreamOutputsRequest())
+    return tokens
 
 
 async def test_a_worker_leaves_at_once_whose_answers_go_on_elsewhere() -> None:

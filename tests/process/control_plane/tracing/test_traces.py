@@ -15,6 +15,7 @@ from rachis.v1 import router_pb2 as api
 
 from tests.fakes.answers import text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
+from tests.fakes.session_call import session_open
 
 
 @asynccontextmanager
@@ -85,6 +86,22 @@ async def test_requests_are_listed_in_a_line_each_while_they_run_and_after() -> 
         await asyncio.gather(*answers)
         told = await cluster.admin.ListRequests(admin.ListRequestsRequest(running=10, ended=2))
         assert not told.running and {view.request_id for view in told.ended} == {"first", "second"}
+
+
+@pytest.mark.parametrize("name", ["x" * 3_000_000, "\x1b]0;owned\x1b\\\x1b[2J"])
+async def test_an_id_that_is_refused_is_in_no_trace(name: str) -> None:
+    """It would take memory that nobody counts, be too long to be told, and write on an operator's terminal."""
+    async with traced() as cluster:
+        with pytest.raises(grpc.aio.AioRpcError, match="printable characters"):
+            await cluster.generate(request_id=name)
+        session = cluster.session()
+        await session.send(open=session_open("hello", "APPEND", request_id=name))
+        assert "printable characters" in (await session.failure()).details()
+        await until(cluster.idle)
+
+        told = await cluster.admin.ListRequests(admin.ListRequestsRequest(ended=10))
+        assert [view.outcome for view in told.ended] == ["refused", "refused"]
+        assert all(view.request_id.startswith("req-") for view in told.ended)
 
 
 async def test_an_answer_that_goes_on_elsewhere_shows_its_pause() -> None:

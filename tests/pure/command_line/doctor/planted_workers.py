@@ -13,9 +13,11 @@ from tests.pure.command_line.doctor.world import (
     PREFILL,
     Plant,
     Planted,
+    again,
     both,
     changed,
     configured,
+    left,
     router,
     worker,
 )
@@ -63,6 +65,12 @@ PLANTED = (
         "has been in one step for 70 s",
     ),
     Planted("worker_drains", worker("decode-1", registration__state=DRAINING), "decode-1", "until it is resumed"),
+    Planted(
+        "worker_drains",
+        both(worker("decode-1", registration__state=DRAINING), again("decode-1")),
+        "decode-1",
+        "until it is resumed",
+    ),
     Planted("worker_versions", worker("decode-1", version_skew="vLLM is 1 there and 2 here"), "decode-1", "vLLM is 1"),
     Planted(
         "command_version",
@@ -98,6 +106,10 @@ WELL = {
     ),
     "a drained worker that does not answer: its registration is about to end": worker(
         "decode-1", registration__state=DRAINING, load=None
+    ),
+    "a drained worker that has left since": both(worker("decode-1", registration__state=DRAINING), left("decode-1")),
+    "a drained worker that has begun anew since": both(
+        worker("decode-1", registration__state=DRAINING), again("decode-1", registration__generation=99),
     ),
     "a pool without a worker is told once": both(all_drain("decode"), none_ready),
     "a clock that is a few seconds off": worker("decode-1", registration__clock_ahead_ms=-9_000),

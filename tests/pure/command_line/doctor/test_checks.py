@@ -76,6 +76,7 @@ def test_what_could_not_be_seen_is_named_and_not_judged(part: Part) -> None:
     [
         ("a hand-off that was not needed", "handoff", "compute a prompt of 577 tokens (short_remainder)"),
         ("a second time that another worker had", "prefix_cache", "no worker has got the same prompt twice"),
+        ("a prompt that others have pushed out of the cache since", "prefix_cache", "as much since as its cache holds"),
         ("a probe that gave way to others", "answers", "it is best effort, and others had to be served"),
         ("no decode worker, told once", "answers", "no decode worker may get requests"),
         ("no prefill worker, told once", "handoff", "no prefill worker may get requests"),

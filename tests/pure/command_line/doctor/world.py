@@ -94,6 +94,22 @@ def worker(name: str, **fields: Any) -> Plant:
     )
 
 
+def again(name: str, **fields: Any) -> Plant:
+    """The second look is as the first, but for these fields of that worker."""
+
+    def looked(seen: Seen) -> Seen:
+        return replace(seen, later=worker(name, **fields)(seen).workers)
+
+    return looked
+
+
+def left(name: str) -> Plant:
+    """The second look does not find that worker any more."""
+    return lambda seen: replace(
+        seen, later=[view for view in seen.workers if view.registration.worker_id != name]
+    )
+
+
 def router(**fields: Any) -> Plant:
     return lambda seen: replace(seen, router=changed(seen.router, **fields))
 
