@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 
 
 def test_figures_of_every_policy() -> None:

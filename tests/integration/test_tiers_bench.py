@@ -20,7 +20,7 @@ from tests.engine_process import in_engine_process
 pytestmark = pytest.mark.integration
 
 BLOCK_TOKENS = 32
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 
 
 def bench(*arguments: str) -> dict[str, Any]:
