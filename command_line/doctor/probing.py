@@ -191,7 +191,10 @@ async def _compared(
             theirs = await alone.decode(list(prompt), _ALONE, PROBE_TIMEOUT_S, priority=_BEST_EFFORT)
             is_exact = model.dtype == _EXACT
             divergence = difference(
-                Case(number, tuple(prompt), {**_SAMPLING, **_LOGPROBS}), answer, theirs, LOGPROB_TOLERANCE if is_exact else None
+                Case(number, tuple(prompt), {**_SAMPLING, **_LOGPROBS}),
+                answer,
+                theirs,
+                LOGPROB_TOLERANCE if is_exact else None,
             )
             comparisons.append(Comparison(len(prompt), chosen.worker_id, is_exact, divergence))
     except grpc.aio.AioRpcError as error:

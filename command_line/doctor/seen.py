@@ -88,10 +88,11 @@ class Disk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """now_unix_s: when. here: versions of the command. later: the workers once the probes were over; None: nobody has
-    looked again. waiting_requests: in the router and in the engines, the least of two looks. sources: by key of the configuration, where its value came from. claims: of the last check of the index.
-    metrics: of the router's page, by name and labels. gateway_error: empty where HTTP answers, or is not configured.
-    certificate_ends_s: of the router's, Unix time; None: it has none. probes: of one prompt, in the order in which they
-    were sent. session: a prompt that came as a session, where the router did not hand off the first of them.
+    looked again. waiting_requests: in the router and in the engines, the least of two looks. sources: by key of the
+    configuration, where its value came from. claims: of the last check of the index. metrics: of the router's page, by
+    name and labels. gateway_error: empty where HTTP answers, or is not configured. certificate_ends_s: of the router's,
+    Unix time; None: it has none. probes: of one prompt, in the order in which they were sent. session: a prompt that
+    came as a session, where the router did not hand off the first of them.
     """
 
     now_unix_s: float

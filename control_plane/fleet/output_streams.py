@@ -64,6 +64,7 @@ class OutputStream:
     async def read(self, call: Any, generation: int) -> None:
         """generation: of the worker."""
         self._call = call
+        self._close_if_unused()
         try:
             await _write(call, wire.StreamOutputsRequest(generation=generation, stream_id=self.stream_id))
             while (message := await conventions.next_message(call)) is not None:

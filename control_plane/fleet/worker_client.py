@@ -244,11 +244,11 @@ class DecodeCall:
     async def messages(self) -> AsyncIterator[wire.DecodeResponse]:
         """Deltas that have come together are one. Closing the iterator early cancels the call, and with it the worker's
         job."""
-        began_s = asyncio.get_running_loop().time()
+        until_s = asyncio.get_running_loop().time() + self._timeout_s
         with self._stream.receiving(self._news.set) as inbox, _translated(self._worker):
             await self._opened()
             self._request.output_stream, self._request.output_call = self._stream.stream_id, inbox.number
-            left_s = self._timeout_s - (asyncio.get_running_loop().time() - began_s)
+            left_s = until_s - asyncio.get_running_loop().time()
             call = self._method()(self._request, timeout=left_s)
             # It is read although nothing comes: gRPC leaves garbage of a call that is cancelled and was not.
             ended = asyncio.ensure_future(conventions.next_message(call))
@@ -265,7 +265,7 @@ class DecodeCall:
                     elif self._stream.has_ended:
                         raise self._broken(WorkerLostError)
                     else:
-                        await self._wait(ended)
+                        await self._wait(ended, until_s)
             finally:
                 ended.cancel()
                 call.cancel()
@@ -289,18 +289,21 @@ class DecodeCall:
             ended.exception()
         self._news.set()
 
-    async def _wait(self, ended: "asyncio.Future[Any]") -> None:
-        """For news. Raises what the call has ended with; of one that has ended well the rest is on its way."""
+    async def _wait(self, ended: "asyncio.Future[Any]", until_s: float) -> None:
+        """For news. Raises what the call has ended with; of one that has ended well the rest is on its way, and gRPC
+        keeps no deadline any more. until_s: on the loop's clock."""
         if not ended.done():
             await self._news.wait()
             return
         if ended.result() is not None:
             raise WorkerLostError(f"worker {self._worker.worker_id} answered on the call itself")
-        taken = self._stream.taken
+        taken, loop = self._stream.taken, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_REST_S):
+            async with asyncio.timeout_at(min(loop.time() + _REST_S, until_s)):
                 await self._news.wait()
         except TimeoutError:
+            if loop.time() >= until_s:
+                raise DeadlineError("Deadline Exceeded") from None
             # Others' rows may go before.
             if self._stream.taken == taken:
                 raise WorkerLostError(f"worker {self._worker.worker_id} ended the call early") from None

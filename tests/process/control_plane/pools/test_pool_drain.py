@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis import conventions
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
@@ -37,17 +38,17 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> No
 
 
 async def test_a_drained_worker_leaves_only_after_its_routers_have_taken_what_it_has_said() -> None:
-    """Another router than the controller's, which is behind: its calls are over, and most of their rows are not read."""
+    """Another router than the controller's, which is behind: its call is over, and most of its rows are not read."""
     async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)
         record = named(cluster, "decode-0").record
         async with grpc.aio.insecure_channel(record.address) as channel:
             worker = worker_pb2_grpc.WorkerServiceStub(channel)
-            rows = worker.StreamOutputs()
+            rows: Any = worker.StreamOutputs()  # type: ignore[call-arg]  # it is written to
             await rows.write(wire.StreamOutputsRequest(generation=record.generation, stream_id="behind"))
             await rows.read()
             answer = worker.Decode(_decode(record.generation, output_stream="behind"))
-            assert await answer.read() is grpc.aio.EOF
+            assert await conventions.next_message(answer) is None
 
             leaving = asyncio.create_task(removed(cluster, "decode-0"))
             await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
@@ -71,7 +72,7 @@ def _decode(generation_number: int, output_stream: str) -> wire.DecodeRequest:
 async def _taken(rows: Any) -> int:
     """Tokens that a router reads until the stream ends."""
     tokens = 0
-    while (message := await rows.read()) is not grpc.aio.EOF:
+    while (message := await conventions.next_message(rows)) is not None:
         responses = [event.response for event in message.events]
         pieces = [response.end.delta if response.HasField("end") else response.delta for response in responses]
         tokens += sum(message.token_counts) + sum(len(piece.token_ids) for piece in pieces)

@@ -96,7 +96,7 @@ async def test_an_id_that_is_refused_is_in_no_trace(name: str) -> None:
             await cluster.generate(request_id=name)
         session = cluster.session()
         await session.send(open=session_open("hello", "APPEND", request_id=name))
-        assert "printable characters" in (await session.failure()).details()
+        assert "printable characters" in str((await session.failure()).details())
         await until(cluster.idle)
 
         told = await cluster.admin.ListRequests(admin.ListRequestsRequest(ended=10))

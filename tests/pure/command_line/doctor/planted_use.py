@@ -108,7 +108,8 @@ WELL = {
     "a hand-off that was not needed": probes(probe(reason="short_remainder", prefill="", handoff=NONE)),
     "a second time that another worker had": probes(probe(), probe(prefill="prefill-1")),
     "a prompt that others have pushed out of the cache since": both(
-        probes(probe(), probe()), again("prefill-0", counters__prompt_tokens=10_000_000),
+        probes(probe(), probe()),
+        again("prefill-0", counters__prompt_tokens=10_000_000),
     ),
     "a probe that gave way to others": both(probes(LATE), router(in_flight_requests=3)),
     "a near tie in lower precision": divergence(0.49, exact=False),

@@ -105,9 +105,7 @@ def again(name: str, **fields: Any) -> Plant:
 
 def left(name: str) -> Plant:
     """The second look does not find that worker any more."""
-    return lambda seen: replace(
-        seen, later=[view for view in seen.workers if view.registration.worker_id != name]
-    )
+    return lambda seen: replace(seen, later=[view for view in seen.workers if view.registration.worker_id != name])
 
 
 def router(**fields: Any) -> Plant:

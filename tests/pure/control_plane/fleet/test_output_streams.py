@@ -304,6 +304,35 @@ def test_an_answer_behind_many_rows_of_others_is_waited_for() -> None:
     assert simulated_time.run(play()) == ["end"]
 
 
+def test_behind_rows_of_others_that_never_end_an_answer_is_waited_for_until_its_deadline() -> None:
+    async def play() -> float:
+        world, loop = World(), asyncio.get_running_loop()
+        began_s = loop.time()
+        reading = Reading(world.decode(60.0))
+        await settled()
+        world.send()
+        await settled()
+        world.calls[0].end()
+        while not reading.ended.done():
+            await asyncio.sleep(8.0)
+            world.send((99, "x"))
+        with pytest.raises(DeadlineError):
+            await reading.ended
+        await world.streams.close()
+        return loop.time() - began_s
+
+    assert simulated_time.run(play()) == 64.0
+
+
+async def test_a_stream_whose_worker_has_left_before_it_is_read_is_closed() -> None:
+    world = World()
+    call = world.decode()
+    world.streams.keep_only(set())
+    await settled()
+    assert world.opened[0].is_cancelled, "nobody reads the call"
+    del call
+
+
 async def test_a_worker_that_dies_as_the_stream_opens_is_not_blamed_on_the_call() -> None:
     world = World()
     reading = Reading(world.decode())
