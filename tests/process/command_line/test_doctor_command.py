@@ -17,7 +17,6 @@ from cluster_configs.loading import load
 from cluster_core.background import BackgroundTasks
 from cluster_core.ports import hold_port
 from command_line.doctor.doctor_run import doctor
-from command_line.output import out
 from control_plane.server.composition import RouterTiming
 from kv_transfer.claims.claims import ClaimChange
 from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, Worker, named, running_cluster, until
@@ -293,4 +292,4 @@ async def test_a_router_that_cannot_be_asked_is_an_error(capsys: pytest.CaptureF
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")

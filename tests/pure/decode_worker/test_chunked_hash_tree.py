@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from benchmarks.cht.published_hash_tree import PublishedHashTree
-from decode_worker import chunk_hashes
+from decode_worker import chunk_hashes, chunked_hash_tree
 from decode_worker.chunk_trie import ChunkTrie
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree, PrefixShare
 from tests.counting import lines_run
 from tests.examples import examples
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 PROMPTS = st.lists(st.integers(1, 3), max_size=9).map(tuple)
@@ -143,12 +144,12 @@ def test_a_preempted_request_that_does_not_come_back_is_noticed() -> None:
 
 
 def test_a_frontier_that_is_not_told_of_new_requests_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode_worker.chunked_hash_tree._at", lambda entry, node: (*entry[:1], 99, *entry[2:], node))
+    planted(monkeypatch, chunked_hash_tree, "_at", lambda entry, node: (*entry[:1], 99, *entry[2:], node))
     expect_noticed(HashTreeMachine)
 
 
 def test_a_join_that_forgets_the_upper_chunks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkTrie, "_join", lambda self, node: None)
+    planted(monkeypatch, ChunkTrie, "_join", lambda self, node: None)
     expect_noticed(HashTreeMachine)
 
 

@@ -26,19 +26,19 @@ class Router:
         self.fault: RachisError | None = None
         self.good = {GOOD}
         self._is_open = is_open
-        self._key = ""
+        self.key = ""
 
     def calling_with(self, metadata: Any) -> "Router":
         other = Router.__new__(Router)
         other.__dict__ = dict(self.__dict__)
-        other._key = dict(metadata).get("authorization", "").removeprefix("Bearer ")
+        other.key = dict(metadata).get("authorization", "").removeprefix("Bearer ")
         return other
 
     async def identity(self, timeout_s: float) -> api.GetIdentityResponse:
-        self.asked.append(self._key)
+        self.asked.append(self.key)
         if self.fault is not None:
             raise self.fault
-        if not self._is_open and self._key not in self.good:
+        if not self._is_open and self.key not in self.good:
             raise UnauthenticatedError.local("no")
         return api.GetIdentityResponse(name="chat", tenant="acme", roles=["generate"], is_open=self._is_open)
 

@@ -13,6 +13,7 @@ from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.ledger import Ledger
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
@@ -62,21 +63,35 @@ class RouterWorld:
         """The workers of this pool leave."""
         self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
 
+    @property
+    def ledger(self) -> Ledger:
+        # What it commits is the placer's own.
+        return self.placer._ledger
+
+    @property
+    def predictions(self) -> int:
+        # The index tells what it believes, and not what is to be withdrawn.
+        return len(self.index._predictions)
+
     def left_behind(self) -> dict[str, Any]:
         """All that placements leave behind; equal where nothing has changed."""
-        ledger, table = self.placer._ledger, self.index._table
+        ledger = self.ledger
+        # Nobody else can see all of it: a trace of a decision that is nowhere told is the one to be found.
+        table = self.index._table
+        sets, predictions, loads = self.index._sets, self.index._predictions, self.membership.loads._columns
+        works, prompts, running = ledger.long_prompts._works, ledger.recent._prompts, ledger.running._by_key
         return {
             "rng": self.rng.getstate(),
             "counts": repr(ledger.counts),
             "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids()},
-            "long prompts": (list(ledger.long_prompts._works), ledger.long_prompts.long_s),
-            "recent": [prompt.keys.tolist() for prompt in ledger.recent._prompts],
-            "running": repr(ledger.running._by_key),
-            "loads": self.membership.loads._columns.tolist(),
+            "long prompts": (list(works), ledger.long_prompts.long_s),
+            "recent": [prompt.keys.tolist() for prompt in prompts],
+            "running": repr(running),
+            "loads": loads.tolist(),
             "accesses": len(self.accesses),
             "index": (table.keys.tolist(), table.sets.tolist(), table.heat.tolist()),
-            "sets": len(self.index._sets),
-            "predictions": len(self.index._predictions),
+            "sets": len(sets),
+            "predictions": len(predictions),
         }
 
 
