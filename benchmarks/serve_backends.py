@@ -82,7 +82,7 @@ def _asks(answers: Callable[[Any], _Answer]) -> Callable[..., Awaitable[Any]]:
     return ask
 
 
-async def measure(output: Any, answer: _Answer, now_s: Callable[[], float] = perf_counter) -> None:
+async def measure(output: Any, answer: Any, now_s: Callable[[], float] = perf_counter) -> None:
     """Fills in vLLM's `RequestFuncOutput`."""
     last_s = 0.0
     async with aclosing(answer) as items:

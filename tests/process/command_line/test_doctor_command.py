@@ -151,8 +151,8 @@ async def pulls_that_fail(world: World) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
-        # What an engine finds of a prompt: nothing of it says that it should find none.
         for engine in world.engines("prefill-0", "prefill-1"):
+            # What an engine finds of a prompt: nothing of it says that it should find none.
             patch.setattr(engine.content, "cached", lambda run: [])
         yield
 
@@ -160,8 +160,8 @@ async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def an_engine_with_other_tokens(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
-        # As with KV that is not what it should be.
         for engine in world.engines("decode-0"):
+            # As with KV that is not what it should be.
             patch.setattr(engine.content, "next_token", lambda run: ord("!"))
         yield
 

@@ -220,19 +220,21 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 def remembered(cluster: Cluster) -> dict[str, Any]:
     """All that a placement leaves behind in the router."""
     placer, index = cluster.parts.placer, index_of(cluster)
-    ledger = placer._ledger
+    # Nobody else can see all of it: a trace that is nowhere told is the one to be found.
+    ledger, rng, loads = placer._ledger, placer._rng, cluster.router.membership.loads._columns
+    table, predictions, long_prompts = index._table, index._predictions, ledger.long_prompts._added
     return {
         **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
-        "rng": placer._rng.getstate(),
+        "rng": rng.getstate(),
         "explained": placer.log.request_ids,
         "counts": repr(ledger.counts),
         "running": len(ledger.running),
-        "long": ledger.long_prompts._added,
+        "long": long_prompts,
         "recent": {name: len(value) for name, value in vars(ledger.recent).items() if hasattr(value, "__len__")},
-        "loads": cluster.router.membership.loads._columns.tolist(),
+        "loads": loads.tolist(),
         "entries": index.entries,
-        "heat": index._table.heat.sum(),
-        "predictions": len(index._predictions),
+        "heat": table.heat.sum(),
+        "predictions": len(predictions),
     }
 
 

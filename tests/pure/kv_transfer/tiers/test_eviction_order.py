@@ -166,6 +166,7 @@ test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
         ("became_free", lambda order, identity: None, 8),
         (
             "_place",
+            # Planted.
             lambda order, node: (order._policy.group(node.hashes[0]), order._policy.priority(node.hashes[0], 1)),
             0,
         ),
@@ -207,9 +208,11 @@ def test_an_eviction_takes_little_more_work_among_many_leaves() -> None:
         tree, order, policy = forest(leaves)
         policy.accessed(range(0, leaves, 2))
         priority = policy.priority
+        # Numbers that count how often they are compared.
         policy.priority = lambda block_hash, length_blocks: Number(  # type: ignore[method-assign]
             priority(block_hash, length_blocks)
         )
+        # Every entry gets a priority that counts; by itself it comes with the policy's next epoch.
         order._rebuild()
 
         def half_leave() -> None:
