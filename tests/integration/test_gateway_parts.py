@@ -184,7 +184,7 @@ async def answered(router: Router, **sampling: Any) -> tuple[list[EngineCoreOutp
     cached: list[int] = []
     failures: list[Exception] = []
     params = SamplingParams(max_tokens=9, **sampling)
-    # vLLM sets it, from the model's files.
+    # vLLM sets this field, from the model's files.
     params._eos_token_id = 3
     request = SimpleNamespace(
         request_id="r",

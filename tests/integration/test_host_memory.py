@@ -190,6 +190,6 @@ def test_host_memory_too_small_for_one_block_is_refused_with_both_sizes() -> Non
 def slots_of(extra: dict[str, float]) -> int:
     transfer = SimpleNamespace(get_from_extra_config=extra.get)
     caches = SimpleNamespace(num_blocks=16, kv_cache_tensors=[SimpleNamespace(size=16 * 300)])
-    # What vLLM tells of its cache takes a model to make: a number of slots is all that is asked for.
+    # A vLLM config of one attention group takes a model to make; this test is about sizes.
     with mock.patch.object(vllm_private, "has_one_full_attention_group", lambda config: True):
         return host_swap.slots_of(SimpleNamespace(kv_transfer_config=transfer), caches)

@@ -128,7 +128,7 @@ def idle(engine: Engine) -> dict[str, Any]:
     # All trials share an engine, which got its budget when it started.
     with mock.patch.object(host_tier, "_budget", 2):
         engine.answer(tokens(310, 71), 1)
-    # What waits to be copied shows once it is.
+    # Offers that wait are visible only after they are copied.
     return {"in_host": len(engine.tiers.host_slots_of(engine.hashes, 0, 9)), "waiting": len(host_tier._offers)}
 
 
@@ -165,7 +165,7 @@ def failing_copies(engine: Engine) -> dict[str, Any]:
         carry_out(self, copies)
 
     failed, copied = engine.tiers.counters.copies_failed, engine.tiers.counters.copied_out
-    # A copy that fails, in an engine that makes its own pool.
+    # The engine makes its own pool; here its copies fail.
     with mock.patch.object(HostPool, "carry_out", raise_in_background):
         answers = [engine.answer(prompt) for _ in range(3)]
     counters = engine.tiers.counters
@@ -193,7 +193,7 @@ def aborts(engine: Engine) -> dict[str, Any]:
 
 def _frequencies(engine: Engine) -> dict[Any, int]:
     tracker = engine.tiers.tracker
-    # Every block that is known, of any tenant.
+    # The tracker lists its blocks to nobody; the test compares those of all tenants.
     return {each: tracker.hotness(each).frequency for each in list(tracker._near)}
 
 

@@ -56,7 +56,7 @@ def p90_ttft_s(routers: int) -> float:
         await played.stop()
 
     slow = partial(BlockEngineSettings, token_s=_TOKEN_S)
-    # A plan draws no engine this slow: one whose queue alone tells where to go.
+    # A plan has no field for an engine's speed; these are slow, so that queues decide.
     with mock.patch.object(world, "BlockEngineSettings", slow):
         virtual_time.run(main(), 1)
     return sorted(ttfts_s)[int(0.9 * len(ttfts_s))]

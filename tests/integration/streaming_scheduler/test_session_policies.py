@@ -56,7 +56,7 @@ def test_the_speed_of_the_engine_is_measured_by_its_steps(make_engine: MakeEngin
     scheduler.update_from_output = slow_update
     engine.open("session", text("session", 97))
     engine.turn()
-    # What is measured shows in who is preempted, among much else.
+    # The measured speed is visible only in who is preempted, which depends on much else.
     assert scheduler._speed.tokens_per_s == 96 / 2
 
 

@@ -20,7 +20,7 @@ SCENARIO = "name: <script>alert(1)</script>\nvariants: {a: &x 1, b: 2}\n"
 def few_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes long, and all lines over time are drawn alike."""
     kept = ("ttft", "in_flight", "hit_ratio")
-    # A page has all of them, and drawing them takes most of this module's time.
+    # A page draws all panels, which takes most of this module's time.
     monkeypatch.setattr(plots, "PANELS", {name: plots.PANELS[name] for name in kept})
 
 

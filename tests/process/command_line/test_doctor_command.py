@@ -152,7 +152,7 @@ async def pulls_that_fail(world: World) -> AsyncIterator[None]:
 async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
         for engine in world.engines("prefill-0", "prefill-1"):
-            # What an engine finds of a prompt: nothing of it says that it should find none.
+            # An engine whose cache finds nothing is no setting of the stand-in.
             patch.setattr(engine.content, "cached", lambda run: [])
         yield
 
@@ -161,7 +161,7 @@ async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
 async def an_engine_with_other_tokens(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
         for engine in world.engines("decode-0"):
-            # As with KV that is not what it should be.
+            # An engine whose KV is wrong is no setting of the stand-in.
             patch.setattr(engine.content, "next_token", lambda run: ord("!"))
         yield
 

@@ -102,7 +102,7 @@ async def test_a_redis_that_is_away_when_the_model_is_loaded_is_waited_for(
 ) -> None:
     failures = iter([redis.ConnectionError("away"), redis.TimeoutError("away")])
     for kind, name in ((ClaimFeed, "open"), (Registration, "publish")):
-        # Redis answers until then: what is away is what just this write finds.
+        # Redis answers every write but this one: no server goes away for one write.
         monkeypatch.setattr(kind, name, _fails_once(getattr(kind, name), failures))
     host = start(server, engine)
     await ready(host)
@@ -154,7 +154,7 @@ async def test_what_writes_has_ended_before_it_is_closed(
     running: set[str] = set()
     at_close: list[set[str]] = []
     for kind in (ClaimFeed, Registration):
-        # Who writes leaves no trace in Redis of when it has ended.
+        # Redis does not show when a task that writes to it has ended.
         monkeypatch.setattr(kind, "keep", _noted(kind.keep, kind.__name__, running))
         monkeypatch.setattr(kind, "close", _noting(kind.close, running, at_close))
     host = start(server, engine)

@@ -203,7 +203,7 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
             tree.add_to_batch(name)
         tree.discard(name)
     tree.check_invariants()
-    # What is left of nobody shows nowhere but in memory.
+    # A leak of state of requests that have ended is visible nowhere else.
     assert len(tree._root.heap) < 200
     assert len(tree._frontier) < 200
     assert not tree._root.children

@@ -220,7 +220,7 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 def remembered(cluster: Cluster) -> dict[str, Any]:
     """All that a placement leaves behind in the router."""
     placer, index = cluster.parts.placer, index_of(cluster)
-    # Nobody else can see all of it: a trace that is nowhere told is the one to be found.
+    # All state, private or not: a side effect that no public reading shows is the one to find.
     ledger, rng, loads = placer._ledger, placer._rng, cluster.router.membership.loads._columns
     table, predictions, long_prompts = index._table, index._predictions, ledger.long_prompts._added
     return {

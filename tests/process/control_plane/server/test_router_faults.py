@@ -277,7 +277,7 @@ async def test_a_client_that_leaves_before_the_lease_is_read_leaves_none(cluster
         call.cancel()
         return handed_over
 
-    # The client leaves between the answer of the stand-in and its last message.
+    # The client leaves between the stand-in's answer and its last message.
     handing_over_there, first.engine.hand_over = first.engine.hand_over, handed_over_and_gone  # type: ignore[method-assign]
     await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 
@@ -301,7 +301,7 @@ async def test_an_answer_whose_worker_dies_when_it_has_handed_it_over_is_compute
         asyncio.get_running_loop().call_soon(first.engine.die, "of a test")
         return handed_over
 
-    # Between the answer and its last message nothing of the stand-in can be made to die.
+    # The stand-in cannot be made to die between its answer and its last message.
     monkeypatch.setattr(first.engine, "hand_over", hand_over_and_die)
     await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 

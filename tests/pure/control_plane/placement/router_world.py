@@ -65,18 +65,18 @@ class RouterWorld:
 
     @property
     def ledger(self) -> Ledger:
-        # What it commits is the placer's own.
+        # The placer's ledger, which has no other reader.
         return self.placer._ledger
 
     @property
     def predictions(self) -> int:
-        # The index tells what it believes, and not what is to be withdrawn.
+        # The index shows what it believes, not the predictions that are to be withdrawn.
         return len(self.index._predictions)
 
     def left_behind(self) -> dict[str, Any]:
         """All that placements leave behind; equal where nothing has changed."""
         ledger = self.ledger
-        # Nobody else can see all of it: a trace of a decision that is nowhere told is the one to be found.
+        # All state, private or not: a side effect that no public reading shows is the one to find.
         table = self.index._table
         sets, predictions, loads = self.index._sets, self.index._predictions, self.membership.loads._columns
         works, prompts, running = ledger.long_prompts._works, ledger.recent._prompts, ledger.running._by_key

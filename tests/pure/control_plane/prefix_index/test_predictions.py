@@ -68,7 +68,7 @@ def test_a_lookup_sees_what_it_would_see_after_expiring(
 ) -> None:
     """With room for everything, and in a table where chunks have to give way."""
     index = played(steps, entries)
-    # A lookup that changes what only the next one sees is the one to be found.
+    # A side effect of a lookup that no public reading shows is the one to find.
     predictions, table = index._predictions, index._table
     before = len(predictions), table.sets.tolist()
     seen = matched(index, prompt, float(now_s))
@@ -105,7 +105,7 @@ def test_a_predicted_chunk_that_gave_way_and_came_back_is_looked_at_as_it_will_b
     keys = chain(3)
     index.predict("a", keys, 5.0)
     index.apply("b", ClaimChange(device_stored=keys))
-    # As when it has given way and come back, which no call brings about on its own.
+    # As after the chunk gave way and came back, which depends on what else is in the table.
     table = index._table
     table.sets[table.find(keys[:1])] = UNKNOWN
     assert matched(index, keys, 4.0)[0] == [0, 3, 0]

@@ -68,7 +68,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        # It comes by itself once there are thousands of sets.
+        # By itself it runs after thousands of sets.
         self.index._compact()
 
     @rule(prompt=numbers)

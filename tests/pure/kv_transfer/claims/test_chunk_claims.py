@@ -181,7 +181,7 @@ def test_a_removal_that_is_not_told_is_found_by_the_audit() -> None:
 def test_the_audit_believes_the_pool_and_not_what_was_told() -> None:
     claims = claims_of()
     tell(claims, (1, 2), 0)
-    # A claim of what was never there: no call makes one.
+    # Planted: a claim of blocks that were never there.
     claims._claimed[Tier.HOST][12345] = 1
 
     assert claims.audit([hash_of((1,)), hash_of((1, 2))], ()) == PrefixClaims(frozenset(keys_of((1, 2), 2)))

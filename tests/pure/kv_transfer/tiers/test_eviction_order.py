@@ -208,11 +208,11 @@ def test_an_eviction_takes_little_more_work_among_many_leaves() -> None:
         tree, order, policy = forest(leaves)
         policy.accessed(range(0, leaves, 2))
         priority = policy.priority
-        # Numbers that count how often they are compared.
+        # Its priorities are numbers that count how often they are compared.
         policy.priority = lambda block_hash, length_blocks: Number(  # type: ignore[method-assign]
             priority(block_hash, length_blocks)
         )
-        # Every entry gets a priority that counts; by itself it comes with the policy's next epoch.
+        # All entries get such priorities; by itself it runs at the policy's next epoch.
         order._rebuild()
 
         def half_leave() -> None:

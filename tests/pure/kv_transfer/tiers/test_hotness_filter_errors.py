@@ -53,7 +53,7 @@ def test_negative_control_with_the_published_equations_every_key_is_taken_for_an
 
 @pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_the_other_bucket_of_the_other_bucket_is_the_first_and_they_differ(bits: int) -> None:
-    # Of an address an access shows the lowest bits alone.
+    # A lookup shows neither fingerprints nor addresses.
     fingerprints, addresses = HotnessFilter(100, fingerprint_bits=bits)._hash(key_range(0, 10_000))
     others = other_addresses(fingerprints, addresses)
     assert (other_addresses(fingerprints, others) == addresses).all()
@@ -63,7 +63,7 @@ def test_the_other_bucket_of_the_other_bucket_is_the_first_and_they_differ(bits:
 
 
 def test_consecutive_keys_spread_over_all_buckets() -> None:
-    # Likewise.
+    # A lookup shows neither fingerprints nor addresses.
     _, addresses = HotnessFilter(100)._hash(key_range(0, 64_000))
     counts = np.bincount(addresses & 63, minlength=64)
     assert 800 < counts.min() <= counts.max() < 1200
@@ -87,7 +87,7 @@ def test_books_are_right_where_many_keys_share_entries(bits: int) -> None:
 
 
 def columns(hotness: HotnessFilter) -> Any:
-    # Compared slot by slot, and damaged: a lookup sees neither.
+    # Tests compare filters slot by slot, and damage a slot; a lookup shows no slots.
     return hotness._columns
 
 
@@ -121,7 +121,7 @@ def test_two_entries_that_cannot_be_told_apart_are_noticed() -> None:
     slot = int(np.flatnonzero(columns(hotness).fingerprint)[0])
     for column in columns(hotness):
         column[slot + 1] = column[slot]
-    # Counted: that alone would be noticed, too.
+    # The copy is counted: a wrong count alone would be noticed, too.
     hotness._entries += 1
     with pytest.raises(AssertionError, match="cannot be told apart"):
         hotness.check_invariants()

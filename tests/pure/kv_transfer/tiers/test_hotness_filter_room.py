@@ -65,7 +65,7 @@ def test_a_full_filter_looks_for_cold_entries_once_in_an_epoch() -> None:
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters may fill up: 240 entries get 256 slots."""
-    # A filter makes itself wide enough for no relocation to fail: what is asked for is what cannot be had of it.
+    # A filter of the usual load grows before a relocation fails; its constructor is full.
     monkeypatch.setattr(hotness_filter, "MAX_LOAD", 0.95)
 
 

@@ -238,7 +238,7 @@ def _common_blocks_that_round_up(run: Node, hashes: Sequence[BlockHash], at: int
     return min(length + 1, len(run.hashes), len(hashes) - at)
 
 
-# For the planted one, above.
+# The original, for the planted one above.
 SPLIT = RadixTree._split
 COMMON_BLOCKS = Node.common_blocks
 
