@@ -18,6 +18,7 @@ from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
+from tests.pure.control_plane.placement.left_behind import ledger_of, left_behind
 
 CHUNK = 16
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
@@ -65,8 +66,7 @@ class RouterWorld:
 
     @property
     def ledger(self) -> Ledger:
-        # The placer's ledger, which has no other reader.
-        return self.placer._ledger
+        return ledger_of(self.placer)
 
     @property
     def predictions(self) -> int:
@@ -75,24 +75,7 @@ class RouterWorld:
 
     def left_behind(self) -> dict[str, Any]:
         """All that placements leave behind; equal where nothing has changed."""
-        ledger = self.ledger
-        # All state, private or not: a side effect that no public reading shows is the one to find.
-        table = self.index._table
-        sets, predictions, loads = self.index._sets, self.index._predictions, self.membership.loads._columns
-        works, prompts, running = ledger.long_prompts._works, ledger.recent._prompts, ledger.running._by_key
-        return {
-            "rng": self.rng.getstate(),
-            "counts": repr(ledger.counts),
-            "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids()},
-            "long prompts": (list(works), ledger.long_prompts.long_s),
-            "recent": [prompt.keys.tolist() for prompt in prompts],
-            "running": repr(running),
-            "loads": loads.tolist(),
-            "accesses": len(self.accesses),
-            "index": (table.keys.tolist(), table.sets.tolist(), table.heat.tolist()),
-            "sets": len(sets),
-            "predictions": len(predictions),
-        }
+        return left_behind(self.placer, self.index, self.membership) | {"accesses": len(self.accesses)}
 
 
 def prompt(seed: int, tokens: int = 10 * CHUNK) -> list[int]:
