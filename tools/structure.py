@@ -147,25 +147,24 @@ def unexplained(module: Module) -> Iterator[str]:
         return
     foreign = _imported_from_others(module.tree)
     comments = _comments(module.text)
-    commented = {line for line, comment in comments.items() if not NO_REASON.fullmatch(comment)}
+    places = {(line, line, "a method is replaced") for line, comment in comments.items() if METHOD in comment}
+    for node in ast.walk(module.tree):
+        if not _is_of_others(_target(node), foreign):
+            places |= set(_past_the_ports(node))
+    reasons = {line for line, comment in comments.items() if not NO_REASON.fullmatch(comment)}
     texts = module.text.splitlines()
-    alone = {line for line in commented if texts[line - 1].lstrip().startswith("#")}
-    explained: set[int] = set()
-    places = {(line, line, "a method is replaced") for line, comment in comments.items() if METHOD in comment} | {
-        (line, end_line, what)
-        for node in ast.walk(module.tree)
-        for line, end_line, what in _past_the_ports(node)
-        if not _is_of_others(_target(node), foreign)
-    }
-    for line, end_line, what in sorted(places):
-        if line - 1 in alone | explained or line in explained or commented & {*range(line, end_line + 1)}:
-            explained |= {*range(line, end_line + 1)}
+    # Lines below which nothing needs a reason of its own: comments alone in their line, and what they explain.
+    explained = {line for line in reasons if texts[line - 1].lstrip().startswith("#")}
+    for first, last, what in sorted(places):
+        its_lines = {*range(first, last + 1)}
+        if {first - 1, first} & explained or its_lines & reasons:
+            explained |= its_lines
         else:
-            yield f"{module.path}:{line}: {what}, and no comment says why"
+            yield f"{module.path}:{first}: {what}, and no comment says why"
 
 
 def _past_the_ports(node: ast.AST) -> Iterator[tuple[int, int, str]]:
-    """Its first line, its last line, and what it does."""
+    """The first line and the last, and what is done there."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         called = ast.unparse(node.func)
         if node.func.attr in PATCHES or called.startswith("mock.patch"):
@@ -183,9 +182,9 @@ def _target(node: ast.AST) -> ast.AST:
 
 
 def _is_of_others(node: ast.AST, foreign: Set[str]) -> bool:
-    """`os.path.join` and the text "os.path" are, where `os` is nothing of the project."""
-    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
+    """`os.path.join` and the text "os.path" are, where `os` is nothing of the project. What a call returns is not."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
     if isinstance(node, ast.Constant):
         return not _is_ours(str(node.value))
     return isinstance(node, ast.Name) and node.id in foreign

@@ -9,6 +9,7 @@ from tools.structure import module_of, unexplained
 HEAD = '''"""A test."""
 
 import os
+from typing import Any, cast
 import ray
 from vllm.v1.request import Request
 from kv_transfer.tiers import report
@@ -39,6 +40,7 @@ def lines(text: str, name: str = "test_part.py") -> list[int]:
         "assert part.inner._known == 1",
         "part._known = 1",
         "client.session()._outbox.add(1)",
+        "cast(Any, part)._known = 1",
         "part._known = 1  # type: ignore[assignment]",
         "part.known = noted  # type: ignore[method-assign]",
         "part._known = 1  # noqa: SLF001",
