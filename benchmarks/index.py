@@ -33,16 +33,25 @@ from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, decode_batch, encode_batch
 
 PROMPT_TOKENS = 32_768
-# Below, the prompts alone would not fit.
-LEAST_ENTRIES = 200_000
 CHUNK_TOKENS = 128
 _HALF_LIFE_S = 600.0
 _VOCABULARY = 128_000
 _BLOCK_TOKENS = 16
-_PROMPTS = 500
-_DECISIONS = 4_000
-_BATCHES = 500
-_BATCH_KEYS = 512
+BATCH_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is asked of an index, and of which size it is at least."""
+
+    prompts: int = 500
+    decisions: int = 4_000
+    batches: int = 500
+    # Below, the prompts alone would not fit.
+    least_entries: int = 200_000
+
+
+SIZES = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +87,17 @@ class IndexBench:
 class IndexWorld:
     """A router's index with `entries` chunks, each held by one or two of the workers."""
 
-    def __init__(self, entries: int, workers: int, seed: int) -> None:
+    def __init__(self, entries: int, workers: int, seed: int, sizes: Sizes = SIZES) -> None:
+        self._sizes = sizes
         self._random = np.random.default_rng(seed)
         self._names = [f"prefill-{number}" for number in range(workers)]
-        self._membership = Membership()
-        self._membership.replace([_registration(name) for name in self._names])
+        self.membership = Membership()
+        self.membership.replace([_registration(name) for name in self._names])
         self.index = PrefixIndex(entries, _HALF_LIFE_S)
         for name in self._names:
             self.index.join(name, 1)
         self._placer = Placer(
-            self._membership,
+            self.membership,
             IndexPorts(self.index),
             PlacementSection(),
             service_id="bench",
@@ -95,7 +105,7 @@ class IndexWorld:
             rng=random.Random(seed),
         )
         self._prompts = [
-            self._random.integers(0, _VOCABULARY, PROMPT_TOKENS).astype(np.uint32) for _ in range(_PROMPTS)
+            self._random.integers(0, _VOCABULARY, PROMPT_TOKENS).astype(np.uint32) for _ in range(sizes.prompts)
         ]
         self._decisions = 0
 
@@ -108,7 +118,7 @@ class IndexWorld:
             begun = keys[: int(self._random.integers(1, len(keys)))]
             self.index.apply(self._names[part], ClaimChange(host_stored=begun))
         while (missing := entries - self.index.entries) > 0:
-            keys = self._keys(min(missing, 8 * _BATCH_KEYS))
+            keys = self._keys(min(missing, 8 * BATCH_KEYS))
             holders = min(int(self._random.integers(1, 3)), len(self._names))
             for name in self._random.choice(self._names, holders, replace=False):
                 self.index.apply(str(name), ClaimChange(device_stored=keys))
@@ -125,12 +135,12 @@ class IndexWorld:
 
     def decide(self) -> None:
         """Its placement on the prefill pool."""
-        self._placement = self._placer.place(self._job, wire.POOL_PREFILL)
+        self.placement = self._placer.place(self._job, wire.POOL_PREFILL)
 
     def account(self) -> None:
         """It is sent out, and ends: what is in flight, and what is predicted to be where."""
-        assert self._placement is not None
-        self._placer.begin(self._placement).end()
+        assert self.placement is not None
+        self._placer.begin(self.placement).end()
 
     def hash(self) -> None:
         self._decisions += 1
@@ -138,17 +148,17 @@ class IndexWorld:
 
     def look_up(self) -> None:
         self._decisions += 1
-        self.index.lookup(self._hashed[self._decisions % len(self._hashed)])
+        self.index.lookup(self.hashed[self._decisions % len(self.hashed)])
 
     def prepare_lookups(self) -> None:
-        self._hashed = [self._placer.packed(prompt, PrefixScope()).keys for prompt in self._prompts]
+        self.hashed = [self._placer.packed(prompt, PrefixScope()).keys for prompt in self._prompts]
 
     def batches(self) -> list[tuple[str, bytes]]:
         """Encoded batches of workers, in pairs: chunks come, and leave again."""
         found = []
-        for sequence in range(1, _BATCHES, 2):
+        for sequence in range(1, self._sizes.batches, 2):
             name = str(self._random.choice(self._names))
-            keys = self._keys(_BATCH_KEYS)
+            keys = self._keys(BATCH_KEYS)
             stored, removed = ClaimChange(device_stored=keys), ClaimChange(device_removed=keys, host_stored=keys)
             found.append((name, encode_batch(ClaimBatch(1, sequence, stored))))
             found.append((name, encode_batch(ClaimBatch(1, sequence + 1, removed))))
@@ -158,42 +168,48 @@ class IndexWorld:
         return self._random.integers(1, 2**64, number, dtype=np.uint64)
 
 
-def measure_all(entries: int, workers: int, seed: int, reports: Reports, *, sweep: bool) -> IndexBench:
+def measure_all(
+    entries: int, workers: int, seed: int, reports: Reports, *, sweep: bool, sizes: Sizes = SIZES
+) -> IndexBench:
     """With `sweep`, also a tenth and a hundredth of the entries, and a tenth on pools up to 4 times as large."""
     began_s, foreign_s = monotonic_s(), foreign_cpu_s()
     by_entries, by_workers = [], []
     if sweep:
-        sizes = [size for size in (entries // 100, entries // 10) if size >= LEAST_ENTRIES]
-        by_entries = [_reported(size, workers, seed, reports) for size in sizes]
-        pools = (workers, 2 * workers, 4 * workers) if sizes else ()
-        by_workers = [_reported(sizes[-1], pool, seed, reports) for pool in pools]
-    figures = _reported(entries, workers, seed, reports)
+        smaller = [size for size in (entries // 100, entries // 10) if size >= sizes.least_entries]
+        by_entries = [_reported(size, workers, seed, reports, sizes) for size in smaller]
+        pools = (workers, 2 * workers, 4 * workers) if smaller else ()
+        by_workers = [_reported(smaller[-1], pool, seed, reports, sizes) for pool in pools]
+    figures = _reported(entries, workers, seed, reports, sizes)
     foreign = (foreign_cpu_s() - foreign_s) / (monotonic_s() - began_s)
     if by_entries:
         by_entries.append(figures)
     return IndexBench(figures, tuple(by_entries), tuple(by_workers), round(foreign, 2))
 
 
-def _reported(entries: int, workers: int, seed: int, reports: Reports) -> IndexFigures:
+def _reported(entries: int, workers: int, seed: int, reports: Reports, sizes: Sizes) -> IndexFigures:
     reports.phase(f"{entries:,} on {workers}")
     reports.total(entries)
-    return measure(entries, workers, seed, reports.done)
+    return measure(entries, workers, seed, reports.done, sizes)
 
 
 def measure(
-    entries: int, workers: int, seed: int = 0, progress: Callable[[int], None] = lambda more: None
+    entries: int,
+    workers: int,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda more: None,
+    sizes: Sizes = SIZES,
 ) -> IndexFigures:
     """progress: hears of so many more entries."""
-    world = IndexWorld(entries, workers, seed)
+    world = IndexWorld(entries, workers, seed, sizes)
     process = psutil.Process()
     before = process.memory_info().rss
     world.fill(entries, progress)
     grown = process.memory_info().rss - before
     filled = world.index.entries
-    decisions, accounts = _timed((world.ask, world.decide, world.account), _DECISIONS)[1:]
-    (hashing,) = _timed((world.hash,), _DECISIONS // 4)
+    decisions, accounts = _timed((world.ask, world.decide, world.account), sizes.decisions)[1:]
+    (hashing,) = _timed((world.hash,), sizes.decisions // 4)
     world.prepare_lookups()
-    (lookups,) = _timed((world.look_up,), _DECISIONS // 4)
+    (lookups,) = _timed((world.look_up,), sizes.decisions // 4)
     return IndexFigures(
         entries=filled,
         workers=workers,

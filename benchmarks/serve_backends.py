@@ -72,7 +72,7 @@ def _asks(answers: Callable[[Any], _Answer]) -> Callable[..., Awaitable[Any]]:
 
         output = RequestFuncOutput(prompt_len=request_func_input.prompt_len)
         try:
-            await _measure(output, answers(request_func_input))
+            await measure(output, answers(request_func_input))
         except RachisError as error:
             output.error = f"{error.status}: {error}"
         if pbar is not None:
@@ -82,11 +82,12 @@ def _asks(answers: Callable[[Any], _Answer]) -> Callable[..., Awaitable[Any]]:
     return ask
 
 
-async def _measure(output: Any, answer: Any) -> None:
+async def measure(output: Any, answer: Any, now_s: Callable[[], float] = perf_counter) -> None:
+    """Fills in vLLM's `RequestFuncOutput`."""
     last_s = 0.0
     async with aclosing(answer) as items:
         async for item in items:
-            now_s = perf_counter()
+            came_s = now_s()
             if isinstance(item, float):
                 output.start_time = last_s = item
             elif isinstance(item, generation.Completion):
@@ -94,10 +95,10 @@ async def _measure(output: Any, answer: Any) -> None:
                 output.success = True
             elif item.token_ids:
                 if not output.ttft:
-                    output.ttft = now_s - output.start_time
+                    output.ttft = came_s - output.start_time
                 else:
-                    output.itl.append(now_s - last_s)
-                last_s = now_s
+                    output.itl.append(came_s - last_s)
+                last_s = came_s
                 output.generated_text += item.text
     output.latency = last_s - output.start_time
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cluster_core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "RACHIS_"
 DEFAULT_PROFILE = "cpu-local"
+PROFILES = resources.files("cluster_configs") / "profiles"
 # Read by other parts than the configuration.
 OTHER_VARIABLES = frozenset(
     {"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE", client.KEY_VARIABLE, *tls.VARIABLES}
@@ -53,12 +55,16 @@ def load(
     file: Path | None = None,
     flags: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    profiles: Traversable = PROFILES,
 ) -> LoadedConfig:
-    """The configuration in force. Raises ConfigError naming the layer, the key and what is wrong with it."""
+    """The configuration in force. profiles: their folder.
+
+    Raises ConfigError naming the layer, the key and what is wrong with it.
+    """
     environment = environment or {}
     profile = profile or environment.get("RACHIS_PROFILE") or DEFAULT_PROFILE
     file = file or (Path(environment["RACHIS_CONFIG"]) if environment.get("RACHIS_CONFIG") else None)
-    layers: list[tuple[str, dict[str, Any]]] = [("profile", _read_profile(profile))]
+    layers: list[tuple[str, dict[str, Any]]] = [("profile", _read_profile(profile, profiles))]
     if file is not None:
         layers.append(("file", _read_file(file)))
     layers.append(("environment", _read_environment(environment)))
@@ -66,9 +72,8 @@ def load(
     return _merge(layers)
 
 
-def profile_names() -> list[str]:
-    folder = resources.files("cluster_configs") / "profiles"
-    return sorted(Path(item.name).stem for item in folder.iterdir() if item.name.endswith(".yaml"))
+def profile_names(profiles: Traversable = PROFILES) -> list[str]:
+    return sorted(Path(item.name).stem for item in profiles.iterdir() if item.name.endswith(".yaml"))
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
@@ -153,13 +158,13 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[last] = value
 
 
-def _read_profile(name: str) -> dict[str, Any]:
-    if name not in profile_names():
-        near = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.4)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(profile_names())}"
+def _read_profile(name: str, profiles: Traversable) -> dict[str, Any]:
+    known = profile_names(profiles)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"unknown profile `{name}`; {hint}", field="profile")
-    text = (resources.files("cluster_configs") / "profiles" / f"{name}.yaml").read_text()
-    return _parse_yaml(text, f"profile {name}")
+    return _parse_yaml((profiles / f"{name}.yaml").read_text(), f"profile {name}")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

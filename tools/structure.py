@@ -6,14 +6,19 @@
     no constructor over 8 parameters (`__init__`; the fields of a frozen record are data)
     no cycle between modules         imports inside functions and for types alone count, too
     every module says in its first line what it owns, and the map repeats it
+    no test patches or reads what is private without a comment that says why, in its line or right above;
+                                     code of others, and tables of planted bugs (`planted*.py`), aside
 """
 
 import argparse
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import tokenize
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from io import StringIO
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +33,15 @@ MOST_FUNCTION_LINES = 60
 MOST_CONSTRUCTOR_PARAMETERS = 8
 # Every configuration key, its bounds and its description: one table, read from top to bottom.
 LITERAL_TABLE = Path("cluster_configs/schema.py")
+# Tests that patch and read what is private by trade: they plant bugs, or guard the private names of vLLM.
+BY_TRADE = re.compile(r"planted\w*\.py|planting\.py|test_vllm_private\w*\.py")
+PATCHES = frozenset({"setattr", "setitem", "delattr", "delitem"})
+# What named tuples offer.
+NOT_PRIVATE = frozenset({"_asdict", "_fields", "_make", "_replace"})
+# What mypy says of a method that is assigned to.
+METHOD = "[method-assign"
+# A comment for a tool alone is no reason.
+NO_REASON = re.compile(r"# (type: ignore|noqa|fmt:)[^#]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +50,13 @@ class Module:
 
     path: Path
     name: str
-    lines: int
+    text: str
     tree: ast.Module
     statement: str
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
 
     @property
     def package(self) -> str:
@@ -53,14 +71,17 @@ def modules() -> dict[str, Module]:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.stem.endswith(("_pb2", "_pb2_grpc")):
                 continue
-            text = path.read_text()
-            tree = ast.parse(text)
-            within = path.relative_to(ROOT)
-            parts = [part for part in within.with_suffix("").parts if part != "protos"]
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            statement = (ast.get_docstring(tree) or "").partition("\n")[0]
-            found[name] = Module(within, name, len(text.splitlines()), tree, statement)
+            module = module_of(path.relative_to(ROOT), path.read_text())
+            found[module.name] = module
     return found
+
+
+def module_of(within: Path, text: str) -> Module:
+    """within: the tree."""
+    tree = ast.parse(text)
+    parts = [part for part in within.with_suffix("").parts if part != "protos"]
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return Module(within, name, text, tree, (ast.get_docstring(tree) or "").partition("\n")[0])
 
 
 def findings(known: Mapping[str, Module]) -> Iterator[str]:
@@ -68,6 +89,8 @@ def findings(known: Mapping[str, Module]) -> Iterator[str]:
         yield from _too_large(module)
         if not module.statement and module.lines:
             yield f"{module.path}: has no docstring that says what it owns"
+        if module.path.parts[0] == "tests":
+            yield from unexplained(module)
     cycle = _cycle(known)
     if cycle:
         yield f"modules import each other in a circle: {' -> '.join(cycle)}"
@@ -115,6 +138,78 @@ def _too_large(module: Module) -> Iterator[str]:
                 )
 
 
+def unexplained(module: Module) -> Iterator[str]:
+    """Where a test patches or reads what is private in the project's own code, and no comment says why.
+
+    One comment is enough for lines that follow each other.
+    """
+    if BY_TRADE.fullmatch(module.path.name):
+        return
+    foreign = _imported_from_others(module.tree)
+    comments = _comments(module.text)
+    places = {(line, line, "a method is replaced") for line, comment in comments.items() if METHOD in comment}
+    for node in ast.walk(module.tree):
+        if not _is_of_others(_target(node), foreign):
+            places |= set(_past_the_ports(node))
+    reasons = {line for line, comment in comments.items() if not NO_REASON.fullmatch(comment)}
+    texts = module.text.splitlines()
+    # Lines below which nothing needs a reason of its own: comments alone in their line, and what they explain.
+    explained = {line for line in reasons if texts[line - 1].lstrip().startswith("#")}
+    for first, last, what in sorted(places):
+        its_lines = {*range(first, last + 1)}
+        if {first - 1, first} & explained or its_lines & reasons:
+            explained |= its_lines
+        else:
+            yield f"{module.path}:{first}: {what}, and no comment says why"
+
+
+def _past_the_ports(node: ast.AST) -> Iterator[tuple[int, int, str]]:
+    """The first line and the last, and what is done there."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        called = ast.unparse(node.func)
+        if node.func.attr in PATCHES or called.startswith("mock.patch"):
+            yield node.lineno, node.end_lineno or node.lineno, f"`{called}`"
+    elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and node.attr not in NOT_PRIVATE:
+        owner = ast.unparse(node.value)
+        if owner not in ("self", "cls", "super()"):
+            end_line = node.end_lineno or node.lineno
+            yield end_line, end_line, f"`{node.attr}` of `{owner}` is private"
+
+
+def _target(node: ast.AST) -> ast.AST:
+    """What is patched, or whose attribute is read."""
+    return node.args[0] if isinstance(node, ast.Call) and node.args else node
+
+
+def _is_of_others(node: ast.AST, foreign: Set[str]) -> bool:
+    """`os.path.join` and the text "os.path" are, where `os` is nothing of the project. What a call returns is not."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Constant):
+        return not _is_ours(str(node.value))
+    return isinstance(node, ast.Name) and node.id in foreign
+
+
+def _imported_from_others(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names if not _is_ours(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and not _is_ours(node.module or ""):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in (*PACKAGES, "rachis")
+
+
+def _comments(text: str) -> dict[int, str]:
+    """By their lines."""
+    tokens = tokenize.generate_tokens(StringIO(text).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+
+
 def _cycle(known: Mapping[str, Module]) -> list[str]:
     """The modules of one circle of imports, or none."""
     sorter = TopologicalSorter({name: _imports(module, known) for name, module in known.items()})
@@ -151,7 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
     found = list(findings(known))
     if not (ROOT / MAP).exists() or (ROOT / MAP).read_text() != text:
         found.append(f"{MAP} is not up to date: run `make map`")
-    print("\n".join(found) or "structure: no module, function or constructor too large, no circle, map up to date")
+    print(
+        "\n".join(found)
+        or "structure: nothing too large, no circle, no patch in a test without a reason, map up to date"
+    )
     return 1 if found else 0
 
 

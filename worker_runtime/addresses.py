@@ -15,7 +15,7 @@ from cluster_core.errors import StartError
 Interfaces = Mapping[str, Sequence[str]]
 
 LOOPBACK_INTERFACE = "lo"
-_RDMA_DEVICES = Path("/sys/class/infiniband")
+RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def own_address(network: str | None, known_as: str, nodes: int, interfaces: Interfaces, node: str) -> str:
@@ -74,7 +74,7 @@ def interfaces() -> dict[str, list[str]]:
     }
 
 
-def ucx_devices(host: str) -> str | None:
+def ucx_devices(host: str, interfaces: Interfaces, rdma_devices: Path = RDMA_DEVICES) -> str | None:
     """The network device that UCX is to keep to, or None where it chooses by itself.
 
     Left to itself it also takes bridges of containers, whose addresses are the same on every host, for a way to the
@@ -82,8 +82,8 @@ def ucx_devices(host: str) -> str | None:
     """
     if is_loopback(host):
         return LOOPBACK_INTERFACE
-    has_rdma = _RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir())
-    return None if has_rdma else interface_of(host, interfaces())
+    has_rdma = rdma_devices.is_dir() and any(rdma_devices.iterdir())
+    return None if has_rdma else interface_of(host, interfaces)
 
 
 def _is_usable(family: int, address: str) -> bool:

@@ -15,7 +15,7 @@ from cluster_configs.schema import (
 )
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports, hold_port
-from worker_runtime.addresses import LOOPBACK_INTERFACE, ucx_devices
+from worker_runtime.addresses import LOOPBACK_INTERFACE, interfaces, ucx_devices
 
 # In vLLM's additional configuration: what an imitated GPU is told.
 IMITATION_KEY = "rachis_imitated"
@@ -105,7 +105,7 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
 def _ucx_environment(settings: EngineSettings) -> dict[str, str]:
     """What the node's own environment says of UCX wins: see `worker_runtime.host`."""
     variables = {}
-    devices = ucx_devices(settings.host)
+    devices = ucx_devices(settings.host, interfaces())
     if devices is not None:
         variables["UCX_NET_DEVICES"] = devices
     if settings.ports is not None:

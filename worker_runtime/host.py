@@ -77,7 +77,7 @@ class WorkerSettings:
 class WorkerHost:
     """See the module. `service` makes the pool's servicer, `place` is asked where the settings name no host.
 
-    retire: ends the process for good.
+    retire: ends the process for good. make_engine: of a process that is this worker's alone.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class WorkerHost:
         service: ServiceFactory,
         place: Callable[[], NodePlace] = lambda: NodePlace("127.0.0.1", 1),
         retire: Callable[[], None] = lambda: os._exit(0),
+        make_engine: Callable[[EngineSettings, ClusterClock], Engine] | None = None,
     ) -> None:
         self._settings = settings
         self._service = service
         self._place = place
         self._retire = retire
+        self._make_engine = make_engine or _vllm_engine
         self._is_orphan = False
         self._versions = versions.installed()
         self._record = wire.WorkerRegistration(
@@ -175,10 +177,7 @@ class WorkerHost:
         secret = own_node.secret(settings.engine.secret_file, settings.secret_fingerprint)
         host = own_node.listening_address(settings.engine, self._place)
         engine_settings = replace(settings.engine, service_id=settings.service_id, host=host)
-        own_node.set_environment(engine_environment(engine_settings))
-        from worker_runtime.vllm_engine import VllmEngine
-
-        engine = VllmEngine(engine_settings, self._clock)
+        engine = self._make_engine(engine_settings, self._clock)
         ends.push_async_callback(engine.stop)
         lease_s = settings.redis_lease_s
         place = RegistryPlace(
@@ -230,6 +229,14 @@ class WorkerHost:
                     idle_polls = idle_polls + 1 if servicer.is_idle() else 0
         except TimeoutError:
             logger.warning("%s leaves with work unfinished after %g s", settings.worker_id, settings.drain_timeout_s)
+
+
+def _vllm_engine(settings: EngineSettings, clock: ClusterClock) -> Engine:
+    """vLLM reads the environment while it is imported."""
+    own_node.set_environment(engine_environment(settings))
+    from worker_runtime.vllm_engine import VllmEngine
+
+    return VllmEngine(settings, clock)
 
 
 class _ProcessPorts:

@@ -67,14 +67,24 @@ class Keeper:
         await self._redis.aclose()
 
 
-async def until_orphaned(keeper: Keeper, orphan_s: float, work: Callable[[], object]) -> None:
-    """Returns once nobody keeps the worker. A look that fails is as good as none. It closes the keeper."""
-    watch = OrphanWatch(orphan_s, monotonic_s())
+async def until_orphaned(
+    keeper: Keeper,
+    orphan_s: float,
+    work: Callable[[], object],
+    *,
+    look_s: float = _LOOK_S,
+    now_s: Callable[[], float] = monotonic_s,
+) -> None:
+    """Returns once nobody keeps the worker. A look that fails is as good as none. It closes the keeper.
+
+    look_s: at most from one look to the next.
+    """
+    watch = OrphanWatch(orphan_s, now_s())
     try:
         while not_cancelled():
-            await asyncio.sleep(min(_LOOK_S, orphan_s / _LOOKS_PER_TIME))
+            await asyncio.sleep(min(look_s, orphan_s / _LOOKS_PER_TIME))
             try:
-                if watch.looked(monotonic_s(), is_kept=await keeper.is_there(), work=work()):
+                if watch.looked(now_s(), is_kept=await keeper.is_there(), work=work()):
                     return
             except Exception:
                 logger.exception("it could not be looked who keeps this worker")

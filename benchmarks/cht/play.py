@@ -6,7 +6,7 @@ get chunk hashes. Times are of the wall clock, whose own 0.1 us is in them.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,10 +67,17 @@ def best_of(costs: Sequence[Costs]) -> Costs:
 class Play:
     """Requests on their way through a tree, and the time that each operation took."""
 
-    def __init__(self, tree: HashTree, arrivals: Arrivals, workload: ChtWorkload) -> None:
+    def __init__(
+        self,
+        tree: HashTree,
+        arrivals: Arrivals,
+        workload: ChtWorkload,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
         self._tree = tree
         self._arrivals, self._hashes = arrivals
         self._finds = workload.finds
+        self._now_s = now_s
         self._finds_due = 0.0
         self._rng = random.Random(workload.seed)
         self._batch: list[str] = []
@@ -85,9 +92,9 @@ class Play:
     def insert(self) -> None:
         arrived, name = next(self._arrivals), f"r{self._inserted}"
         self._inserted += 1
-        began_s = monotonic_s()
+        began_s = self._now_s()
         self._tree.insert(name, self._hashes(arrived))
-        self._spent("insert", monotonic_s() - began_s)
+        self._spent("insert", self._now_s() - began_s)
 
     def admit(self) -> None:
         """The best one joins a batch that has room for it. It is asked for before, and again afterwards."""
@@ -98,9 +105,9 @@ class Play:
         self._finds_due -= finds
         best = self._find((finds + 1) // 2)
         assert best is not None, "nobody waits"
-        began_s = monotonic_s()
+        began_s = self._now_s()
         self._tree.add_to_batch(best.request_id)
-        self._spent("add", monotonic_s() - began_s)
+        self._spent("add", self._now_s() - began_s)
         self._batch.append(best.request_id)
         if finds > 1:
             self._find(finds // 2)
@@ -109,9 +116,9 @@ class Play:
         index = self._rng.randrange(len(self._batch))
         self._batch[index], self._batch[-1] = self._batch[-1], self._batch[index]
         name = self._batch.pop()
-        began_s = monotonic_s()
+        began_s = self._now_s()
         self._tree.finish(name)
-        self._spent("finish", monotonic_s() - began_s)
+        self._spent("finish", self._now_s() - began_s)
 
     def finish_all(self) -> None:
         while self._batch:
@@ -123,11 +130,11 @@ class Play:
 
     def _find(self, times: int) -> Candidate | None:
         find_best = self._tree.find_best
-        began_s = monotonic_s()
+        began_s = self._now_s()
         for _ in range(times - 1):
             find_best()
         best = find_best()
-        self._spent("find", monotonic_s() - began_s, times)
+        self._spent("find", self._now_s() - began_s, times)
         return best
 
     def _spent(self, operation: str, took_s: float, calls: int = 1) -> None:
@@ -136,9 +143,11 @@ class Play:
         self._longest_s = max(self._longest_s, took_s)
 
 
-def play_all(tree: HashTree, arrivals: Arrivals, workload: ChtWorkload) -> Costs:
+def play_all(
+    tree: HashTree, arrivals: Arrivals, workload: ChtWorkload, now_s: Callable[[], float] = monotonic_s
+) -> Costs:
     """All arrive, then one after the other joins and finishes."""
-    play = Play(tree, arrivals, workload)
+    play = Play(tree, arrivals, workload, now_s)
     for _ in range(workload.requests):
         play.insert()
     for _ in range(workload.requests):

@@ -11,7 +11,7 @@ import tracemalloc
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -26,35 +26,47 @@ from decode_worker.chunked_hash_tree import ChunkedHashTree
 # FEATHER Table 5.1, in C++ on the authors' machine: 239 us for a request with 5.3 finds.
 _PAPER_NS = {"insert_ns": 153_714, "find_ns": 6_641, "add_ns": 11_143, "finish_ns": 38_952}
 AIM_COMPUTED_US, AIM_REUSED_US = 120, 30
-WAITING = (1_000, 5_000, 20_000, 50_000)
-REPEATS = 5
-WAITING_REPEATS = ORDER_REPEATS = 3
-# At so many waiting requests, where few wait.
-_LEAST_TURNS = 2_000
-# In a tree at once: 36 to 73 bytes each.
-MOST_HASHES = 20_000_000
-MOST_CHUNKS = MOST_HASHES // WAITING[0]
-# The published tree takes its time.
-_MOST_PUBLISHED_HASHES = 500_000
-_MOST_ORDERED, _MOST_ORDERED_TOKENS = 5_000, 50_000_000
+ORDER_REPEATS = 3
+_MOST_ORDERED = 5_000
 _MOST_TRACED = 1_000
 
 
-def measure(workload: ChtWorkload, reports: Reports) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a measurement goes through."""
+
+    waiting: tuple[int, ...] = (1_000, 5_000, 20_000, 50_000)
+    repeats: int = 5
+    waiting_repeats: int = 3
+    # At so many waiting requests, where few wait.
+    least_turns: int = 2_000
+    # In a tree at once: 36 to 73 bytes each.
+    most_hashes: int = 20_000_000
+    # The published tree takes its time.
+    most_published_hashes: int = 500_000
+    most_ordered_tokens: int = 50_000_000
+
+
+SIZES = Sizes()
+MOST_CHUNKS = SIZES.most_hashes // SIZES.waiting[0]
+
+
+def measure(workload: ChtWorkload, reports: Reports, sizes: Sizes = SIZES) -> dict[str, Any]:
     """All figures, for JSON."""
     began_s, foreign_s = monotonic_s(), foreign_cpu_s()
-    sizes = [each for each in WAITING if each * (workload.tokens // workload.reused_chunk_tokens) <= MOST_HASHES]
-    published_requests = max(1, min(workload.requests, _MOST_PUBLISHED_HASHES // workload.chunks))
-    reports.total(2 * (REPEATS + 1) + 1 + len(sizes) + 4)
+    chunks = workload.tokens // workload.reused_chunk_tokens
+    fitting = [each for each in sizes.waiting if each * chunks <= sizes.most_hashes]
+    published_requests = max(1, min(workload.requests, sizes.most_published_hashes // workload.chunks))
+    reports.total(2 * (sizes.repeats + 1) + 1 + len(fitting) + 4)
     reports.phase("hashes computed")
-    by_computed, computed_figures = _figures(computed, workload, reports)
+    by_computed, computed_figures = _figures(computed, workload, sizes.repeats, reports)
     reports.phase("hashes reused")
-    by_reused, reused_figures = _figures(reused, workload, reports)
+    by_reused, reused_figures = _figures(reused, workload, sizes.repeats, reports)
     reports.phase("published tree")
     published = _timed(PublishedHashTree(), computed, replace(workload, requests=published_requests))
     reports.done()
-    rows = by_waiting(workload, sizes, reports)
-    ordered = min(workload.requests, _MOST_ORDERED, _MOST_ORDERED_TOKENS // workload.tokens)
+    rows = by_waiting(workload, replace(sizes, waiting=tuple(fitting)), reports)
+    ordered = min(workload.requests, _MOST_ORDERED, sizes.most_ordered_tokens // workload.tokens)
     orders = measure_orders(workload, ordered, reports)
     took_s = monotonic_s() - began_s
     return {
@@ -73,34 +85,34 @@ def measure(workload: ChtWorkload, reports: Reports) -> dict[str, Any]:
             "met": by_computed.per_request_us <= AIM_COMPUTED_US and by_reused.per_request_us <= AIM_REUSED_US,
         },
         "by_waiting": rows,
-        "waiting_left_out": [each for each in WAITING if each not in sizes],
+        "waiting_left_out": [each for each in sizes.waiting if each not in fitting],
         "largest_to_smallest": largest_to_smallest(rows),
         "decision_us": round(by_reused.per_decision_us, 2),
         "orders": orders,
         "workload": {**asdict(workload), "own_tokens": workload.own_tokens, "batch_requests": BATCH_REQUESTS},
-        "repeats": REPEATS,
+        "repeats": sizes.repeats,
         "foreign_cores": round((foreign_cpu_s() - foreign_s) / took_s, 2),
         "took_s": round(took_s, 1),
     }
 
 
-def by_waiting(workload: ChtWorkload, sizes: Sequence[int], reports: Reports) -> list[dict[str, Any]]:
+def by_waiting(workload: ChtWorkload, sizes: Sizes, reports: Reports) -> list[dict[str, Any]]:
     """For ascending numbers of waiting requests, in one tree that grows; with hashes reused."""
     play = Play(ChunkedHashTree(), reused(workload), workload)
     for _ in range(BATCH_REQUESTS):
         play.insert()
         play.admit()
     rows, waiting = [], 0
-    for size in sizes:
+    for size in sizes.waiting:
         reports.phase(f"{size} waiting")
         for _ in range(size - waiting):
             play.insert()
         waiting = size
         tries = []
-        for _ in range(WAITING_REPEATS):
+        for _ in range(sizes.waiting_repeats):
             with _collector_off():
                 play.forget_times()
-                for _ in range(max(5 * size // 4, _LEAST_TURNS)):
+                for _ in range(max(5 * size // 4, sizes.least_turns)):
                     play.insert()
                     play.admit()
                 tries.append(play.costs())
@@ -170,10 +182,10 @@ def bytes_per_waiting_request(arrivals: Callable[[ChtWorkload], Arrivals], workl
 
 
 def _figures(
-    arrivals: Callable[[ChtWorkload], Arrivals], workload: ChtWorkload, reports: Reports
+    arrivals: Callable[[ChtWorkload], Arrivals], workload: ChtWorkload, times: int, reports: Reports
 ) -> tuple[Costs, dict[str, Any]]:
     repeats = []
-    for _ in range(REPEATS):
+    for _ in range(times):
         repeats.append(_timed(ChunkedHashTree(), arrivals, workload))
         reports.done()
     with_gc = play_all(ChunkedHashTree(), arrivals(workload), workload)

@@ -52,12 +52,18 @@ class Decoder(Protocol):
     def stop(self) -> None: ...
 
 
-async def measure(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
+# Of a configuration, a grid, a seed.
+MakeDecoder = Callable[[RachisConfig, Grid, int, Reports], Decoder]
+
+
+async def measure(
+    arguments: dict[str, Any], reports: Reports, make_decoder: MakeDecoder | None = None
+) -> dict[str, Any]:
     """The result for `RachisConfig` "config" and `Grid` "grid", in "rounds" at most and about "limit_s" from now."""
     began_s, foreign_s = monotonic_s(), foreign_cpu_s()
     config = RachisConfig.model_validate(arguments["config"])
     grid = Grid(**{name: tuple(values) for name, values in arguments["grid"].items()})
-    decoder = _decoder(config, grid, arguments["seed"], reports)
+    decoder = (make_decoder or _decoder)(config, grid, arguments["seed"], reports)
     try:
         fitting = [shape for shape in grid.shapes() if decoder.holds(shape)]
         if not fitting:

@@ -26,7 +26,7 @@ _LEAST_ROWS = 16
 
 
 @triton.jit
-def _attend_kernel(
+def attend_kernel(
     query, keys, values, block_table, lengths, part, part_log,
     scale, table_width,
     queries_per_kv: tl.constexpr, rows: tl.constexpr, head_size: tl.constexpr, block_tokens: tl.constexpr,
@@ -77,7 +77,7 @@ def _attend_kernel(
 
 
 @triton.jit
-def _combine_kernel(part, part_log, result, head_size: tl.constexpr, splits: tl.constexpr):
+def combine_kernel(part, part_log, result, head_size: tl.constexpr, splits: tl.constexpr):
     """One query head: its splits' parts, weighted by their sums."""
     row = tl.program_id(0)
     split, dims = tl.arange(0, splits), tl.arange(0, head_size)
@@ -106,14 +106,14 @@ class PagedDecode:
         """All contiguous; block tokens and head size are powers of two from 16 on. Writes `result`."""
         batch, query_heads, kv_heads, head_size, splits = self._shape
         queries_per_kv = query_heads // kv_heads
-        _attend_kernel[(batch, kv_heads, splits)](
+        attend_kernel[(batch, kv_heads, splits)](
             query, keys, values, block_table, lengths, self._part, self._part_log,
             head_size**-0.5, block_table.shape[1],
             queries_per_kv=queries_per_kv, rows=max(_LEAST_ROWS, triton.next_power_of_2(queries_per_kv)),
             head_size=head_size, block_tokens=keys.shape[2], splits=splits,
             fp32_products=self._fp32_products,
         )  # fmt: skip
-        _combine_kernel[(batch * query_heads,)](
+        combine_kernel[(batch * query_heads,)](
             self._part, self._part_log, result, head_size=head_size, splits=splits
         )  # fmt: skip
 

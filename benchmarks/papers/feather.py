@@ -53,12 +53,18 @@ _WHY_LEARNED = (
     "the window: 150 s instead gave 1.04, 1.51 and 3.95"
 )
 
+# Of a load, a policy, a model of locality and seconds of arrivals.
+Simulated = Callable[[Load, str, str, float], Ran]
+
 
 class Runs:
     """Under one model of locality; each is made once."""
 
-    def __init__(self, locality: str, seconds: float, learning_seconds: float, progress: Progress) -> None:
+    def __init__(
+        self, locality: str, seconds: float, learning_seconds: float, progress: Progress, simulated: Simulated
+    ) -> None:
         self.locality = locality
+        self._simulated = simulated
         self._seconds, self._learning_seconds = seconds, learning_seconds
         self._progress = progress
         self._known: dict[tuple[Load, str, float], Ran] = {}
@@ -69,7 +75,7 @@ class Runs:
         key = load, policy, seconds
         if key not in self._known:
             self._progress(f"{self.locality}, {policy}, {_told(load)}")
-            self._known[key] = simulate(load, policy, self.locality, seconds)
+            self._known[key] = self._simulated(load, policy, self.locality, seconds)
         return self._known[key]
 
     def gain(self, load: Load, policy: str = FEATHER) -> float:
@@ -190,10 +196,10 @@ _CLAIMS = (
 )  # fmt: skip
 
 
-def run(progress: Progress, *, quick: bool) -> list[Cell]:
+def run(progress: Progress, *, quick: bool, simulated: Simulated = simulate) -> list[Cell]:
     """quick: few cells, arrivals for ten seconds."""
     seconds = _QUICK_SECONDS if quick else _SECONDS
-    all_runs = [Runs(locality, seconds, _LEARNING_SECONDS, progress) for locality in LOCALITIES]
+    all_runs = [Runs(locality, seconds, _LEARNING_SECONDS, progress, simulated) for locality in LOCALITIES]
     return [claim.of(runs) for claim in _CLAIMS if claim.quick or not quick for runs in all_runs]
 
 

@@ -49,11 +49,9 @@ class Replay:
     """One cache under one trace."""
 
     def __init__(self, recipe: Recipe, device_blocks: int, host_blocks: int) -> None:
-        self._device = BlockReferences(device_blocks)
+        self.device = BlockReferences(device_blocks)
         self._partial_blocks = recipe.partial_blocks
-        self.tiers = make_tiers(
-            recipe.settings, device_blocks, host_blocks, lambda block: self._device.count(block) > 1
-        )
+        self.tiers = make_tiers(recipe.settings, device_blocks, host_blocks, lambda block: self.device.count(block) > 1)
         self._device_tokens = 0
         self._host_tokens = 0
         self._tokens = 0
@@ -83,7 +81,7 @@ class Replay:
         self._tokens += request.input_tokens
         self._device_tokens += on_device
         self._host_tokens += hit - on_device
-        self._device.refer(match.device)
+        self.device.refer(match.device)
         tiers.hold(match.host)
         blocks = self._take(len(hashes) - len(match.device))
         tiers.let_go(match.host, loaded=True)
@@ -91,36 +89,36 @@ class Replay:
         held = [*match.device, *blocks]
         while (copy := tiers.worth_copying(hashes[: len(held)])) is not None:
             tiers.copied_out(copy)
-        self._device.release(held)
+        self.device.release(held)
         for block in reversed(held):
             tiers.freed(block)
         if (promotion := tiers.promotion()) is not None:
             before = tiers.match(promotion.hashes).device
-            self._device.refer(before)
+            self.device.refer(before)
             blocks = self._take(len(promotion.slots))
             self._publish(promotion.hashes, promotion.first, blocks)
             held = [*before, *blocks]
-            self._device.release(held)
+            self.device.release(held)
             for block in reversed(held):
                 tiers.freed(block)
             tiers.promoted(promotion, promotion.hashes[promotion.first :])
 
     def _take(self, number: int) -> list[int]:
         """As many device blocks as can be had, up to that number."""
-        while self._device.free < number:
+        while self.device.free < number:
             coldest = self.tiers.coldest_device_block()
             if coldest is None:
                 break
             self.tiers.left_device(coldest)
-            self._device.release([coldest])
-        blocks = self._device.allocate(min(number, self._device.free))
+            self.device.release([coldest])
+        blocks = self.device.allocate(min(number, self.device.free))
         assert blocks is not None
         return blocks
 
     def _publish(self, hashes: Sequence[BlockHash], first: int, blocks: list[int]) -> None:
         refused = self.tiers.cached(hashes, first, blocks)
         assert not refused, "requests run one by one: nothing is computed twice"
-        self._device.refer(blocks)
+        self.device.refer(blocks)
 
 
 _EVERYTHING = TierRules(Admission.EVERYTHING, promotion=False)

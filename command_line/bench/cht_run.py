@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.cht.play import OPERATIONS
 from benchmarks.cht.plot import save_plot
-from benchmarks.cht.speed import MOST_CHUNKS, MOST_HASHES, measure
+from benchmarks.cht.speed import MOST_CHUNKS, SIZES, Sizes, measure
 from benchmarks.cht.workload import BLOCK_TOKENS, ChtWorkload
 from cluster_core.errors import ConfigError
 from command_line.bench.foreign_cores import warn_of_foreign_cores
@@ -18,12 +18,12 @@ from command_line.progress import progress_reports
 _MOST_PREFIX_TOKENS = 100_000_000
 
 
-def bench_cht(workload: ChtWorkload, plot: Path | None, *, as_json: bool) -> None:
+def bench_cht(workload: ChtWorkload, plot: Path | None, *, as_json: bool, sizes: Sizes = SIZES) -> None:
     check(workload)
     if plot is not None:
         check_picture(plot, "--plot")
     with progress_reports() as reports:
-        result = measure(workload, reports)
+        result = measure(workload, reports, sizes)
     prompts = f"of {workload.tokens} tokens in {workload.groups} groups, chunks of {workload.chunk_tokens}"
     if plot is not None:
         save_plot(result["by_waiting"], f"requests {prompts}, hashes reused", plot)
@@ -53,8 +53,8 @@ def check(workload: ChtWorkload) -> None:
     if workload.chunks > MOST_CHUNKS:
         least = -(-workload.tokens // MOST_CHUNKS)
         raise ConfigError(f"must be at least {least} for so many tokens", field="--chunk-tokens")
-    if workload.chunks * workload.requests > MOST_HASHES:
-        most = MOST_HASHES // workload.chunks
+    if workload.chunks * workload.requests > SIZES.most_hashes:
+        most = SIZES.most_hashes // workload.chunks
         raise ConfigError(f"must be at most {most} of {workload.chunks} chunks", field="--requests")
 
 

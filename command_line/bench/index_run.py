@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from benchmarks.index import CHUNK_TOKENS, PROMPT_TOKENS, IndexFigures, measure_all
+from benchmarks.index import CHUNK_TOKENS, PROMPT_TOKENS, SIZES, IndexFigures, Sizes, measure_all
 from command_line.bench.foreign_cores import warn_of_foreign_cores
 from command_line.output import out, print_json, print_table
 from command_line.progress import progress_reports
@@ -11,9 +11,9 @@ from command_line.progress import progress_reports
 AIMS = {"placement_p50_us": 200, "placement_p99_us": 1000, "events_per_s": 200_000, "bytes_per_entry": 100}
 
 
-def bench_index(blocks: int, workers: int, seed: int, *, sweep: bool, as_json: bool) -> None:
+def bench_index(blocks: int, workers: int, seed: int, *, sweep: bool, as_json: bool, sizes: Sizes = SIZES) -> None:
     with progress_reports() as reports:
-        result = measure_all(blocks, workers, seed, reports, sweep=sweep)
+        result = measure_all(blocks, workers, seed, reports, sweep=sweep, sizes=sizes)
     if as_json:
         whole = asdict(result)
         print_json({**whole.pop("figures"), "aims": AIMS, **whole})

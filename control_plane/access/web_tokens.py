@@ -24,7 +24,6 @@ JWKS_FIELD = "security.jwt_jwks_file"
 _SKEW_S = 30.0
 _ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 _REQUIRED = ("exp", "iss", "aud", "sub")
-_MOST_KNOWN = 10_000
 _MOST_NAME_CHARACTERS = 128
 # Tokens that nobody knows yet, each of which takes some 100 us of the router's loop.
 _BURST = 200.0
@@ -59,18 +58,21 @@ def read_jwks(path: Path) -> dict[str, jwt.PyJWK]:
 
 
 class WebTokens:
-    """Of one router. keys: the issuer's, those that there are now. time_s: Unix time."""
+    """Of one router. keys: the issuer's, those that there are now. most_known: tokens that are remembered. time_s: Unix
+    time."""
 
     def __init__(
         self,
         keys: Callable[[], PublicKeys],
         rules: TokenRules,
         *,
+        most_known: int = 10_000,
         now_s: Callable[[], float] = monotonic_s,
         time_s: Callable[[], float] = unix_s,
     ) -> None:
         self._keys = keys
         self._rules = rules
+        self._most_known = most_known
         self._now_s = now_s
         self._time_s = time_s
         self._digest = KeyDigests()
@@ -112,7 +114,7 @@ class WebTokens:
             return None
         if identity is not None:
             self._known[self._digest(given)] = identity, str(key_id), float(claims["exp"]) + _SKEW_S
-            while len(self._known) > _MOST_KNOWN:
+            while len(self._known) > self._most_known:
                 self._known.popitem(last=False)
         return identity
 

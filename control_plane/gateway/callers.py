@@ -64,12 +64,18 @@ class Callers:
     path that was asked."""
 
     def __init__(
-        self, app: Any, client: AsyncClient, answer: Callable[[RachisError, str], JSONResponse], *, may_be_open: bool
+        self,
+        app: Any,
+        client: AsyncClient,
+        answer: Callable[[RachisError, str], JSONResponse],
+        *,
+        may_be_open: bool,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._app = app
         self._client = client
         self._answer = answer
-        self._identities = Identities(may_be_open=may_be_open)
+        self._identities = Identities(may_be_open=may_be_open, now_s=now_s)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # A connection's next request may begin in the context of the one before.
@@ -98,15 +104,16 @@ class Callers:
 class Identities:
     """By digest of a key, for a moment: who it is, or that it is nobody. A router is asked once at a time."""
 
-    def __init__(self, *, may_be_open: bool) -> None:
+    def __init__(self, *, may_be_open: bool, now_s: Callable[[], float] = monotonic_s) -> None:
         self._may_be_open = may_be_open
+        self._now_s = now_s
         self._digest = KeyDigests()
         self._found: OrderedDict[bytes, tuple[asyncio.Future[Identity], float]] = OrderedDict()
 
     async def of(self, key: str, client: AsyncClient) -> Identity:
         """Raises RachisError."""
         digest = self._digest(key)
-        now_s = monotonic_s()
+        now_s = self._now_s()
         found, until_s = self._found.get(digest, (None, 0.0))
         if found is None or now_s > until_s:
             found = asyncio.ensure_future(self._asked(client))

@@ -79,7 +79,7 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Call
     register_generate_api_routers(app)
     init_exception_handler(app)
     for kind in (RouterRefused, AccessRefused):
-        app.exception_handler(kind)(_refused)
+        app.exception_handler(kind)(refused)
     app.add_middleware(LateStatus, answer=refusal)
     init_entrypoints_middleware(args, app, TASKS)
     if callers is not None:
@@ -139,5 +139,5 @@ def refusal_of_router(error: RachisError, path: str) -> JSONResponse:
     return refusal(as_vllm_error(error), path)
 
 
-async def _refused(request: Any, error: RouterRefused | AccessRefused) -> JSONResponse:
+async def refused(request: Any, error: RouterRefused | AccessRefused) -> JSONResponse:
     return refusal(error, request.url.path)

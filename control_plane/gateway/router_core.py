@@ -140,7 +140,7 @@ class RouterEngine(AsyncLLM):
         # vLLM itself would drop it, for want of a collector of its own.
         SPAN.set(parsed((options.pop("trace_headers", None) or {}).get(TRACEPARENT, "")))
         try:
-            _refuse(prompt, sampling_params, options, parses_reasoning=self._parses_reasoning)
+            refuse(prompt, sampling_params, options, parses_reasoning=self._parses_reasoning)
             outputs = super().generate(prompt, sampling_params, request_id, **options)
             async with aclosing(outputs) as stream:
                 async for output in stream:
@@ -157,7 +157,7 @@ def _traced(client: AsyncClient) -> AsyncClient:
     return client.with_metadata([(TRACEPARENT, written(span))]) if span is not None else client
 
 
-def _refuse(prompt: Any, params: SamplingParams, options: dict[str, Any], *, parses_reasoning: bool) -> None:
+def refuse(prompt: Any, params: SamplingParams, options: dict[str, Any], *, parses_reasoning: bool) -> None:
     """Before anything is registered. Raises VLLMValidationError."""
     wire_sampling(params)
     # Where nobody has looked, as for plain completions, vLLM's engines wait for the end of a reasoning by themselves.

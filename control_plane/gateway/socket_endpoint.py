@@ -60,9 +60,9 @@ class SocketEndpoint:
         self.sessions = Outcomes()
 
     def attach(self, app: FastAPI) -> None:
-        app.router.routes.append(WebSocketRoute(PATH, self._connected))
+        app.router.routes.append(WebSocketRoute(PATH, self.connected))
 
-    async def _connected(self, socket: WebSocket) -> None:
+    async def connected(self, socket: WebSocket) -> None:
         if self.connections >= self._section.max_connections:
             await socket.send_denial_response(self._full())
             return

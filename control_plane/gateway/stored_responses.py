@@ -10,7 +10,7 @@ not answer costs nobody an answer: what cannot be stored is counted, and what is
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # How long Redis may take to answer.
 TIMEOUT_S = 1.0
-_PAUSE_S = 1.0
 _MIB = 1 << 20
 
 _ROOM = """
@@ -85,10 +84,22 @@ class StoreCounts:
 
 
 class StoredResponses:
-    """Of one service."""
+    """Of one service. timeout_s: how long Redis may take to answer. pause_s: for which it is not asked again."""
 
-    def __init__(self, redis: RedisClient, service_id: str, section: StoredResponsesSection) -> None:
+    def __init__(
+        self,
+        redis: RedisClient,
+        service_id: str,
+        section: StoredResponsesSection,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        pause_s: float = 1.0,
+        now_s: Callable[[], float] = monotonic_s,
+    ) -> None:
         self._redis: Any = redis
+        self._timeout_s = timeout_s
+        self._pause_s = pause_s
+        self._now_s = now_s
         self._section = section
         self._prefix = f"rachis:{{{service_id}}}:response:"
         self._keys = (f"rachis:{{{service_id}}}:response-order", f"rachis:{{{service_id}}}:response-sizes")
@@ -138,17 +149,17 @@ class StoredResponses:
         """Raises StoreAwayError: once Redis does not answer, nobody waits for it again for a while."""
         asking = asyncio.ensure_future(call)
         try:
-            if monotonic_s() < self._ask_again_s:
+            if self._now_s() < self._ask_again_s:
                 raise StoreAwayError
             # The client tries again by itself, for longer than anybody would wait.
-            await asyncio.wait({asking}, timeout=TIMEOUT_S)
+            await asyncio.wait({asking}, timeout=self._timeout_s)
             if not asking.done():
                 raise TimeoutError("no answer in time")
             answer = asking.result()
         except REDIS_DOWN as error:
             if not self._ask_again_s:
                 logger.warning("responses are answered and not stored: Redis does not answer (%s)", error)
-            self._ask_again_s = monotonic_s() + _PAUSE_S
+            self._ask_again_s = self._now_s() + self._pause_s
             raise StoreAwayError from error
         finally:
             asking.cancel()

@@ -110,6 +110,11 @@ class Admission:
         started_s = self._now_s()
         return Slot(lambda: self._given_back(claimant, started_s))
 
+    def check_invariants(self) -> None:
+        tenants = {*self._running, *(each.tenant for each in self._waiting)}
+        assert self._turns.keys() <= tenants, "somebody is remembered who has nothing here"
+        assert 0 <= self._best_effort <= self.in_flight, "best effort is miscounted"
+
     def retry_after_ms(self) -> int:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight
         return round(min(max(expected_s * 1000, 100), 30_000))

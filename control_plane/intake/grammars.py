@@ -21,9 +21,6 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import InvalidInputError, OverloadedError, UnavailableError
 from control_plane.intake.validation import STRUCTURED_KINDS
 
-_MOST_KNOWN = 4096
-# Grammars that are compiled, or wait for that.
-_MOST_WAITING = 64
 _RETRY_AFTER_MS = 2000
 # The process loads vLLM and a tokenizer: on a busy machine that takes a while.
 _START_TIMEOUT_S = 120.0
@@ -46,12 +43,25 @@ StartCompiler = Callable[[wire.ModelInfo], Awaitable[GrammarCompiler]]
 
 
 class Grammars:
-    """timeout_s: for one grammar. wait_s: how long a request waits for its grammar's turn, and for the process."""
+    """timeout_s: for one grammar. wait_s: how long a request waits for its grammar's turn, and for the process.
 
-    def __init__(self, start: StartCompiler, *, timeout_s: float, wait_s: float) -> None:
+    most_known: grammars that are remembered. most_waiting: grammars that are compiled, or wait for that.
+    """
+
+    def __init__(
+        self,
+        start: StartCompiler,
+        *,
+        timeout_s: float,
+        wait_s: float,
+        most_known: int = 4096,
+        most_waiting: int = 64,
+    ) -> None:
         self._start = start
         self._timeout_s = timeout_s
         self._wait_s = wait_s
+        self._most_known = most_known
+        self._most_waiting = most_waiting
         self._known: OrderedDict[bytes, str] = OrderedDict()
         self._running: dict[bytes, asyncio.Task[str]] = {}
         self._turn = asyncio.Lock()
@@ -83,7 +93,7 @@ class Grammars:
     async def _found(self, key: bytes, wanted: generation.StructuredOutputs, model: wire.ModelInfo) -> str:
         task = self._running.get(key)
         if task is None:
-            if len(self._running) >= _MOST_WAITING:
+            if len(self._running) >= self._most_waiting:
                 raise OverloadedError(
                     f"{len(self._running)} grammars are compiled or wait for it, more are not taken",
                     retry_after_ms=_RETRY_AFTER_MS,
@@ -116,7 +126,7 @@ class Grammars:
                     problem = "takes more memory to compile than router.grammar_memory_mib"
                     await self._end_compiler()
             self._known[key] = problem
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > self._most_known:
                 self._known.popitem(last=False)
             return problem
 

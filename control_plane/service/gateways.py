@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster_configs.schema import GATEWAY_SECURITY, GatewaySection, SecuritySection
@@ -18,11 +19,19 @@ from control_plane.service import child_process
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 10.0
-# One that ends sooner after its start is started again later each time.
-_LIVED_S = 60.0
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
 _MOST_LOG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Before one that has ended is started again: later each time, until one has lived for long enough."""
+
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    lived_s: float = 60.0
+
+
+PAUSES = Pauses()
 
 
 class Gateways:
@@ -37,12 +46,14 @@ class Gateways:
         *,
         redis_url: str = "",
         security: SecuritySection | None = None,
+        pauses: Pauses = PAUSES,
     ) -> None:
         """command: what is run, with options behind it; a test has another. redis_url: where they store responses."""
         self._section = section
         self._router = router
         self._folder = folder
         self._redis_url = redis_url
+        self._pauses = pauses
         self._settings = (*_settings(section), *_security_settings(security or SecuritySection()))
         self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
         self._up = [asyncio.Event() for _ in range(section.processes)]
@@ -83,18 +94,19 @@ class Gateways:
         await asyncio.gather(*(child_process.end(each, _STOP_TIMEOUT_S) for each in self._processes.values()))
 
     async def _keep(self, number: int, port: int) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pauses = self._pauses
+        pause_s = pauses.first_s
         while True:
             began_s = monotonic_s()
             status = await self._run(number, port)
-            if monotonic_s() - began_s > _LIVED_S:
-                pause_s = _FIRST_PAUSE_S
+            if monotonic_s() - began_s > pauses.lived_s:
+                pause_s = pauses.first_s
             logger.warning(
                 "gateway %d ended with %d, see %s; it is started again in %g s",
                 number, status, self._log(number), pause_s,
             )  # fmt: skip
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, pauses.longest_s)
 
     async def _run(self, number: int, port: int) -> int:
         """One start, to its end."""

@@ -9,25 +9,24 @@ from collections.abc import Sequence
 import torch
 
 _WORD = 8
-# So many bytes of blocks are multiplied at once.
-_AT_ONCE_BYTES = 1 << 24
 _MIX = 0x2545F4914F6CDD1D
 _STEP = 0x1E3779B97F4A7C15
 
 
 class BlockChecksums:
     """Of one worker's device memory. views: int8 tensors of shape (blocks, bytes of one block), one for each layer's
-    memory."""
+    memory. at_once_bytes: of blocks that are multiplied at once."""
 
-    def __init__(self, views: Sequence[torch.Tensor]) -> None:
+    def __init__(self, views: Sequence[torch.Tensor], at_once_bytes: int = 1 << 24) -> None:
         self._views = views
+        self._at_once_bytes = at_once_bytes
         self._weights = {view.shape[1]: _weights(-(-view.shape[1] // _WORD), view.device) for view in views}
 
     def of(self, block_ids: Sequence[int]) -> list[int]:
         """One signed 64-bit number for each block."""
         sums: list[int] = []
         widest = max((view.shape[1] for view in self._views), default=1)
-        step = max(1, _AT_ONCE_BYTES // widest)
+        step = max(1, self._at_once_bytes // widest)
         for first in range(0, len(block_ids), step):
             sums += self._of_some(block_ids[first : first + step])
         return sums

@@ -40,7 +40,7 @@ class HostSwapping(_Connector):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._swap_config = kv_cache_config
-        self._host_slots = _slots(vllm_config, kv_cache_config)
+        self._host_slots = slots_of(vllm_config, kv_cache_config)
         self._host_pool: HostPool | None = None
         block_size = vllm_config.cache_config.block_size
         slots = BlockReferences(self._host_slots)
@@ -102,7 +102,7 @@ class HostSwapping(_Connector):
             self._host_pool.carry_out(getattr(kv_connector_metadata, COPIES))
 
 
-def _slots(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+def slots_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
     transfer = vllm_config.kv_transfer_config
     assert transfer is not None
     if not vllm_private.has_one_full_attention_group(kv_cache_config):

@@ -39,6 +39,10 @@ class EvictionOrder:
         self._sequence = count()
         self._epoch = policy.epoch
 
+    def __len__(self) -> int:
+        """Entries, with those that mean nothing any more."""
+        return self._entries
+
     def became_leaf(self, node: Node) -> None:
         """To be called for every run that may be a leaf of the tier now."""
         if self._may_leave(node):
@@ -92,6 +96,10 @@ class EvictionOrder:
         ids = node.ids[self._tier]
         assert ids is not None
         return next((index for index, each in enumerate(reversed(ids)) if self._is_referenced(each)), len(ids))
+
+    def check_invariants(self) -> None:
+        assert self._entries == sum(map(len, self._heaps.values())), "entries are miscounted"
+        assert self._entries <= 4 * self._tree.nodes + 65 + len(self._queued), "entries pile up"
 
     def _may_leave(self, node: Node) -> bool:
         ids = node.ids[self._tier]

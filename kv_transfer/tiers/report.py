@@ -46,8 +46,11 @@ def tier_report(tiers: PrefixTiers, block_bytes: int, device_capacity_blocks: in
     )
 
 
-def hottest_prefixes(tiers: PrefixTiers, block_size: int, at_most: int) -> list[HotPrefix]:
-    """Of the runs of the tree those that the policy would give up last, first. block_size: tokens of a block."""
+def hottest_prefixes(tiers: PrefixTiers, block_size: int, at_most: int, most_runs: int = MOST_RUNS) -> list[HotPrefix]:
+    """Of the runs of the tree those that the policy would give up last, first. block_size: tokens of a block.
+
+    most_runs: that are looked at.
+    """
     policy, tracker = tiers.policy, tiers.tracker
     turn = {group: index for index, group in enumerate(policy.groups())}
 
@@ -55,7 +58,7 @@ def hottest_prefixes(tiers: PrefixTiers, block_size: int, at_most: int) -> list[
         last = node.hashes[-1]
         return turn[policy.group(last)], policy.priority(last, len(node.hashes))
 
-    found = heapq.nlargest(at_most, islice(_parents_first(tiers.tree), MOST_RUNS), key=place)
+    found = heapq.nlargest(at_most, islice(_parents_first(tiers.tree), most_runs), key=place)
     return [
         HotPrefix(
             hash=_short(node.hashes[0]),

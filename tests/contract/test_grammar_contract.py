@@ -91,6 +91,7 @@ async def test_every_kind_is_compiled_or_refused_and_the_process_goes_on() -> No
 async def test_one_that_explodes_takes_no_more_than_it_may(kind: str) -> None:
     """It is refused, or ends the process, or is ended with it: what it takes until then is bounded by the kernel."""
     made = await process()
+    # The kernel tells the memory of a process by its id, which is nobody else's business.
     pid = made._process.pid
     try:
         async with asyncio.timeout(20):

@@ -303,6 +303,7 @@ async def _awaited(call: Any) -> Any:
 
 
 async def test_a_port_that_is_taken_cannot_be_bound(service: Service) -> None:
+    # Only the simulated channel knows its address; a real one is skipped.
     place = service.channel._address if hasattr(service.channel, "_address") else None
     if place is None:
         pytest.skip("tests/pure/protos/test_wire.py asks it of real gRPC")

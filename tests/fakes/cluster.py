@@ -258,7 +258,10 @@ async def _compiler(folder: str, vocabulary_size: int, memory_mib: int) -> FakeG
 
 @asynccontextmanager
 async def running_cluster(
-    actors: Actors | None = None, timing: RouterTiming = ROUTER_TIMING, **flags: Any
+    actors: Actors | None = None,
+    timing: RouterTiming = ROUTER_TIMING,
+    tokenizer: type[Tokenizer] = BytesTokenizer,
+    **flags: Any,
 ) -> AsyncIterator[Cluster]:
     """A router without workers; on the way out it must be idle, every request counted in one outcome."""
     settings = {
@@ -277,7 +280,7 @@ async def running_cluster(
     ports = RouterPorts(
         redis=lambda timeout_s: cast(RedisClient, registry),
         actors=actors,
-        tokenizer=BytesTokenizer,
+        tokenizer=tokenizer,
         grammar_compiler=_compiler,
         rng=FirstOfEquals,
     )

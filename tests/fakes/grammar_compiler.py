@@ -54,8 +54,8 @@ class Compilers:
         return [each for compiler in self.made for each in compiler.given]
 
 
-def checking(compilers: Compilers, *, timeout_s: float = 60.0, wait_s: float = 60.0) -> Grammars:
-    return Grammars(compilers.start, timeout_s=timeout_s, wait_s=wait_s)
+def checking(compilers: Compilers, *, timeout_s: float = 60.0, wait_s: float = 60.0, **limits: int) -> Grammars:
+    return Grammars(compilers.start, timeout_s=timeout_s, wait_s=wait_s, **limits)
 
 
 def regex(text: str) -> generation.SamplingParams:

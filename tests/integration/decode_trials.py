@@ -35,12 +35,14 @@ class Engine:
         self.engine = LLMEngine.from_engine_args(engine_args(settings))
         self.scheduler: Any = vllm_private.scheduler_of(self.engine)
         self.preempted = 0
+        # vLLM's method, which every preemption goes through.
         preempt = self.scheduler._preempt_request
 
         def counted(*arguments: Any, **named: Any) -> None:
             self.preempted += 1
             preempt(*arguments, **named)
 
+        # The counting one, in its place.
         self.scheduler._preempt_request = counted
 
     def add(self, job: EngineJob) -> str:

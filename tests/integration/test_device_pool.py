@@ -20,6 +20,7 @@ from kv_transfer.tiers import device_pool
 from kv_transfer.tiers.device_pool import TieredBlockPool, TieredFreeQueue, take_over
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import POLICIES, TierSettings, make_tiers
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 pytestmark = pytest.mark.integration
@@ -197,7 +198,7 @@ def _publishes_twice(self: TieredBlockPool, block_hash: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "planted"),
+    ("owner", "name", "wrong"),
     [
         (TieredBlockPool, "_remove_cached_block_hashes", _forgets_to_tell),
         (TieredFreeQueue, "remove", _still_counts_what_is_taken),
@@ -206,7 +207,7 @@ def _publishes_twice(self: TieredBlockPool, block_hash: Any) -> bool:
     ],
 )
 def test_machine_sees_planted_bugs(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, planted: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(owner, name, planted)
+    planted(monkeypatch, owner, name, wrong)
     expect_noticed(PoolMachine)

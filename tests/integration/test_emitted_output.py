@@ -7,13 +7,11 @@ that are planted.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 from typing import Any
-from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -22,6 +20,7 @@ from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec, StructuredOutputs
 from cluster_core.errors import InvalidInputError
 from tests.contract.conftest import outputs_of, text_of, tokens_of, vllm_engine
+from tests.integration.planted_output import PLANTED
 from tests.structured.cases import byte_ids
 from worker_runtime.engine_settings import EngineRole
 
@@ -149,53 +148,7 @@ async def test_an_answer_that_goes_on_is_that_of_one_go(engine: Engine) -> None:
     assert await differences(engine, [drawn(rng) for _ in range(TRIALS)]) == []
 
 
-@contextmanager
-def _no_draws() -> Iterator[None]:
-    with mock.patch("kv_transfer.handoff.emitted_output._advance", lambda generator, draws, vocabulary: None):
-        yield
-
-
-@contextmanager
-def _one_draw_too_many() -> Iterator[None]:
-    from kv_transfer.handoff import emitted_output
-
-    advance = emitted_output._advance
-    with mock.patch.object(
-        emitted_output, "_advance", lambda generator, draws, size: advance(generator, draws + 1, size)
-    ):
-        yield
-
-
-@contextmanager
-def _rows_without_output() -> Iterator[None]:
-    """The scheduler knows of the output, the model runner does not."""
-    with mock.patch("kv_transfer.handoff.emitted_output.EmittedRows.add_request", _plain_add_request):
-        yield
-
-
-def _plain_add_request(self: Any, request: Any) -> int:
-    from vllm.v1.worker.gpu_input_batch import InputBatch
-
-    row: int = InputBatch.add_request(self, request)
-    return row
-
-
-@contextmanager
-def _grammar_at_its_root() -> Iterator[None]:
-    with mock.patch("kv_transfer.handoff.emitted_output.EmittedOutput._follows", lambda self, request: True):
-        yield
-
-
-@contextmanager
-def _front_end_from_the_start() -> Iterator[None]:
-    with mock.patch("kv_transfer.handoff.emitted_output.feed_front_end", lambda engine, name, emitted: None):
-        yield
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [_no_draws, _one_draw_too_many, _rows_without_output, _grammar_at_its_root, _front_end_from_the_start],
-)
+@pytest.mark.parametrize("planted", PLANTED)
 async def test_a_planted_bug_is_found(engine: Engine, planted: Any) -> None:
     rng = Random(16_384)
     with planted():

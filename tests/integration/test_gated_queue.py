@@ -13,6 +13,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import Request
 
 from decode_worker.gated_queue import GatedQueue
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 pytestmark = pytest.mark.integration
@@ -120,10 +121,10 @@ TestGatedQueue.settings = settings(max_examples=100, stateful_step_count=40, dea
 
 def test_a_gate_that_opens_when_all_shown_are_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     is_true = GatedQueue.__bool__
-    monkeypatch.setattr(GatedQueue, "__bool__", lambda self: is_true(self) or self._shown == [])
+    planted(monkeypatch, GatedQueue, "__bool__", lambda self: is_true(self) or self._shown == [])
     expect_noticed(GatedQueueMachine)
 
 
 def test_a_gate_in_the_wrong_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GatedQueue, "close", lambda self, shown: setattr(self, "_shown", list(shown)))
+    planted(monkeypatch, GatedQueue, "close", lambda self, shown: setattr(self, "_shown", list(shown)))
     expect_noticed(GatedQueueMachine)

@@ -184,6 +184,7 @@ async def answered(router: Router, **sampling: Any) -> tuple[list[EngineCoreOutp
     cached: list[int] = []
     failures: list[Exception] = []
     params = SamplingParams(max_tokens=9, **sampling)
+    # vLLM sets this field, from the model's files.
     params._eos_token_id = 3
     request = SimpleNamespace(
         request_id="r",
@@ -300,5 +301,5 @@ def test_a_grammar_that_vllm_would_not_begin_yet_is_refused(
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
     with pytest.raises(VLLMValidationError) if is_refused else nullcontext():
         # Reached over HTTP only with a parser that the model's vocabulary has the words for.
-        router_core._refuse({"type": "token"}, params, options, parses_reasoning=parses)
-    router_core._refuse({"type": "token"}, SamplingParams(), options, parses_reasoning=parses)
+        router_core.refuse({"type": "token"}, params, options, parses_reasoning=parses)
+    router_core.refuse({"type": "token"}, SamplingParams(), options, parses_reasoning=parses)

@@ -79,13 +79,17 @@ async def test_a_copy_that_raises_is_reported_and_the_next_one_runs() -> None:
 
 
 async def test_a_copy_that_takes_long_is_not_waited_for() -> None:
-    may_end, pool = threading.Event(), HostPool(device_tensors(), SLOTS)
-    with mock.patch.object(pool, "carry_out", lambda copies: may_end.wait(10)):
-        worker = CopyWorker(pool)
-        worker.begin([out(1, (0, 0))])
-        assert worker.report() is None
-        may_end.set()
-        assert (await reported(worker, 1)).ended == {1: 1}
+    may_end = threading.Event()
+
+    class Slow(HostPool):
+        def carry_out(self, copies: SwapCopies) -> None:
+            may_end.wait(10)
+
+    worker = CopyWorker(Slow(device_tensors(), SLOTS))
+    worker.begin([out(1, (0, 0))])
+    assert worker.report() is None
+    may_end.set()
+    assert (await reported(worker, 1)).ended == {1: 1}
     worker.close()
 
 
@@ -186,5 +190,6 @@ def test_host_memory_too_small_for_one_block_is_refused_with_both_sizes() -> Non
 def slots_of(extra: dict[str, float]) -> int:
     transfer = SimpleNamespace(get_from_extra_config=extra.get)
     caches = SimpleNamespace(num_blocks=16, kv_cache_tensors=[SimpleNamespace(size=16 * 300)])
+    # A vLLM config of one attention group takes a model to make; this test is about sizes.
     with mock.patch.object(vllm_private, "has_one_full_attention_group", lambda config: True):
-        return host_swap._slots(SimpleNamespace(kv_transfer_config=transfer), caches)
+        return host_swap.slots_of(SimpleNamespace(kv_transfer_config=transfer), caches)

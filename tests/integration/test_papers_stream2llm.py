@@ -25,6 +25,7 @@ def _spec(mode: str = "append", sessions: int = 60, rate_per_s: float = 4.0, **f
 def test_each_published_number_has_a_cell(paper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.papers.stream2llm_replay import Run
 
+    # This test is about the cells; replaying all traces takes hours.
     monkeypatch.setattr(paper, "_replayed", lambda trace, variant: Run([1.0], 4, 1, 0.5))
     told: list[str] = []
     cells = paper.run(told.append, quick=False)

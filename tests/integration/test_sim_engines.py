@@ -43,6 +43,7 @@ def test_steps_taken_at_once_are_those_taken_one_by_one(make_vllm: Make, blocks:
 def test_a_leap_saves_the_scheduler_steps(make_vllm: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = make_vllm()
     counted = 0
+    # How often vLLM's scheduler runs is visible nowhere else.
     schedule = engine._scheduler.schedule
 
     def counting() -> Any:
@@ -50,6 +51,7 @@ def test_a_leap_saves_the_scheduler_steps(make_vllm: Make, monkeypatch: pytest.M
         counted += 1
         return schedule()
 
+    # The counting one, in its place.
     monkeypatch.setattr(engine._scheduler, "schedule", counting)
     engine.add(job(1, 64, 161), 0.0)
     drain(engine)
@@ -107,6 +109,7 @@ def test_a_miscounted_block_is_noticed() -> None:
     engine: Any = on_vllm("plain")()
     engine.add(job(1, 100, 1, hand_off=True), 0.0)
     drain(engine)
+    # Planted: a block of vLLM's pool is taken and not counted.
     engine._scheduler.kv_cache_manager.block_pool.get_new_blocks(1)
     with pytest.raises(AssertionError):
         engine.check_invariants()

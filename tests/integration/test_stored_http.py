@@ -118,7 +118,7 @@ async def test_while_redis_is_away_answers_come_and_what_is_stored_is_refused_fo
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_the_routes(is_away: bool) -> None:
     app, store = FastAPI(), Store(is_away=is_away)
-    app.exception_handler(RouterRefused)(front._refused)
+    app.exception_handler(RouterRefused)(front.refused)
     StoredRoutes(cast(Any, store)).attach(app)
     store.records["resp_1"] = Record("resp_1", (), {"id": "resp_1"})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:

@@ -126,6 +126,7 @@ def test_a_large_request_is_not_kept_out_for_ever_by_small_ones_whose_blocks_are
         engine.turn()
         for ended in [each for each in leases if each[0] <= now]:
             leases.remove(ended)
+            # vLLM's method, as when the connector says that a lease has ended.
             scheduler._free_blocks(ended[1])
 
     assert len(engine.answers["large"]) == 1
@@ -175,6 +176,7 @@ def test_a_session_counts_as_cached_only_what_it_had_not_computed_itself(clock: 
     assert scheduler.session_cached_tokens("found") == 304
     scheduler.replace_prompt("found", numbered(1, 40))
     assert scheduler.session_cached_tokens("found") == 39
+    # The session is preempted in this step, though there is room.
     scheduler._preempt_left_out(scheduler.requests["new"], 0.0)
     scheduler.extend_prompt("new", [1, 2, 3])
     for _ in range(10):

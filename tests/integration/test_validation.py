@@ -12,6 +12,7 @@ from benchmarks.validation.simulated import EngineKind, costs_of, simulated, wor
 from benchmarks.validation.software import Software
 from cluster_configs import loading
 from tests.fakes.measured_cluster import CONFIG, HOP_S, cluster, decode_s, gap_s, measured, model_file, prefill_s
+from tests.planting import planted
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +48,7 @@ def test_workers_that_share_cores_slow_each_other_down(tmp_path: Path) -> None:
 
 def test_no_load_check_notices_a_hop_that_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
-    monkeypatch.setattr(validation_model, "hop_s", lambda found: 0.0)
+    planted(monkeypatch, validation_model, "hop_s", lambda found: 0.0)
     with pytest.raises(AssertionError):
         test_request_at_no_load_is_predicted_as_it_was_measured(tmp_path, 256)
 

@@ -125,8 +125,10 @@ def round_trip(engine: Engine) -> dict[str, Any]:
 def idle(engine: Engine) -> dict[str, Any]:
     """An engine that has nothing else to do goes on copying, however few blocks may be on their way at once."""
     host_tier = engine.scheduler.connector.host_tier
+    # All trials share an engine, which got its budget when it started.
     with mock.patch.object(host_tier, "_budget", 2):
         engine.answer(tokens(310, 71), 1)
+    # Offers that wait are visible only after they are copied.
     return {"in_host": len(engine.tiers.host_slots_of(engine.hashes, 0, 9)), "waiting": len(host_tier._offers)}
 
 
@@ -163,6 +165,7 @@ def failing_copies(engine: Engine) -> dict[str, Any]:
         carry_out(self, copies)
 
     failed, copied = engine.tiers.counters.copies_failed, engine.tiers.counters.copied_out
+    # The engine makes its own pool; here its copies fail.
     with mock.patch.object(HostPool, "carry_out", raise_in_background):
         answers = [engine.answer(prompt) for _ in range(3)]
     counters = engine.tiers.counters
@@ -190,6 +193,7 @@ def aborts(engine: Engine) -> dict[str, Any]:
 
 def _frequencies(engine: Engine) -> dict[Any, int]:
     tracker = engine.tiers.tracker
+    # The tracker lists its blocks to nobody; the test compares those of all tenants.
     return {each: tracker.hotness(each).frequency for each in list(tracker._near)}
 
 

@@ -165,6 +165,7 @@ def _run(name: str, url: str, engine: EngineSection, handoff: HandoffSection, en
 
     role = EngineRole(name.partition("-")[0])
     skewed = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() + CLOCK_AHEAD_S[name] * 10**9})
+    # As on a host whose clock is wrong: the clock is read in this one module.
     mock.patch.object(clock, "time", skewed).start()
     settings = EngineSettings(ModelSection(), engine, handoff, role)
     service = PrefillService if role is EngineRole.PREFILL else DecodeService

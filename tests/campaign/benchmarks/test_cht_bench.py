@@ -6,23 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.cht import play as cht_play
-from benchmarks.cht import speed as cht_speed
 from benchmarks.cht.play import BATCH_REQUESTS, OPERATIONS, Costs, Play, best_of, play_all
 from benchmarks.cht.published_hash_tree import PublishedHashTree
-from benchmarks.cht.speed import bytes_per_waiting_request, largest_to_smallest
+from benchmarks.cht.speed import Sizes, bytes_per_waiting_request, largest_to_smallest
 from benchmarks.cht.workload import ChtWorkload, block_hash_lists, computed, reused, token_lists
 from cluster_core.errors import ConfigError
 from command_line.bench import cht_run
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
-from tests.command import rachis
+from tests.command import handed_over, rachis
 
 SMALL = ChtWorkload(requests=200, tokens=640, groups=3, chunk_tokens=64)
+HUNDRED = ChtWorkload(requests=100, tokens=640)
 
 
 class CountingTree(ChunkedHashTree):
@@ -60,21 +60,18 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes, each measured once."""
-    for name, value in {"WAITING": (20, 40), "REPEATS": 2, "WAITING_REPEATS": 1, "_LEAST_TURNS": 1}.items():
-        monkeypatch.setattr(cht_speed, name, value)
+QUICK = Sizes(waiting=(20, 40), repeats=2, waiting_repeats=1, least_turns=1)
 
 
 def bench(*arguments: object) -> Any:
     return rachis("bench", "cht", *arguments)
 
 
-def printed(*arguments: object) -> dict[str, Any]:
-    result = bench("--requests", 100, "--tokens", 640, *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+def printed(
+    capsys: pytest.CaptureFixture[str], workload: ChtWorkload = HUNDRED, sizes: Sizes = QUICK
+) -> dict[str, Any]:
+    cht_run.bench_cht(workload, None, as_json=True, sizes=sizes)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
 
@@ -145,11 +142,10 @@ def test_both_trees_go_the_same_way() -> None:
         assert min(costs.figures().values()) > 0
 
 
-def test_means_are_over_the_calls_of_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_are_over_the_calls_of_each_operation() -> None:
     now_s = iter(float(second) for second in range(10**6))
-    monkeypatch.setattr(cht_play, "monotonic_s", lambda: next(now_s))
     workload = replace(SMALL, finds=4.0)
-    costs = play_all(ChunkedHashTree(), reused(workload), workload)
+    costs = play_all(ChunkedHashTree(), reused(workload), workload, lambda: next(now_s))
     # A second passes between two looks at the clock; finds are timed in twos.
     assert costs == Costs(1e9, 0.5e9, 1e9, 1e9, finds=4.0, longest_ms=1e3)
     assert costs.per_request_us == 5e6
@@ -176,8 +172,8 @@ def test_computed_hashes_are_counted_as_memory_of_the_tree() -> None:
 # The command.
 
 
-def test_json_has_the_operations_at_its_top_and_what_they_are_compared_with(quick: None) -> None:
-    found = printed("--groups", 4, "--finds", 2)
+def test_json_has_the_operations_at_its_top_and_what_they_are_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, replace(HUNDRED, groups=4, finds=2.0))
     columns = [*(f"{name}_ns" for name in OPERATIONS), "per_request_us"]
     for figures in (found, found["reused"], found["published"], *found["by_waiting"]):
         assert all(figures[name] > 0 for name in columns)
@@ -202,25 +198,22 @@ def test_json_has_the_operations_at_its_top_and_what_they_are_compared_with(quic
     assert gc.isenabled()
 
 
-def test_the_papers_request_is_239_us_with_its_finds(quick: None) -> None:
-    assert printed()["paper"]["per_request_us"] == pytest.approx(239, abs=0.1)
+def test_the_papers_request_is_239_us_with_its_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys)["paper"]["per_request_us"] == pytest.approx(239, abs=0.1)
 
 
-def test_sizes_that_do_not_fit_are_left_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cht_speed, "MOST_HASHES", 10 * 30)
-    monkeypatch.setattr(cht_speed, "_MOST_PUBLISHED_HASHES", 10 * 50)
-    monkeypatch.setattr(cht_speed, "_MOST_ORDERED_TOKENS", 640 * 25)
-    found = printed()
+def test_sizes_that_do_not_fit_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    few = replace(QUICK, most_hashes=10 * 30, most_published_hashes=10 * 50, most_ordered_tokens=640 * 25)
+    found = printed(capsys, sizes=few)
     assert [row["waiting"] for row in found["by_waiting"]] == [20]
     assert found["waiting_left_out"] == [40]
     assert found["published"]["requests"] == 50
     assert found["orders"]["waiting"] == 25
 
 
-def test_people_get_tables_of_eighty_columns(quick: None) -> None:
-    result = bench("--requests", 100, "--tokens", 640)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+def test_people_get_tables_of_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    cht_run.bench_cht(HUNDRED, None, as_json=False, sizes=QUICK)
+    lines = capsys.readouterr().out.splitlines()
     assert all(len(each) <= 80 for each in lines), max(lines, key=len)
     for name in (*OPERATIONS, "largest / smallest", "longest prefix match"):
         assert any(each.startswith(name) for each in lines)
@@ -243,10 +236,20 @@ def test_people_get_tables_of_eighty_columns(quick: None) -> None:
 def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, arguments: list[object], said: str
 ) -> None:
-    monkeypatch.setattr(cht_run, "measure", lambda *_: pytest.fail("measured"))
+    measured = handed_over(monkeypatch, cht_run, "measure")
     refused = bench(*arguments).exception
     assert isinstance(refused, ConfigError)
-    assert said in str(refused)
+    assert said in str(refused) and not measured
+
+
+def test_options_say_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = handed_over(monkeypatch, cht_run, "bench_cht")
+    assert bench("--requests", 100, "--tokens", 640, "--groups", 4, "--finds", 2, "--seed", 7, "--json").exit_code == 0
+    assert bench("--chunk-tokens", 128, "--plot", "costs.png").exit_code == 0
+    assert measured == [
+        (replace(HUNDRED, groups=4, finds=2.0, seed=7), None, {"as_json": True}),
+        (ChtWorkload(chunk_tokens=128), Path("costs.png"), {"as_json": False}),
+    ]
 
 
 @pytest.mark.parametrize(

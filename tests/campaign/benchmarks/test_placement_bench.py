@@ -120,6 +120,7 @@ def test_last_token_is_computed_even_of_a_prompt_that_is_cached_whole() -> None:
 def test_a_worker_claims_what_has_come_and_what_has_left() -> None:
     world = PlacementWorld("round_robin", cluster(device_blocks=4, host_blocks=10), 5)
     claims = []
+    # The index applies a claim after a delay: the test sees what a worker sends.
     world.router.claimed = lambda number, change: claims.append(change)  # type: ignore[method-assign]
     world.run([prompt(0, 0.0, 20, [1, 2]), prompt(1, 50.0, 30, [7, 8, 9])], lambda steps: None)
     world.engines[0].check_invariants()

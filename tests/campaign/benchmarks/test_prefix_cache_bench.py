@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.prefix_cache import comparison
 from benchmarks.prefix_cache.comparison import (
     BASELINE,
     OPTIMUM,
@@ -23,7 +24,7 @@ from benchmarks.token_sizes import parse_tokens
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import MOONCAKE_BLOCK_TOKENS, Trace
-from tests.command import rachis
+from tests.command import handed_over, rachis
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
 # Blocks of each prompt. With room for two, lru has lost block 2 each time when it is asked for again.
@@ -259,12 +260,12 @@ def test_numbers_out_of_range_are_refused(trace: Path, option: str, value: str) 
 def test_a_trace_that_cannot_be_is_refused_with_line_and_field_before_any_replay(
     trace: Path, monkeypatch: pytest.MonkeyPatch, bad: str, said: str
 ) -> None:
-    monkeypatch.setattr("benchmarks.prefix_cache.comparison.replay", lambda *_: pytest.fail("replayed"))
+    replayed = handed_over(monkeypatch, comparison, "replay")
     with trace.open("a") as file:
         file.write(bad)
     refused = bench("--trace", trace, "--device-tokens", "2k").exception
     assert isinstance(refused, InvalidInputError)
-    assert said in str(refused)
+    assert said in str(refused) and not replayed
 
 
 def test_every_recipe_is_a_policy_of_the_command() -> None:

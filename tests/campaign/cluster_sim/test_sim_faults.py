@@ -21,6 +21,7 @@ from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
 from tests.examples import seeds
 from tests.fakes.sim_world import BLOCK, Costs, run
+from tests.planting import planted
 
 
 def drawn(seed: int) -> tuple[World, Sequence[SimRequest]]:
@@ -97,7 +98,7 @@ PLANTS: dict[str, tuple[object, str, object]] = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_noticed(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, broken = PLANTS[plant]
-    monkeypatch.setattr(owner, name, broken)
+    planted(monkeypatch, owner, name, broken)
     with pytest.raises(AssertionError):
         for seed in range(25):
             check(seed)

@@ -12,14 +12,16 @@ from unittest import mock
 
 from rachis.lost_routers import Received
 
+from cluster_core.clock import ClusterClock
 from cluster_core.errors import RachisError
 from cluster_wire import calls
-from control_plane.dispatch import journey
+from control_plane.dispatch import journey, worker_calls
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import Journey
 from control_plane.dispatch.journey_steps import Emit, Prefilled, Stage
 from control_plane.dispatch.poison import PoisonMemory
-from control_plane.fleet.worker_client import DecodeCall
+from control_plane.fleet.load_sharing import LoadSharing
+from control_plane.fleet.worker_client import DecodeCall, WorkerLostError
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.model.job import Job
 from control_plane.placement.flight import Flight
@@ -194,6 +196,25 @@ def _a_resumed_session_has_an_old_revision() -> AbstractContextManager[Any]:
     return mock.patch.object(Client, "_told", without_the_last_input)
 
 
+def second_tries_go_anywhere() -> AbstractContextManager[Any]:
+    """Also to workers that seem to hang."""
+    return mock.patch.object(WorkerProbes, "doubtful", lambda _probes: frozenset())
+
+
+def hanging_counts_as_an_attempt() -> AbstractContextManager[Any]:
+    no_error = type("NoError", (WorkerLostError,), {})
+    return mock.patch.object(worker_calls, "WorkerStalledError", no_error)
+
+
+def clocks_are_not_compared() -> AbstractContextManager[Any]:
+    return mock.patch.object(ClusterClock, "measured", lambda *_: None)
+
+
+def routers_do_not_tell_each_other() -> AbstractContextManager[Any]:
+    return mock.patch.object(LoadSharing, "follow", lambda self: asyncio.Event().wait())
+
+
+# What a seed finds; those above take plays of their own.
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "release does not wait for pulls": _release_does_not_wait_for_pulls,
     "leased blocks are freed early": _leased_blocks_are_freed_early,

@@ -7,25 +7,24 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from cluster_core.clock import ClusterClock
 from cluster_core.errors import InvalidInputError
-from control_plane.dispatch import worker_calls
-from control_plane.fleet.worker_client import WorkerLostError
-from control_plane.fleet.worker_probes import WorkerProbes
 from fault_sim.__main__ import main
 from fault_sim.campaign import reduced, search
 from fault_sim.drawing import FAULTS, ROUTERS_LOST, drawn
 from fault_sim.plan import Plan, decode, encode
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
-from tests.campaign.fault_sim.planted import PLANTED
+from tests.campaign.fault_sim.planted import (
+    PLANTED,
+    clocks_are_not_compared,
+    hanging_counts_as_an_attempt,
+    second_tries_go_anywhere,
+)
 from tests.examples import seeds
 
 RUNS = seeds(200, few=8)
@@ -86,17 +85,11 @@ def test_two_workers_that_hang_fail_no_request() -> None:
     """Two of three hang, and on both of them somebody waits: a plan that was found and shrunk. A second try avoids what
     seems to hang, and a worker that hangs is no attempt: either is enough."""
     plan = decode((Path(__file__).parent / "two_that_hang.json").read_text())
-    goes_anywhere: AbstractContextManager[Any] = mock.patch.object(
-        WorkerProbes, "doubtful", lambda _probes: frozenset()
-    )
-    hanging_counts: AbstractContextManager[Any] = mock.patch.object(
-        worker_calls, "WorkerStalledError", type("NoError", (WorkerLostError,), {})
-    )
-    for planted in (nullcontext(), goes_anywhere, hanging_counts):
-        with planted:
+    for plant in (nullcontext, second_tries_go_anywhere, hanging_counts_as_an_attempt):
+        with plant():
             assert not play(plan).violations
 
-    with goes_anywhere, hanging_counts:
+    with second_tries_go_anywhere(), hanging_counts_as_an_attempt():
         assert {each.invariant for each in play(plan).violations} == {"survival"}
 
 
@@ -104,7 +97,7 @@ def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing() ->
     """The clocks of the hosts in every run here are up to 10 minutes ahead or behind."""
     few = range(12)
     measured, _ = search(few)
-    with mock.patch.object(ClusterClock, "measured", lambda *_: None):
+    with clocks_are_not_compared():
         unmeasured, _ = search(few)
 
     assert measured.handoffs["HANDOFF_OUTCOME_RECOMPUTED"] < measured.handoffs["HANDOFF_OUTCOME_PULLED"] / 5

@@ -144,6 +144,7 @@ class _Simulation:
         batching.tree.check_invariants()
         alive = {name: each for name, each in scheduler.requests.items() if not each.is_finished()}
         waiting = {member.request_id for member in batching.waiting()}
+        # The batching core tells nobody the names in its batch.
         batch = set(batching._batch)
         assert waiting | batch == alive.keys(), "the core does not know who waits or runs, or knows who is gone"
         assert not waiting & batch

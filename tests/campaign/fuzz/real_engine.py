@@ -59,6 +59,7 @@ class RealEngine:
 
     def use(self, policy: str, preemption: str) -> None:
         """From now on; the engine is idle."""
+        # One engine plays all policies, since a start takes ten seconds; a scheduler is made with one.
         self.scheduler._order = make_policy(policy, STARVATION_S)
         self.scheduler.preemption_strategy = preemption
 
@@ -91,6 +92,7 @@ class RealEngine:
     def check_idle(self) -> None:
         """Raises AssertionError unless every block and host slot is back."""
         assert not self.scheduler.requests
+        # A leak of state of requests that have ended is visible nowhere else.
         assert not self.scheduler._sessions
         assert vllm_private.block_counts(self.engine) == (BLOCKS - 1, BLOCKS - 1)
         assert self.scheduler.swaps.free_slots == self.scheduler.swaps.slots
@@ -102,9 +104,11 @@ class RealEngine:
 
         self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self.step(_MOST_STEPS)
+        # The ledger alone knows the sessions that a broken trial left swapped.
         for request_id in list(self.scheduler.swaps._swapped):
             self.scheduler.swaps.drop(request_id)
         self.answers.clear()
+        # Records of sessions of that trial, which nobody will take any more.
         self.scheduler._ended.clear()
         if self.scheduler.requests or not self.engine.reset_prefix_cache():
             return False

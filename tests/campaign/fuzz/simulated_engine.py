@@ -245,6 +245,7 @@ class SimulatedEngine:
     def _check_slots(self) -> None:
         """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way."""
         tiers, swaps = self.scheduler.tiers, self.scheduler.connector.swaps
+        # Slots of copies under way are counted by nobody in public.
         cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
         owned = cached + copying + swaps.used_slots + len(swaps._pending.slots_after)
         assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
@@ -256,9 +257,11 @@ class SimulatedEngine:
         assert scheduler.connector.swaps.free_slots == self.world.host_slots
         assert not scheduler.requests
         if self.world.decode is None:
+            # A leak of state of requests that have ended is visible nowhere else.
             assert not scheduler._sessions
             assert not scheduler._late_input
             assert not scheduler._ended
+        # Likewise, in both kinds of scheduler.
         assert not scheduler._begun
         assert not scheduler._uncounted
         assert not scheduler._counted_blocks
@@ -276,6 +279,7 @@ class SteppedClock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        # vLLM reads this clock itself and takes no other.
         self._patch = mock.patch("time.monotonic", lambda: self.now_s)
 
     def advance(self, seconds: float) -> None:

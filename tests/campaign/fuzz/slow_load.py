@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
+from kv_transfer import vllm_private
 from kv_transfer.tiers.host_tier import HostTiering
 
 
@@ -85,7 +86,7 @@ class SlowLoadConnector(HostTiering, NoTransfer):
             self._remote.remove(request.request_id)
             end = min(self.remote_tokens.pop(request.request_id), request.num_tokens)
             (device_blocks,) = blocks.get_block_ids()
-            tokens = tuple(request._all_token_ids[:end])
+            tokens = tuple(vllm_private.token_ids(request)[:end])
             landing = self.failing.pop(request.request_id, None)
             if landing is not None:
                 self.undecided[request.request_id] += 1

@@ -49,6 +49,7 @@ def test_a_step_in_flight_makes_no_room_for_one_adapter_too_many() -> None:
         return next(play(902, 60, **fixed))
 
     assert not one().wrong
+    # Planted.
     with mock.patch.object(AdapterPlaces, "_has_adapter_place", lambda self, request: True):
         assert one().wrong, "vLLM counts them itself by now: decode_worker.adapter_places can go"
 

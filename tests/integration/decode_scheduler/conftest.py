@@ -31,6 +31,7 @@ def make_engine(clock: SteppedClock) -> Iterator[MakeEngine]:
             clock.advance(STEP_S)
             return carry_out(output)
 
+        # The runner's steps move the clock here; elsewhere the player does.
         engine.runner.step = step  # type: ignore[method-assign]
         return engine
 
@@ -41,5 +42,6 @@ def make_engine(clock: SteppedClock) -> Iterator[MakeEngine]:
         engine.drain()
         engine.check_idle()
         if engine.scheduler.batching is not None:
+            # A leak of state of requests that have ended is visible nowhere else.
             assert not engine.scheduler.batching._batch
             assert not list(engine.scheduler.batching.waiting())

@@ -114,6 +114,7 @@ def test_a_request_that_is_put_back_after_its_pull_failed_reserves_no_blocks(
     # After the failure the connector cannot tell for a while what it could load.
     scheduler.connector.undecided["r"] = 5
     until(engine, lambda: scheduler.batching.waits("r"))
+    # vLLM's set: a request that stays in it is computed twice.
     assert scheduler.requests["r"] not in scheduler._inflight_prefills
     until(engine, lambda: len(engine.answers.get("r", ())) == 4)
     assert engine.answers["r"] == expected_tokens(text("r", 10), 4)

@@ -56,6 +56,7 @@ def test_the_speed_of_the_engine_is_measured_by_its_steps(make_engine: MakeEngin
     scheduler.update_from_output = slow_update
     engine.open("session", text("session", 97))
     engine.turn()
+    # The measured speed is visible only in who is preempted, which depends on much else.
     assert scheduler._speed.tokens_per_s == 96 / 2
 
 

@@ -18,6 +18,7 @@ from tests.process.benchmarks.test_cost_profile import SilentReports
 
 
 async def test_gpu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM is installed wherever tests run.
     monkeypatch.setattr(decode_locality, "find_spec", lambda name: None)
     arguments = {"config": RachisConfig().model_dump(mode="json"), "grid": asdict(QUICK), "seed": 0}
     with pytest.raises(UnavailableError, match="vLLM is not installed here"):
@@ -101,8 +102,8 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     given = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"block_table": "*i32", "lengths": "*i32"}
     parts = {"part": "*fp32", "part_log": "*fp32"}
     for kernel, types, constants in (
-        (kernels._attend_kernel, given | parts | {"scale": "fp32", "table_width": "i32"}, attend_sizes),
-        (kernels._combine_kernel, parts | {"result": f"*{dtype}"}, sizes),
+        (kernels.attend_kernel, given | parts | {"scale": "fp32", "table_width": "i32"}, attend_sizes),
+        (kernels.combine_kernel, parts | {"result": f"*{dtype}"}, sizes),
     ):
         source = compiler.ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
         assert compiler.compile(source, target=target).asm["cubin"]

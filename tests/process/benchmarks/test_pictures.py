@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import ttft_plot
-from benchmarks.cht import speed as cht_speed
+from benchmarks.cht.speed import Sizes
+from benchmarks.cht.workload import ChtWorkload
 from benchmarks.decode_locality import plot as decode_locality_plot
 from benchmarks.decode_locality.batches import Grid
 from benchmarks.decode_locality.fit import Measured
@@ -17,6 +18,7 @@ from benchmarks.feather import measure as feather
 from benchmarks.feather import plot as feather_plot
 from benchmarks.feather.measure import binned
 from benchmarks.tiers import COPY_EVERYTHING, RACHIS, STOCK
+from command_line.bench.cht_run import bench_cht
 from tests.command import rachis
 from tests.pure.benchmarks.test_decode_locality import BLOCK_TOKENS, GRID, by_locality
 
@@ -64,10 +66,9 @@ def test_ttft_of_each_way_of_tiers(tmp_path: Path) -> None:
     assert (tmp_path / "ttft.png").stat().st_size > 1000
 
 
-def test_costs_of_the_hash_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"WAITING": (20, 40), "REPEATS": 1, "WAITING_REPEATS": 1, "_LEAST_TURNS": 1}.items():
-        monkeypatch.setattr(cht_speed, name, value)
-    drawn_by("cht", "--requests", 40, "--tokens", 640, "--groups", 4, "--plot", tmp_path / "costs.png")
+def test_costs_of_the_hash_tree(tmp_path: Path) -> None:
+    sizes = Sizes(waiting=(20, 40), repeats=1, waiting_repeats=1, least_turns=1)
+    bench_cht(ChtWorkload(requests=40, tokens=640, groups=4), tmp_path / "costs.png", as_json=True, sizes=sizes)
     assert is_png(tmp_path / "costs.png")
 
 

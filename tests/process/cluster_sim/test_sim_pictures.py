@@ -11,6 +11,7 @@ from cluster_sim.reports import html_report, plots, report
 from cluster_sim.reports.figures import Figures, Histogram
 from tests.command import rachis
 from tests.fakes.sim_figures import run
+from tests.planting import planted
 
 SCENARIO = "name: <script>alert(1)</script>\nvariants: {a: &x 1, b: 2}\n"
 
@@ -19,6 +20,7 @@ SCENARIO = "name: <script>alert(1)</script>\nvariants: {a: &x 1, b: 2}\n"
 def few_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes long, and all lines over time are drawn alike."""
     kept = ("ttft", "in_flight", "hit_ratio")
+    # A page draws all panels, which takes most of this module's time.
     monkeypatch.setattr(plots, "PANELS", {name: plots.PANELS[name] for name in kept})
 
 
@@ -72,7 +74,7 @@ def test_ids_in_the_page_are_unique_and_lines_take_the_colour_of_its_text() -> N
 
 
 def test_a_date_in_a_picture_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plots._NO_METADATA, ".svg", {"Date": "2026-11-22"})
+    planted(monkeypatch, plots, "_NO_METADATA", {".svg": {"Date": "2026-11-22"}})
     assert "2026-11-22" in plots.svg(_runs(), "ttft")
     monkeypatch.undo()
     assert not re.search(r"20\d\d-\d\d-\d\d", plots.svg(_runs(), "ttft"))

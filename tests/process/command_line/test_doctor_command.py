@@ -17,7 +17,6 @@ from cluster_configs.loading import load
 from cluster_core.background import BackgroundTasks
 from cluster_core.ports import hold_port
 from command_line.doctor.doctor_run import doctor
-from command_line.output import out
 from control_plane.server.composition import RouterTiming
 from kv_transfer.claims.claims import ClaimChange
 from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, Worker, named, running_cluster, until
@@ -152,8 +151,8 @@ async def pulls_that_fail(world: World) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
-        # What an engine finds of a prompt: nothing of it says that it should find none.
         for engine in world.engines("prefill-0", "prefill-1"):
+            # An engine whose cache finds nothing is no setting of the stand-in.
             patch.setattr(engine.content, "cached", lambda run: [])
         yield
 
@@ -161,8 +160,8 @@ async def caches_that_do_not_hit(world: World) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def an_engine_with_other_tokens(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
-        # As with KV that is not what it should be.
         for engine in world.engines("decode-0"):
+            # An engine whose KV is wrong is no setting of the stand-in.
             patch.setattr(engine.content, "next_token", lambda run: ord("!"))
         yield
 
@@ -293,4 +292,4 @@ async def test_a_router_that_cannot_be_asked_is_an_error(capsys: pytest.CaptureF
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")

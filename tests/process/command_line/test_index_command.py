@@ -16,14 +16,13 @@ from command_line import index as index_command
 from command_line import main
 from command_line import placement as placement_command
 from command_line.generate import generate
-from command_line.output import out
 from command_line.placement import REASONS
 from command_line.status.overview import status
 from control_plane.placement.disaggregation import Reason
 from control_plane.service.state import StateFile
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimChange
-from tests.command import rachis
+from tests.command import handed_over, rachis
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, indexed_cluster
 
@@ -60,7 +59,7 @@ LARGE = admin.PlacementDecision(
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 @pytest.fixture
@@ -334,19 +333,9 @@ def test_a_service_that_does_not_answer_is_told_in_a_sentence(
 
 
 def test_commands_pass_their_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def remember(name: str, code: int = 0) -> Any:
-        async def told(*given: Any, **options: Any) -> int:
-            asked.append((name, *given, options))
-            return code
-
-        return told
-
-    for name in ("top", "lookup", "index_status"):
-        monkeypatch.setattr(index_command, name, remember(name))
-    monkeypatch.setattr(index_command, "check", remember("check", 1))
-    monkeypatch.setattr(placement_command, "explain", remember("explain"))
+    top, lookup, status = (handed_over(monkeypatch, index_command, each) for each in ("top", "lookup", "index_status"))
+    check = handed_over(monkeypatch, index_command, "check", 1)
+    explain = handed_over(monkeypatch, placement_command, "explain")
     where = ["--address", "host:1", "--json"]
 
     codes = [
@@ -365,11 +354,10 @@ def test_commands_pass_their_options_on(monkeypatch: pytest.MonkeyPatch) -> None
     supposed = admin.SupposedRequest(prompt=token_prompt([1, 2]), cache_salt="tenant", max_tokens=9)
     looked_up = admin.LookupPrefixRequest(prompt=text_prompt("text"), cache_salt="tenant", model="sql")
     assert codes == [0, 0, 1, 0, 0, 0]
-    assert asked == [
-        ("top", "host:1", 7, as_json),
-        ("lookup", "host:1", looked_up, as_json),
-        ("check", "host:1", as_json),
-        ("index_status", "host:1", as_json),
-        ("explain", "host:1", admin.ExplainPlacementRequest(request_id="mine"), as_json),
-        ("explain", "host:1", admin.ExplainPlacementRequest(supposed=supposed), as_json),
+    assert top == [("host:1", 7, as_json)]
+    assert lookup == [("host:1", looked_up, as_json)]
+    assert check == status == [("host:1", as_json)]
+    assert explain == [
+        ("host:1", admin.ExplainPlacementRequest(request_id="mine"), as_json),
+        ("host:1", admin.ExplainPlacementRequest(supposed=supposed), as_json),
     ]

@@ -39,6 +39,7 @@ def test_a_router_whose_output_nobody_takes_routes_and_stops(
     def build(*_arguments: Any) -> MadeUpRouter:
         return MadeUpRouter(did)
 
+    # The command is a composition root: it imports what it composes.
     monkeypatch.setattr("control_plane.server.composition.build_router", build)
     monkeypatch.setattr("control_plane.service.garbage.collect_rarely", lambda: did.append("collects rarely"))
     with broken_stream(how) as stream, monkeypatch.context() as patched:

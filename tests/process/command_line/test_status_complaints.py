@@ -8,7 +8,6 @@ import pytest
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_reports import EngineStatus
-from command_line.output import out
 from command_line.status.overview import status
 from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
@@ -17,7 +16,7 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 async def test_what_hangs_is_quarantined_or_poisoned_is_named(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cluster_core.errors import NotFoundError
-from command_line.output import out
 from command_line.status.overview import status
 from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
@@ -15,7 +14,7 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 def rows(text: str) -> list[list[str]]:

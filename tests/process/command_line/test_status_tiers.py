@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from command_line.output import out
 from command_line.status.overview import status
 from control_plane.service.state import StateFile
 from tests.fakes.cluster import DECODE, PREFILL, Cluster
@@ -14,7 +13,7 @@ from tests.fakes.cluster import DECODE, PREFILL, Cluster
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 async def test_a_running_service_is_asked_by_the_command(

@@ -119,6 +119,7 @@ async def test_keys_are_heeded_while_the_router_hangs() -> None:
             finally:
                 given_up.set()
 
+        # A router that hangs in one call and answers the others has no port.
         with mock.patch.object(WorkerViews, "gather", hangs):
             await asked.wait()
             screen.press("r")

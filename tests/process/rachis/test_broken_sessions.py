@@ -183,6 +183,7 @@ async def test_who_appends_and_does_not_read_is_told_of_the_end_by_the_deadline(
         while True:
             await calls.write(context, api.StreamGenerateResponse(delta=generation.CompletionDelta(text="x")))
 
+    # The client's package has no setting for tests; five seconds would show no more.
     monkeypatch.setattr("rachis.session._GRACE_S", 0.2)
     async with (
         two_routers(answers_for_ever) as (client, _),
@@ -203,10 +204,12 @@ async def test_what_was_given_up_while_it_was_sent_is_told_to_nobody_when_its_ro
     gone = asyncio.Event()
     async with two_routers(goes) as (client, routers), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
+            # The call is over already when it is cancelled: only a stand-in is so at the right moment.
             call, session._call = session._call, SimpleNamespace(cancel=lambda: None)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await fill(session)
+            # The real call again: its router's end is still to come.
             session._call = call
             gone.set()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -223,13 +226,16 @@ async def test_what_is_given_up_while_another_router_is_waited_for_is_told_to_no
     gone = asyncio.Event()
     async with two_routers(goes) as (client, routers), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
+            # No public event says that the session waits for another router.
             ask = session._goes_on
 
             async def meanwhile(*args: Any) -> bool:
                 """As an append does that is cancelled while its message is being sent."""
+                # The state that an append leaves which is cancelled while its message is sent.
                 session._is_broken = True
                 return await ask(*args)
 
+            # The one that breaks the session, in its place.
             session._goes_on = meanwhile
             gone.set()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -260,6 +266,7 @@ async def test_what_was_received_is_what_was_taken_not_what_has_come() -> None:
 async def test_a_client_keeps_what_it_sent(address: str) -> None:
     """Of one router too: it may be started again, or be an address of several."""
     async with AsyncClient(address) as client:
+        # Whether the client keeps what it sent is visible only after a router is lost.
         outbox = client.session("hello")._outbox
         outbox.add(api.StreamGenerateRequest(open=api.SessionOpen(model="m")))
         await outbox.next()

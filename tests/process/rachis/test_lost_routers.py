@@ -334,6 +334,7 @@ async def test_an_answer_whose_completion_alone_is_missing_gets_it_from_another_
 async def test_a_session_of_which_too_much_was_sent_stays_with_its_router(
     doors: list[Door], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The client's package has no setting for tests; 64 MiB would show no more.
     monkeypatch.setattr("rachis.routers.KEPT_BYTES", 100)
     async with (
         AsyncClient(",".join(door.address for door in doors)) as client,

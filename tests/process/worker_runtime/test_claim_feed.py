@@ -104,6 +104,7 @@ async def test_of_two_workers_with_one_id_the_older_falls_silent(
 async def test_claims_that_change_while_a_snapshot_is_made_are_a_batch_behind_it(
     server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The original, for the slow one below.
     encoded = claim_feed._encoded_snapshot
     stayed = []
 

@@ -137,8 +137,8 @@ async def test_a_defect_is_logged_and_seen_and_everything_written_anew(
         def fails(*arguments: object) -> bytes:
             raise ZeroDivisionError("of a test")
 
-        # A defect of our own code has no port.
         with monkeypatch.context() as defect:
+            # A defect of our own code has no port.
             defect.setattr(claim_feed, "encode_batch", fails)
             defect.setattr(claim_feed, "_encoded_snapshot", fails)
             feed.changed(device(2))

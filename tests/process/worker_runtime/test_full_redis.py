@@ -11,6 +11,7 @@ from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.service.lease import ServiceLease
+from tests.planting import planted
 from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, feeding
 from worker_runtime import registration
 from worker_runtime.registration import Registration
@@ -83,7 +84,7 @@ async def test_a_script_that_begins_with_a_write_that_needs_memory_is_refused(
     """The negative control of the first test."""
     plain = registration.PUBLISH.replace("redis.call('PEXPIRE', KEYS[1], ARGV[4])\n", "")
     assert plain != registration.PUBLISH
-    monkeypatch.setattr(registration, "PUBLISH", plain)
+    planted(monkeypatch, registration, "PUBLISH", plain)
     worker = registered(server)
     await worker.open()
     with pytest.raises(REDIS_DOWN):

@@ -336,12 +336,11 @@ class TooSmall:
         self.stopped = True
 
 
-async def test_a_grid_of_which_nothing_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grid_of_which_nothing_fits_is_refused() -> None:
     decoder = TooSmall()
-    monkeypatch.setattr("benchmarks.decode_locality.measure._decoder", lambda *_arguments: decoder)
     arguments = {"config": RachisConfig().model_dump(mode="json"), "grid": asdict(GRID), "rounds": 1, "seed": 0}
 
     with pytest.raises(InvalidInputError, match="no batch of the grid fits"):
-        await measure(arguments, cast(Any, None))
+        await measure(arguments, cast(Any, None), lambda *_: cast(Any, decoder))
 
     assert decoder.stopped

@@ -15,6 +15,7 @@ from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission
 from tests.examples import examples
+from tests.planting import planted
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 
 BLOCK_TOKENS = 4
@@ -96,8 +97,8 @@ def test_hits_of_the_tiers_add_up_and_nothing_is_lost(
 def check(cache: Replay) -> None:
     """Between two requests the tree alone refers to blocks and slots."""
     cache.tiers.check_invariants()
-    cache._device.check_invariants()
-    for tier, memory in ((Tier.DEVICE, cache._device), (Tier.HOST, cache.tiers.slots)):
+    cache.device.check_invariants()
+    for tier, memory in ((Tier.DEVICE, cache.device), (Tier.HOST, cache.tiers.slots)):
         there = {identity for identity, _ in cache.tiers.tree.items(tier)}
         assert [memory.count(each) for each in range(memory.size)] == [each in there for each in range(memory.size)]
         assert memory.free == memory.size - len(there)
@@ -159,8 +160,11 @@ def test_an_unknown_policy_is_an_error() -> None:
 
 
 def test_the_comparison_sees_an_order_that_is_not_lru(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        LeastRecentlyUsed, "priority", lambda self, block_hash, length_blocks: -self._last.get(block_hash, 0)
+    planted(
+        monkeypatch,
+        LeastRecentlyUsed,
+        "priority",
+        lambda self, block_hash, length_blocks: -self._last.get(block_hash, 0),
     )
     prompts: list[Prefix] = [(1,), (2,), (3,), (2,)]
     assert hit_blocks(trace_of(prompts), replay(trace_of(prompts), "lru", 2, 0).hit_ratio) != lru_hits(prompts, 2)
@@ -168,7 +172,8 @@ def test_the_comparison_sees_an_order_that_is_not_lru(monkeypatch: pytest.Monkey
 
 def test_the_comparison_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     common_blocks = Node.common_blocks
-    monkeypatch.setattr(
+    planted(
+        monkeypatch,
         Node,
         "common_blocks",
         lambda run, hashes, at: min(common_blocks(run, hashes, at) + 1, len(run.hashes), len(hashes) - at),
@@ -178,7 +183,7 @@ def test_the_comparison_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_check_sees_a_block_that_was_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, "remove", lambda tree, tier, identity: [])
+    planted(monkeypatch, RadixTree, "remove", lambda tree, tier, identity: [])
     cache = Replay(RECIPES["lru"].with_host_of(0), 2, 0)
     with pytest.raises(AssertionError):
         cache.run(trace_of([(1, 1), (2, 2)]), lambda: check(cache))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.cht import prefix_orders
 from benchmarks.cht.prefix_orders import PrefixTree, depth_first_by_weight, longest_prefix_match
+from tests.planting import planted
 
 Prompt = tuple[int, ...]
 PROMPTS = st.lists(st.lists(st.integers(1, 3), max_size=8).map(tuple), max_size=12)
@@ -75,5 +76,5 @@ def test_a_branch_with_many_light_prompts_comes_before_a_deep_one() -> None:
 def test_an_edge_that_is_split_at_the_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     cached, waiting = [(1, 2, 3, 3), (1, 2, 1, 1)], [(1, 2, 2), (1, 2, 3)]
     assert longest_prefix_match(tree_of(cached), waiting) == [1, 0] == by_longest_match(cached, waiting)
-    monkeypatch.setattr(prefix_orders, "_common", lambda one, other: min(len(one), len(other)))
+    planted(monkeypatch, prefix_orders, "_common", lambda one, other: min(len(one), len(other)))
     assert longest_prefix_match(tree_of(cached), waiting) != [1, 0]

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from rachis.v1 import generation_pb2 as generation
 
-from benchmarks import serve_backends
-from benchmarks.serve_backends import Pieces
+from benchmarks.serve_backends import Pieces, measure
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
@@ -22,9 +21,8 @@ def test_a_text_is_cut_where_words_begin() -> None:
     assert Pieces(2).of("one two three four") == ["one two ", "three four"]
 
 
-async def test_times_count_from_the_last_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_times_count_from_the_last_piece() -> None:
     now = iter([0.0, 10.0, 10.5, 11.5, 11.75])
-    monkeypatch.setattr(serve_backends, "perf_counter", lambda: next(now))
     output = SimpleNamespace(itl=[], ttft=0.0, generated_text="", success=False)
 
     async def answer() -> Any:
@@ -33,6 +31,6 @@ async def test_times_count_from_the_last_piece(monkeypatch: pytest.MonkeyPatch) 
             yield generation.CompletionDelta(token_ids=[1], text=text)
         yield generation.Completion(usage=generation.Usage(completion_tokens=3))
 
-    await serve_backends._measure(output, answer())
+    await measure(output, answer(), lambda: next(now))
     assert (output.ttft, output.itl, output.latency) == (1.0, [0.5, 1.0], 2.5)
     assert (output.generated_text, output.output_tokens, output.success) == ("abc", 3, True)

@@ -1,5 +1,6 @@
 """Prompts of `rachis bench tiers`, the closed loop against the fake engine, figures, and options that cannot be."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import combinations, takewhile
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.tiers_workload import (
     shared_blocks,
     wrong_tokens,
 )
-from cluster_core.engine_jobs import EngineJob
+from cluster_core.engine_jobs import EngineJob, EngineOutput
 from cluster_core.engine_reports import TierReport
 from cluster_core.errors import ClientFault, UnavailableError
 from cluster_sim.workloads.few_shot import SHAPES
@@ -66,16 +67,16 @@ def test_device_holds_a_part_of_what_is_shared_and_no_less_than_what_runs_togeth
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_closed_loop_keeps_the_order_of_the_prompts_and_the_engine_as_busy_as_asked(concurrency: int) -> None:
-    engine, done, running = FakeEngine(), list[None](), list[int]()
+    done, running = list[None](), list[int]()
     prompts = [(number,) * 5 for number in range(10)]
-    begin = engine.generate
 
-    def watched(job: EngineJob) -> object:
-        running.append(len(running) + 1 - len(done))
-        return begin(job)
+    class Watched(FakeEngine):
+        async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
+            running.append(len(running) + 1 - len(done))
+            async for output in super().generate(job):
+                yield output
 
-    engine.generate = watched  # type: ignore[method-assign, assignment]
-    answers = await closed_loop(engine, prompts, 3, concurrency, lambda: done.append(None))
+    answers = await closed_loop(Watched(), prompts, 3, concurrency, lambda: done.append(None))
     assert max(running) == concurrency
     assert len(done) == len(prompts)
     assert [each.prompt_tokens for each in answers] == [5] * 10

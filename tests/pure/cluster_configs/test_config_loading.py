@@ -1,13 +1,20 @@
 """How a configuration in force comes together: precedence with sources, and refusals that help."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster_configs import loading
-from cluster_configs.loading import LoadedConfig, load, masked, parse_assignments, profile_names
-from cluster_configs.schema import RachisConfig
+from cluster_configs.loading import (
+    DEFAULT_PROFILE,
+    LoadedConfig,
+    load,
+    masked,
+    parse_assignments,
+    profile_names,
+    tree_of,
+)
 from cluster_core.errors import ConfigError
 
 PORT_VARIABLE = {"RACHIS_ROUTER__PORT": "7003"}
@@ -25,24 +32,24 @@ def port_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def port_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every profile sets the port, too."""
-    monkeypatch.setattr(loading, "_read_profile", lambda name: {"router.port": 7001})
+def profiles(folder: Path, text: str) -> Path:
+    """A folder with the default profile alone."""
+    (folder / f"{DEFAULT_PROFILE}.yaml").write_text(text)
+    return folder
 
 
 def test_a_default_is_in_force_when_no_layer_sets_it() -> None:
     assert entry(load(), "router.port") == (7421, "default")
 
 
-@pytest.mark.usefixtures("port_profile")
-def test_each_layer_wins_over_the_one_below_and_is_named_as_source(port_file: Path) -> None:
+def test_each_layer_wins_over_the_one_below_and_is_named_as_source(port_file: Path, tmp_path: Path) -> None:
     flags = {"router.port": 7004}
+    loaded_over = partial(load, profiles=profiles(tmp_path, "router: {port: 7001}"))
 
-    assert entry(load(), "router.port") == (7001, "profile")
-    assert entry(load(file=port_file), "router.port") == (7002, "file")
-    assert entry(load(file=port_file, environment=PORT_VARIABLE), "router.port") == (7003, "environment")
-    loaded = load(file=port_file, environment=PORT_VARIABLE, flags=flags)
+    assert entry(loaded_over(), "router.port") == (7001, "profile")
+    assert entry(loaded_over(file=port_file), "router.port") == (7002, "file")
+    assert entry(loaded_over(file=port_file, environment=PORT_VARIABLE), "router.port") == (7003, "environment")
+    loaded = loaded_over(file=port_file, environment=PORT_VARIABLE, flags=flags)
     assert entry(loaded, "router.port") == (7004, "flag")
     assert loaded.config.router.port == 7004
 
@@ -54,10 +61,11 @@ def test_layers_that_set_different_keys_of_a_section_are_both_in_force(port_file
 
 
 def test_every_key_of_the_schema_has_one_entry() -> None:
-    keys = [entry.key for entry in load().entries]
+    loaded = load()
+    keys = [entry.key for entry in loaded.entries]
 
     assert len(keys) == len(set(keys))
-    assert set(keys) == {key for key, _ in loading._flatten(RachisConfig().model_dump())}
+    assert tree_of({entry.key: entry.value for entry in loaded.entries}) == loaded.config.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("profile", profile_names())
@@ -99,11 +107,9 @@ def test_an_unknown_flag_is_refused_with_the_nearest_key() -> None:
         load(flags={"router.prot": 1})
 
 
-def test_an_unknown_key_in_a_profile_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_read_profile", lambda name: {"router.prot": 1})
-
+def test_an_unknown_key_in_a_profile_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^router\.prot: .*from the profile.*did you mean `router\.port`"):
-        load()
+        load(profiles=profiles(tmp_path, "router: {prot: 1}"))
 
 
 def test_a_key_without_its_section_is_refused_with_the_whole_key() -> None:

@@ -13,6 +13,7 @@ from cluster_sim.costs.cost_files import FOLDER
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode, MeasuredPrefill
 from cluster_sim.costs.step_work import CostModel, StepWork, prefill_work
 from prefill_worker.preemption import LatencyCurve
+from tests.planting import planted
 
 # Tokens/s of 4 prompts of 2,048 tokens, ms of a decode step of 1 and of 64 requests with 2,048 tokens each, KV tokens;
 # each from and to: what is publicly reported of vLLM, see cost_models/README.md, and wide where little is.
@@ -264,6 +265,6 @@ def test_linearity_check_notices_a_bent_model(monkeypatch: pytest.MonkeyPatch) -
     """The control of the test above."""
     model = catalog.load("h100-llama-3.1-8b")
     straight: Callable[[StepWork], float] = type(model).step_s.__get__(model)
-    monkeypatch.setattr(type(model), "step_s", lambda self, work: straight(work) + 1e-12 * work.context_tokens**2)
+    planted(monkeypatch, type(model), "step_s", lambda self, work: straight(work) + 1e-12 * work.context_tokens**2)
     with pytest.raises(AssertionError):
         test_step_is_linear_in_context_for_a_fixed_batch(model)

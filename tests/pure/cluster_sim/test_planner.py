@@ -15,6 +15,7 @@ from cluster_sim import planner
 from cluster_sim.planner import PlanSettings, plan
 from cluster_sim.reports.figures import Figures
 from command_line.simulation.plan_run import Options, plan_command
+from tests.planting import planted
 
 REQUESTS = 200
 
@@ -118,7 +119,7 @@ def test_a_pool_that_is_worse_than_a_smaller_one_does_not_hide_it() -> None:
 
 
 def test_without_verification_the_dent_would_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_AROUND", -1)
+    planted(monkeypatch, planner, "_AROUND", -1)
     smooth = saturating(7, 4)
     cluster = Cluster(lambda prefill, decode: (0.5, 1.0) if prefill in (8, 12) else smooth(prefill, decode))
     assert plan(cluster, PlanSettings()).best.gpus > smallest(cluster, 64)

@@ -3,34 +3,27 @@
 from typing import Any
 
 import pytest
-from rachis.v1 import generation_pb2 as generation
 
-from tests.command import rachis
+from command_line import generate
+from tests.command import handed_over, rachis
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the command would have sent."""
-    asked: dict[str, Any] = {}
-
-    async def send(address: str, prompt: generation.PromptInput, sampling: dict[str, Any], **options: Any) -> None:
-        asked.update(sampling)
-
-    monkeypatch.setattr("command_line.generate.generate", send)
-    return asked
+    return handed_over(monkeypatch, generate, "generate")
 
 
-def test_a_priority_goes_with_the_request_and_is_0_by_default(asked: dict[str, Any]) -> None:
+def test_a_priority_goes_with_the_request_and_is_0_by_default(asked: list[Any]) -> None:
     command = ["generate", "hello", "--address", "127.0.0.1:1"]
 
     assert rachis(*command).exit_code == 0
-    assert asked["priority"] == 0
     assert rachis(*command, "--priority", "-1000").exit_code == 0
-    assert asked["priority"] == -1000
+    assert [sampling["priority"] for _, _, sampling, _ in asked] == [0, -1000]
 
 
 @pytest.mark.parametrize(("priority", "limit"), [("-1001", "-1000"), ("1001", "1000")])
-def test_a_priority_beyond_a_limit_is_refused_with_it(asked: dict[str, Any], priority: str, limit: str) -> None:
+def test_a_priority_beyond_a_limit_is_refused_with_it(asked: list[Any], priority: str, limit: str) -> None:
     refused = rachis("generate", "hello", "--priority", priority)
 
     assert refused.exit_code == 2
@@ -38,17 +31,12 @@ def test_a_priority_beyond_a_limit_is_refused_with_it(asked: dict[str, Any], pri
     told = " ".join(refused.stderr.replace("│", " ").split())
     assert "Invalid value for '--priority'" in told
     assert f"equal to {limit} " in told
-    assert asked == {}
+    assert not asked
 
 
 def test_several_choices_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    async def send(address: str, prompt: generation.PromptInput, choices: int, *given: Any, **options: Any) -> None:
-        asked.append(choices)
-
-    monkeypatch.setattr("command_line.generate.generate_choices", send)
+    asked = handed_over(monkeypatch, generate, "generate_choices")
 
     assert rachis("generate", "hello", "--address", "127.0.0.1:1", "-n", "3").exit_code == 0
     assert rachis("generate", "hello", "--address", "127.0.0.1:1", "-n", "17").exit_code == 2
-    assert asked == [3]
+    assert [choices for _, _, choices, _, _ in asked] == [3]

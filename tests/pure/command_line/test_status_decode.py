@@ -6,10 +6,9 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from command_line.output import out
+from command_line.status import overview
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
-from control_plane.service.state import StateFile
-from tests.command import rachis
+from tests.command import handed_over, rachis
 
 LARGE = wire.DecodeReport(
     policy="q_learning",
@@ -55,7 +54,7 @@ LARGE_BATCH = wire.DecodeBatch(
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:
@@ -143,17 +142,12 @@ def test_without_any_decode_worker_one_sentence_says_so(capsys: pytest.CaptureFi
 
 
 def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    async def told(address: str, state_file: StateFile, **options: Any) -> int:
-        asked.update(options)
-        return 0
-
-    monkeypatch.setattr("command_line.status.overview.status", told)
+    asked = handed_over(monkeypatch, overview, "status")
 
     done = rachis("status", "--decode", "--worker", "decode-0", "--json")
 
-    assert (done.exit_code, asked) == (0, {"tiers": False, "decode": True, "worker": "decode-0", "as_json": True})
+    ((_, _, named),) = asked
+    assert (done.exit_code, named) == (0, {"tiers": False, "decode": True, "worker": "decode-0", "as_json": True})
 
 
 def test_so_many_entries_are_asked_for_as_workers_tell() -> None:

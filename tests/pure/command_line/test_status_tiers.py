@@ -6,7 +6,6 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from command_line.output import out
 from command_line.status.tiers import print_tiers, tiers_of
 
 LARGE = wire.TierReport(
@@ -28,7 +27,7 @@ PREFIX = wire.HotPrefix(
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing is folded which would not fit."""
-    monkeypatch.setattr(out, "width", 300)
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:

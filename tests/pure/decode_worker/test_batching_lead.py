@@ -9,6 +9,7 @@ from decode_worker import chunk_hashes
 from decode_worker.batch_members import Reason
 from decode_worker.batching import Batching
 from decode_worker.stop_policies import POLICIES, PolicySettings
+from tests.planting import planted
 from tests.pure.decode_worker.batch_steps import BOUND_S, Batch, Threshold, admit
 
 
@@ -59,7 +60,7 @@ def test_the_lead_changes(scenario: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
 def test_a_lead_that_never_changes_is_noticed(scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Batching, SCENARIOS[scenario], lambda self, *arguments: None)
+    planted(monkeypatch, Batching, SCENARIOS[scenario], lambda self, *arguments: None)
     with pytest.raises(AssertionError):
         scenario()
 

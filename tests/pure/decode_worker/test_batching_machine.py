@@ -17,6 +17,7 @@ from decode_worker.batching import Batching
 from decode_worker.stop_policies import Action
 from decode_worker.turns import Turns
 from tests.examples import examples
+from tests.planting import planted
 from tests.pure.decode_worker.batch_steps import BOUND_S, Threshold, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -290,5 +291,5 @@ BUGS: dict[str, tuple[type, str, Any, int]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_notices(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, wrong, first_seed = BUGS[bug]
-    monkeypatch.setattr(owner, name, wrong)
+    planted(monkeypatch, owner, name, wrong)
     expect_noticed(BatchingMachine, first_seed=first_seed)

@@ -9,6 +9,7 @@ from decode_worker.batching import Batching
 from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.turns import Turns
 from tests.examples import seeds
+from tests.planting import planted
 from tests.pure.decode_worker.batch_steps import BOUND_S, hashes_of
 
 
@@ -67,7 +68,7 @@ def test_nobody_is_held_beyond_the_bound_while_places_are_free(policy: str) -> N
 
 
 def test_without_the_bound_somebody_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "overdue", lambda self, now_s, planned: None)
-    monkeypatch.setattr(Batching, "_held_too_long", lambda self, priority, now_s: None)
+    planted(monkeypatch, Turns, "overdue", lambda self, now_s, planned: None)
+    planted(monkeypatch, Batching, "_held_too_long", lambda self, priority, now_s: None)
     with pytest.raises(AssertionError):
         assert max(longest_hold_s("heuristic", seed) for seed in seeds(6, few=2)) <= BOUND_S

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from benchmarks.cht.published_hash_tree import PublishedHashTree
-from decode_worker import chunk_hashes
+from decode_worker import chunk_hashes, chunked_hash_tree
 from decode_worker.chunk_trie import ChunkTrie
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree, PrefixShare
 from tests.counting import lines_run
 from tests.examples import examples
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 PROMPTS = st.lists(st.integers(1, 3), max_size=9).map(tuple)
@@ -133,22 +134,18 @@ TestHashTree = HashTreeMachine.TestCase
 TestHashTree.settings = examples(300, few=10)
 
 
-def test_a_preempted_request_that_does_not_come_back_is_noticed() -> None:
-    class Broken(HashTreeMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tree.preempt = self.tree.finish  # type: ignore[method-assign]
-
-    expect_noticed(Broken)
+def test_a_preempted_request_that_does_not_come_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, ChunkedHashTree, "preempt", ChunkedHashTree.finish)
+    expect_noticed(HashTreeMachine)
 
 
 def test_a_frontier_that_is_not_told_of_new_requests_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode_worker.chunked_hash_tree._at", lambda entry, node: (*entry[:1], 99, *entry[2:], node))
+    planted(monkeypatch, chunked_hash_tree, "_at", lambda entry, node: (*entry[:1], 99, *entry[2:], node))
     expect_noticed(HashTreeMachine)
 
 
 def test_a_join_that_forgets_the_upper_chunks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkTrie, "_join", lambda self, node: None)
+    planted(monkeypatch, ChunkTrie, "_join", lambda self, node: None)
     expect_noticed(HashTreeMachine)
 
 
@@ -206,6 +203,7 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
             tree.add_to_batch(name)
         tree.discard(name)
     tree.check_invariants()
+    # A leak of state of requests that have ended is visible nowhere else.
     assert len(tree._root.heap) < 200
     assert len(tree._frontier) < 200
     assert not tree._root.children

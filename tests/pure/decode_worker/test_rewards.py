@@ -113,6 +113,7 @@ def test_the_depth_of_the_pipeline_changes_no_lesson(steps: list[tuple[int, floa
             ledger.formed([])
         for each in in_flight:
             ledger.executed(*each)
+        # The number of batches that the ledger remembers is visible nowhere else.
         assert len(ledger._batches) <= 2 * depth
         return learned
 

@@ -33,5 +33,6 @@ def parse(line: str) -> None:
     command: Any = command_tree()
     context = command.make_context(name, arguments)
     while isinstance(command, TyperGroup):
+        # click's attribute, by which it takes its own groups apart.
         name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, arguments, parent=context)

@@ -180,11 +180,10 @@ class Compared(float):
     ("name", "sorts"), [("default", 1), ("default_vllm", 1), ("fcfs", 1), ("mcps", 2), ("lcas", 1)]
 )
 def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_often_as_a_sort_does(
-    name: str, sorts: int, monkeypatch: pytest.MonkeyPatch
+    name: str, sorts: int
 ) -> None:
     """How long it takes is told by `rachis bench ordering`."""
-    for counter in (Read, Compared):
-        monkeypatch.setattr(counter, "times", 0)
+    Read.times = Compared.times = 0
     contenders = [
         Read(
             each.request_id,

@@ -48,16 +48,12 @@ def test_this_hosts_interfaces_are_found() -> None:
     assert not any("%" in address for found in addresses.interfaces().values() for address in found)
 
 
-def test_ucx_keeps_to_the_interface_of_the_address_unless_there_is_rdma(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(addresses, "_RDMA_DEVICES", tmp_path)
-    monkeypatch.setattr(addresses, "interfaces", lambda: INTERFACES)
-    assert ucx_devices("10.1.0.4") == "bond0"
-    assert ucx_devices("203.0.113.7") is None, "an address that only others know"
+def test_ucx_keeps_to_the_interface_of_the_address_unless_there_is_rdma(tmp_path: Path) -> None:
+    assert ucx_devices("10.1.0.4", INTERFACES, tmp_path) == "bond0"
+    assert ucx_devices("203.0.113.7", INTERFACES, tmp_path) is None, "an address that only others know"
     (tmp_path / "mlx5_0").mkdir()
-    assert ucx_devices("10.1.0.4") is None
-    assert ucx_devices(HOST) == "lo"
+    assert ucx_devices("10.1.0.4", INTERFACES, tmp_path) is None
+    assert ucx_devices(HOST, INTERFACES, tmp_path) == "lo"
 
 
 def test_each_rank_needs_ports_of_its_own() -> None:

@@ -85,15 +85,13 @@ def broken() -> bytes:
 
 
 async def test_neither_a_defect_nor_a_redis_that_is_away_makes_an_orphan_of_a_worker_at_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worker_runtime.orphans._LOOK_S", 0.0)
     answers = Answers(broken, away, broken)
     now_s = iter(float(number) for number in range(100))
-    monkeypatch.setattr("worker_runtime.orphans.monotonic_s", lambda: next(now_s))
     keeper = Keeper(cast(RedisClient, answers), "chat", HERE)
 
-    await until_orphaned(keeper, 3.0, lambda: 7)
+    await until_orphaned(keeper, 3.0, lambda: 7, look_s=0.0, now_s=lambda: next(now_s))
 
     assert not answers.left and answers.is_closed
     assert caplog.text.count("it could not be looked who keeps this worker") == 2

@@ -121,6 +121,7 @@ async def test_a_call_that_the_engine_has_not_heard_of_yet_keeps_its_worker_busy
     record = registration()
     service = PrefillService(FakeEngine(), record, lambda: None)
     assert service.is_idle()
+    # The moment between a call's arrival and its engine is too short for a test to ask in.
     with service._taken(record.generation):
         assert not service.is_idle()
         status = await service.GetWorkerStatus(wire.GetWorkerStatusRequest(), context())

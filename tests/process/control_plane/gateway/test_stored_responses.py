@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from cluster_configs.schema import StoredResponsesSection
 from cluster_core.ports import hold_port
 from cluster_wire.redis_client import RedisClient, connect
-from control_plane.gateway import stored_responses as module
 from control_plane.gateway.stored_record import Record, written
 from control_plane.gateway.stored_responses import StoreAwayError, StoreCounts, StoredResponses
 from tests.fakes.redis_server import running_redis
@@ -41,8 +40,8 @@ async def redis(url: str) -> AsyncIterator[Any]:
     await client.aclose()
 
 
-def store_of(redis: RedisClient, **section: Any) -> StoredResponses:
-    return StoredResponses(redis, "svc", StoredResponsesSection(**section))
+def store_of(redis: RedisClient, timing: dict[str, Any] | None = None, **section: Any) -> StoredResponses:
+    return StoredResponses(redis, "svc", StoredResponsesSection(**section), **(timing or {}))
 
 
 async def test_what_is_stored_is_found_until_it_is_deleted(redis: Redis) -> None:
@@ -124,11 +123,10 @@ async def holds(redis: Redis) -> tuple[int, int]:
 # Away.
 
 
-async def test_away_it_costs_no_answer_and_is_asked_again_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_away_it_costs_no_answer_and_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
     redis: Any = connect(f"redis://127.0.0.1:{hold_port('127.0.0.1')}/0", 5)
-    store = store_of(redis)
+    now_s = 0.0
+    store = store_of(redis, {"now_s": lambda: now_s})
     for number in range(3):
         await store.store(record(number))
     for asked in (store.find("resp_1"), store.delete("resp_1")):
@@ -136,25 +134,23 @@ async def test_away_it_costs_no_answer_and_is_asked_again_later(
             await asked
     assert store.counts == StoreCounts(not_stored=3)
     assert [each.message.startswith("responses are answered and not stored") for each in caplog.records] == [True]
-    monkeypatch.setattr(module, "monotonic_s", lambda: float("inf"))
+    now_s = 1e9
     with pytest.raises(StoreAwayError):
         await store.find("resp_1")
     await store.close()
 
 
-async def test_one_that_takes_a_call_and_says_nothing_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.01)
+async def test_one_that_takes_a_call_and_says_nothing_is_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = store_of(connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 60))
+        store = store_of(connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 60), {"timeout_s": 0.01})
         await store.store(record(1))
         assert store.counts == StoreCounts(not_stored=1)
         await store.close()
 
 
-async def test_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+async def test_it_is_back(tmp_path: Path) -> None:
     with running_redis(tmp_path) as url:
-        store = store_of(connect(url, 5))
+        store = store_of(connect(url, 5), {"pause_s": 0.0})
         await store.store(record(1))
     await store.store(record(2))
     assert store.counts == StoreCounts(stored=1, not_stored=1)

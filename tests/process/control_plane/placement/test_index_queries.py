@@ -19,6 +19,7 @@ from kv_transfer.claims.prefix_chunks import short_name
 from tests.fakes.answers import completion_of, field_of
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, until
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, keys_of
+from tests.pure.control_plane.placement.left_behind import left_behind
 
 
 def text_prompt(text: str) -> generation.PromptInput:
@@ -218,22 +219,10 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
 
 
 def remembered(cluster: Cluster) -> dict[str, Any]:
-    """All that a placement leaves behind in the router."""
-    placer, index = cluster.parts.placer, index_of(cluster)
-    ledger = placer._ledger
-    return {
-        **{name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")},
-        "rng": placer._rng.getstate(),
-        "explained": placer.log.request_ids,
-        "counts": repr(ledger.counts),
-        "running": len(ledger.running),
-        "long": ledger.long_prompts._added,
-        "recent": {name: len(value) for name, value in vars(ledger.recent).items() if hasattr(value, "__len__")},
-        "loads": cluster.router.membership.loads._columns.tolist(),
-        "entries": index.entries,
-        "heat": index._table.heat.sum(),
-        "predictions": len(index._predictions),
-    }
+    """All that a placement leaves behind in the router; a placer itself keeps nothing."""
+    placer = cluster.parts.placer
+    own = {name: repr(value) for name, value in vars(placer).items() if not name.startswith("_now")}
+    return own | left_behind(placer, index_of(cluster), cluster.router.membership)
 
 
 async def test_the_state_of_the_index_is_told_with_each_worker_and_the_counts(

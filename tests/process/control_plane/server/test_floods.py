@@ -57,6 +57,7 @@ async def test_requests_and_sessions_take_turns(cluster: Cluster, monkeypatch: p
         taken[work.__qualname__] += 1
         return await run(turns, work)
 
+    # Whether a request takes its turn is visible only while others wait for theirs.
     monkeypatch.setattr(Turns, "run", counted)
     await cluster.generate()
     session = cluster.session()

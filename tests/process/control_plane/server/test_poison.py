@@ -25,6 +25,7 @@ def dies_of(worker: Worker, text: str = POISON) -> None:
         async for output in generate(job):
             yield output
 
+    # The stand-in's engine dies of nothing that it is given.
     worker.engine.generate = deadly  # type: ignore[method-assign]
 
 

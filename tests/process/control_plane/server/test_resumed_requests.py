@@ -71,6 +71,7 @@ async def test_the_prompt_of_a_resumed_answer_was_counted_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[Job] = []
+    # Accesses are counted in an index whose heat decays: the test sees the calls.
     monkeypatch.setattr(cluster.parts.placer, "keep", counted.append)
     tokens = tokens_of(await cluster.generate())
 

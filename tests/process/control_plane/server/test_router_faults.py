@@ -13,7 +13,6 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.dispatch import handing_over
 from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
@@ -240,7 +239,6 @@ async def test_an_answer_that_has_begun_goes_on_at_another_decode_worker(
 async def test_an_answer_that_is_not_handed_over_in_time_is_computed_elsewhere(
     cluster_2x2: Cluster, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handing_over, "HAND_OVER_S", 0.2)
     decoder = named(cluster_2x2, "decode-0")
     decoder.engine.hold_before(4)
     running = asyncio.create_task(cluster_2x2.generate())
@@ -251,6 +249,7 @@ async def test_an_answer_that_is_not_handed_over_in_time_is_computed_elsewhere(
             await asyncio.Event().wait()
         return why != "it cannot be leased"
 
+    # The stand-in's engine always hands over.
     monkeypatch.setattr(decoder.engine, "hand_over", hand_over)
     await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 
@@ -278,6 +277,7 @@ async def test_a_client_that_leaves_before_the_lease_is_read_leaves_none(cluster
         call.cancel()
         return handed_over
 
+    # The client leaves between the stand-in's answer and its last message.
     handing_over_there, first.engine.hand_over = first.engine.hand_over, handed_over_and_gone  # type: ignore[method-assign]
     await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 
@@ -301,6 +301,7 @@ async def test_an_answer_whose_worker_dies_when_it_has_handed_it_over_is_compute
         asyncio.get_running_loop().call_soon(first.engine.die, "of a test")
         return handed_over
 
+    # The stand-in cannot be made to die between its answer and its last message.
     monkeypatch.setattr(first.engine, "hand_over", hand_over_and_die)
     await cluster_2x2.admin.DrainWorker(admin.DrainWorkerRequest(worker_id="decode-0"))
 

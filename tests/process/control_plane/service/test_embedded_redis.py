@@ -93,6 +93,7 @@ async def test_whoever_keeps_it_ends_although_a_ping_swallows_that_it_is_cancell
         return True
 
     pinging = asyncio.Event()
+    # The Redis client swallows a cancellation rarely, and at no moment that a test could choose.
     monkeypatch.setattr(EmbeddedRedis, "_answers", swallowed)
     server = EmbeddedRedis(tmp_path, HOST, look_s=0.01)
     await server.start()

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from cluster_configs.schema import GatewaySection, WebSocketSection
-from control_plane.service import gateways as module
-from control_plane.service.gateways import Gateways
+from control_plane.service.gateways import Gateways, Pauses
 from tests.fakes.cluster import until
 
 _SAYS = """
@@ -27,14 +26,13 @@ time.sleep(600)
 _FAILS = "import sys; sys.exit('the port is taken')"
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.01)
+_SHORT = Pauses(first_s=0.01, longest_s=0.04)
 
 
 @asynccontextmanager
-async def running(folder: Path, code: str, **section: Any) -> AsyncIterator[Gateways]:
-    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, (sys.executable, "-c", code))
+async def running(folder: Path, code: str, pauses: Pauses = _SHORT, **section: Any) -> AsyncIterator[Gateways]:
+    command = (sys.executable, "-c", code)
+    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, command, pauses=pauses)
     made.start()
     try:
         yield made
@@ -89,18 +87,18 @@ async def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.04)
     async with running(tmp_path, _FAILS) as gateways:
+        listening = asyncio.create_task(gateways.first_url())
         await eventually(lambda: gateways.starts >= 4)
-        assert not any(up.is_set() for up in gateways._up)
+        assert not listening.done()
+        listening.cancel()
     assert (tmp_path / "gateway-0.log").read_text().startswith("the port is taken\n" * 3)
     pauses = [record.args[3] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
 
 
-async def test_they_end_while_one_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 600.0)
-    async with asyncio.timeout(60), running(tmp_path, _FAILS) as gateways:
+async def test_they_end_while_one_pauses(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), running(tmp_path, _FAILS, Pauses(first_s=600.0)) as gateways:
         await eventually(lambda: gateways.starts == 1)

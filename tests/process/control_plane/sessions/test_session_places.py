@@ -114,28 +114,30 @@ async def test_sessions_whose_prompts_take_too_much_memory_are_refused_until_oth
         await until(lambda: prompts.used_bytes == 0)
 
 
-async def test_a_message_counts_while_it_is_tokenized(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = cluster.parts.admission.prompts
+async def test_a_message_counts_while_it_is_tokenized() -> None:
     waiting, go_on = asyncio.Event(), asyncio.Event()
-    piece = BytesTokenizer.piece
 
-    async def slow(tokenizer: BytesTokenizer, what: api.SessionPiece) -> list[int]:
-        waiting.set()
-        await go_on.wait()
-        return await piece(tokenizer, what)
+    class Slow(BytesTokenizer):
+        async def piece(self, piece: api.SessionPiece) -> list[int]:
+            waiting.set()
+            await go_on.wait()
+            return await super().piece(piece)
 
-    monkeypatch.setattr(BytesTokenizer, "piece", slow)
-    session = cluster.session()
-    await session.open("hello")
-    await session.append("x" * 60_000)
-    await waiting.wait()
-    assert prompts.used_bytes > 59_900
+    async with running_cluster(tokenizer=Slow) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        prompts = cluster.parts.admission.prompts
+        session = cluster.session()
+        await session.open("hello")
+        await session.append("x" * 60_000)
+        await waiting.wait()
+        assert prompts.used_bytes > 59_900
 
-    go_on.set()
+        go_on.set()
 
-    await session.event("refused")
-    assert prompts.used_bytes == 5 * TOKEN_BYTES
-    session.call.cancel()
+        await session.event("refused")
+        assert prompts.used_bytes == 5 * TOKEN_BYTES
+        session.call.cancel()
 
 
 async def test_a_resumed_session_holds_no_slot_before_its_input_has_come_again_and_all_its_memory(

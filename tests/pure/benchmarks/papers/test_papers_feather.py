@@ -108,16 +108,15 @@ def _made_up(load: Load, policy: str, locality: str, seconds: float, seed: int =
     return Ran(1000.0 * faster, 500.0 / faster, 100.0 / faster)
 
 
-def test_every_cell_comes_under_each_locality_and_runs_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_comes_under_each_locality_and_runs_are_shared() -> None:
     made: Counter[tuple[Load, str, str, float]] = Counter()
 
     def simulate(load: Load, policy: str, locality: str, seconds: float, seed: int = 0) -> Ran:
         made[load, policy, locality, seconds] += 1
         return _made_up(load, policy, locality, seconds, seed)
 
-    monkeypatch.setattr(feather, "simulate", simulate)
     told: list[str] = []
-    cells = feather.run(told.append, quick=False)
+    cells = feather.run(told.append, quick=False, simulated=simulate)
     assert set(made.values()) == {1} and len(told) == len(made)
     names = [(each.figure, each.cell) for each in cells]
     assert len(set(names)) == len(names)
@@ -133,9 +132,8 @@ def test_every_cell_comes_under_each_locality_and_runs_are_shared(monkeypatch: p
     assert gains["100 requests/s, throughput, cache"].why != gains["100 requests/s, throughput, memory"].why
 
 
-def test_the_quick_variant_is_a_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feather, "simulate", _made_up)
-    whole = {(each.figure, each.cell) for each in feather.run(lambda text: None, quick=False)}
-    quick = {(each.figure, each.cell) for each in feather.run(lambda text: None, quick=True)}
+def test_the_quick_variant_is_a_part_of_the_whole() -> None:
+    whole = {(each.figure, each.cell) for each in feather.run(lambda text: None, quick=False, simulated=_made_up)}
+    quick = {(each.figure, each.cell) for each in feather.run(lambda text: None, quick=True, simulated=_made_up)}
     assert quick < whole
     assert {figure.split(",")[0] for figure, _ in whole} >= {f"Figure 5.{number}" for number in (1, 2, 3, 4, 7, 14)}

@@ -60,6 +60,7 @@ class PlayedJourney:
     """`tell` hands the journey an event and checks what it answers; `call` is what it waits for."""
 
     journey: Journey
+    limits: JourneyLimits
     now_s: float = 0.0
     call: steps.Instruction | None = None
     leases: dict[str, ModelLease] = field(default_factory=dict)
@@ -81,13 +82,13 @@ class PlayedJourney:
 
     @classmethod
     def begun(cls, job: Job | None = None, limits: JourneyLimits = LIMITS) -> "PlayedJourney":
-        played = cls(Journey(job or new_job(), limits))
+        played = cls(Journey(job or new_job(), limits), limits)
         played.tell(steps.Begun())
         return played
 
     @property
     def deadline_s(self) -> float:
-        return self.journey._limits.handoff_deadline_s  # the model needs the limit that the journey was made with
+        return self.limits.handoff_deadline_s
 
     def tell(self, event: steps.Event) -> tuple[steps.Instruction, ...]:
         self._note_event(event)
@@ -205,16 +206,15 @@ class PlayedJourney:
             case steps.Blame():
                 self.blamed += 1
             case steps.Fail(cause=steps.Cause.DECODE_WORKER_LOST):
-                limits = self.journey._limits
-                was_tried = self.fruitless >= limits.decode_attempts
-                assert was_tried or self.journey.job.migrations >= limits.max_migrations, "given up early"
+                was_tried = self.fruitless >= self.limits.decode_attempts
+                assert was_tried or self.journey.job.migrations >= self.limits.max_migrations, "given up early"
                 self.endings.append(instruction)
             case steps.Complete() | steps.Fail():
                 self.endings.append(instruction)
 
     def _calls(self, call: steps.CallPrefill | steps.CallDecode) -> None:
         assert self.now_s < call.until_s == self.journey.job.deadline_s
-        assert self.fruitless < self.journey._limits.decode_attempts, "it is tried for ever"
+        assert self.fruitless < self.limits.decode_attempts, "it is tried for ever"
         if isinstance(call, steps.CallDecode):
             assert call.hung == self.left_for_good, "workers that hang are gone back to for ever"
         assert self.journey.job.emitted == list(range(self.told_tokens)), "a worker does not get the answer so far"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,19 +25,19 @@ class Router:
         self.fault: RachisError | None = None
         self.good = {GOOD}
         self._is_open = is_open
-        self._key = ""
+        self.key = ""
 
     def calling_with(self, metadata: Any) -> "Router":
         other = Router.__new__(Router)
         other.__dict__ = dict(self.__dict__)
-        other._key = dict(metadata).get("authorization", "").removeprefix("Bearer ")
+        other.key = dict(metadata).get("authorization", "").removeprefix("Bearer ")
         return other
 
     async def identity(self, timeout_s: float) -> api.GetIdentityResponse:
-        self.asked.append(self._key)
+        self.asked.append(self.key)
         if self.fault is not None:
             raise self.fault
-        if not self._is_open and self._key not in self.good:
+        if not self._is_open and self.key not in self.good:
             raise UnauthenticatedError.local("no")
         return api.GetIdentityResponse(name="chat", tenant="acme", roles=["generate"], is_open=self._is_open)
 
@@ -161,15 +160,15 @@ async def test_a_connection_ends_its_talk_when_its_key_does() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         callers.append(CALLER.get())
 
-    gateway.app = Callers(app, router, _answer, may_be_open=False)  # type: ignore[arg-type]
+    now_s = 0.0
+    gateway.app = Callers(app, router, _answer, may_be_open=False, now_s=lambda: now_s)  # type: ignore[arg-type]
     await gateway.ask("/v1/responses", BEARER)
     (caller,) = callers
     assert caller is not None
     talk, event = TalkOfCaller(Talk(), caller), Create({}, (), None, generates=False)
     assert [frame async for frame in talk.frames(event)] == ["said"]
     router.good.clear()
-    forget: Callable[[], None] = caller.identities._found.clear  # in place of the two seconds that it is remembered
-    forget()
+    now_s = 3.0
     with pytest.raises(SocketError) as raised:
         async for _ in talk.frames(event):
             pass

@@ -28,14 +28,14 @@ async def test_one_more_is_refused_and_one_that_ends_makes_room() -> None:
     endpoint = endpoint_of(1)
     endpoint.connections = 1
     refused = Refused()
-    await endpoint._connected(cast(WebSocket, refused))
+    await endpoint.connected(cast(WebSocket, refused))
     status, retry_after, body = refused.said.get_nowait()
     assert (status, retry_after) == (429, "1")
     assert b"too_many_connections" in body
     endpoint.connections = 0
     socket = Socket()
     socket.incoming.put_nowait(GONE)
-    await endpoint._connected(cast(WebSocket, socket))
+    await endpoint.connected(cast(WebSocket, socket))
     assert (endpoint.connections, socket.said.qsize()) == (0, 0)
 
 

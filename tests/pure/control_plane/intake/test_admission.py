@@ -238,7 +238,7 @@ async def test_tenants_take_turns_where_there_is_one_slot() -> None:
         order += running.tenant
         await running.done()
     assert order == "abcababaaa"
-    assert not admission._turns, "nothing is remembered of who has nothing here"
+    admission.check_invariants()
 
 
 async def test_no_tenant_has_more_than_its_share_though_slots_are_free() -> None:
@@ -282,7 +282,8 @@ async def test_the_lowest_number_goes_first_whoever_waits_longer() -> None:
         order.append(running.claimant.priority)
         await running.done()
     assert order == [-3, 0, 1, 5]
-    assert counts(admission) == (0, 0) and not admission._turns
+    assert counts(admission) == (0, 0)
+    admission.check_invariants()
 
 
 async def test_a_full_queue_takes_a_lower_number_in_place_of_the_latest_of_the_highest() -> None:
@@ -317,7 +318,8 @@ async def test_best_effort_leaves_slots_for_the_others_though_they_are_free() ->
     await batch[0].done()
     assert await entered(batch) == ["a"] * 3
     await finish([*batch, *others])
-    assert counts(admission) == (0, 0) and not admission._best_effort
+    assert counts(admission) == (0, 0)
+    admission.check_invariants()
 
 
 @pytest.mark.parametrize("seed", range(20))

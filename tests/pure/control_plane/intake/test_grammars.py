@@ -6,7 +6,6 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.errors import InvalidInputError, OverloadedError, UnavailableError
-from control_plane.intake import grammars
 from tests.fakes.grammar_compiler import MODEL, Compilers, checking, regex, something_given
 
 
@@ -66,9 +65,8 @@ async def test_who_leaves_does_not_take_it_from_others(compilers: Compilers) -> 
     assert compilers.given == ["held"]
 
 
-async def test_more_than_so_many_do_not_wait(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MOST_WAITING", 2)
-    checks = checking(compilers)
+async def test_more_than_so_many_do_not_wait(compilers: Compilers) -> None:
+    checks = checking(compilers, most_waiting=2)
     waiting = [asyncio.create_task(checks.check(regex(f"held{number}"), MODEL)) for number in range(2)]
     await something_given(compilers)
     with pytest.raises(OverloadedError, match="2 grammars"):
@@ -88,19 +86,15 @@ async def test_without_a_process_it_is_a_fault_of_the_service(error: Exception) 
     await checks.check(regex("a+"), MODEL)
 
 
-async def test_what_is_known_is_bounded(compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MOST_KNOWN", 2)
-    checks = checking(compilers)
+async def test_what_is_known_is_bounded(compilers: Compilers) -> None:
+    checks = checking(compilers, most_known=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         await checks.check(regex(text), MODEL)
     assert compilers.given == ["a", "b", "c", "b"], "the one that nobody asked for longest is forgotten"
 
 
-async def test_who_waits_for_one_that_is_pushed_out_at_once_still_hears(
-    compilers: Compilers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammars, "_MOST_KNOWN", 1)
-    checks = checking(compilers)
+async def test_who_waits_for_one_that_is_pushed_out_at_once_still_hears(compilers: Compilers) -> None:
+    checks = checking(compilers, most_known=1)
     texts = ("a", "b", "c", "bad (")
     found = await asyncio.gather(
         *(checks.check(regex(text), MODEL) for text in texts for _ in range(3)), return_exceptions=True

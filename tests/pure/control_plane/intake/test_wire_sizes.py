@@ -111,6 +111,7 @@ def test_bytes_that_are_no_message_are_left_to_the_parser(data: bytes) -> None:
 def test_the_work_of_a_look_does_not_grow_with_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in varints that are read, of the two messages that once took longest."""
     read = 0
+    # The original, for the counting one below.
     varint = wire_sizes._Look._varint
 
     def counted(look: wire_sizes._Look, data: bytes, start: int, end: int) -> tuple[int, int]:

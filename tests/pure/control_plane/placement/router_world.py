@@ -13,10 +13,12 @@ from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.ledger import Ledger
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
+from tests.pure.control_plane.placement.left_behind import ledger_of, left_behind
 
 CHUNK = 16
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
@@ -62,22 +64,18 @@ class RouterWorld:
         """The workers of this pool leave."""
         self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
 
+    @property
+    def ledger(self) -> Ledger:
+        return ledger_of(self.placer)
+
+    @property
+    def predictions(self) -> int:
+        # The index shows what it believes, not the predictions that are to be withdrawn.
+        return len(self.index._predictions)
+
     def left_behind(self) -> dict[str, Any]:
         """All that placements leave behind; equal where nothing has changed."""
-        ledger, table = self.placer._ledger, self.index._table
-        return {
-            "rng": self.rng.getstate(),
-            "counts": repr(ledger.counts),
-            "log": {name: repr(ledger.log.explanation(name)) for name in ledger.log.request_ids()},
-            "long prompts": (list(ledger.long_prompts._works), ledger.long_prompts.long_s),
-            "recent": [prompt.keys.tolist() for prompt in ledger.recent._prompts],
-            "running": repr(ledger.running._by_key),
-            "loads": self.membership.loads._columns.tolist(),
-            "accesses": len(self.accesses),
-            "index": (table.keys.tolist(), table.sets.tolist(), table.heat.tolist()),
-            "sets": len(self.index._sets),
-            "predictions": len(self.index._predictions),
-        }
+        return left_behind(self.placer, self.index, self.membership) | {"accesses": len(self.accesses)}
 
 
 def prompt(seed: int, tokens: int = 10 * CHUNK) -> list[int]:

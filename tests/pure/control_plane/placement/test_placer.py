@@ -252,6 +252,7 @@ def test_a_request_that_is_routed_is_decided_on_once_for_each_pool() -> None:
         lookups.append(len(keys))
         return lookup(keys, now_s)
 
+    # How often the index is asked is visible nowhere else.
     world.index.lookup = counted  # type: ignore[method-assign]
     for seed in range(20):
         job = world.job(prompt(seed))

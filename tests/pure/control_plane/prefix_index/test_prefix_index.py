@@ -108,5 +108,6 @@ def test_holders_of_ever_other_chunks_do_not_fill_memory() -> None:
             stored = bool(rng.integers(2))
             found.apply(name, ClaimChange(device_stored=chunk) if stored else ClaimChange(device_removed=chunk))
     state: Any = found
+    # The number of sets is visible nowhere else.
     assert len(state._sets) < 1500
     found.check_invariants()

@@ -68,6 +68,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
+        # By itself it runs after thousands of sets.
         self.index._compact()
 
     @rule(prompt=numbers)

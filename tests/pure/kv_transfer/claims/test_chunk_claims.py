@@ -12,6 +12,7 @@ from kv_transfer.claims.chunk_claims import ChunkClaims, extra_keys_of
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.counting import Number, lines_run, looks_at
 from tests.examples import examples
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 BLOCK_TOKENS = 2
@@ -155,12 +156,12 @@ TestClaims = ClaimsMachine.TestCase
 
 @pytest.mark.parametrize("method", ["_count", "_forget", "_find_name", "removed", "cleared"])
 def test_a_step_that_is_left_out_is_noticed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkClaims, method, lambda *arguments, **named: False)
+    planted(monkeypatch, ChunkClaims, method, lambda *arguments, **named: False)
     expect_noticed(ClaimsMachine)
 
 
 def test_a_chunk_that_lost_an_inner_block_and_is_claimed_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkClaims, "_completeness", lambda self, block: block.there)
+    planted(monkeypatch, ChunkClaims, "_completeness", lambda self, block: block.there)
     expect_noticed(ClaimsMachine)
 
 
@@ -180,6 +181,7 @@ def test_a_removal_that_is_not_told_is_found_by_the_audit() -> None:
 def test_the_audit_believes_the_pool_and_not_what_was_told() -> None:
     claims = claims_of()
     tell(claims, (1, 2), 0)
+    # Planted: a claim of blocks that were never there.
     claims._claimed[Tier.HOST][12345] = 1
 
     assert claims.audit([hash_of((1,)), hash_of((1, 2))], ()) == PrefixClaims(frozenset(keys_of((1, 2), 2)))

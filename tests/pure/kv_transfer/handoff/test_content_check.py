@@ -45,6 +45,7 @@ def test_the_checksums_of_a_lease_are_there_when_all_ranks_have_told_them() -> N
     assert set(content.take_orders().take) == {"r"}
     content.take_in(ContentReport({"gone": {0: [4], 1: [5]}}))
     assert content.taken("gone") is None
+    # Checksums of a lease that was forgotten are visible nowhere else.
     assert not content._taken, "nothing is kept of what nobody waits for"
 
 

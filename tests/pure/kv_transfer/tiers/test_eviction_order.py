@@ -14,6 +14,7 @@ from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from tests.counting import Number, lines_run, looks_at
 from tests.examples import examples
+from tests.planting import planted
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -152,9 +153,7 @@ class OrderMachine(RuleBasedStateMachine):
     @invariant()
     def entries_are_bounded_by_the_runs(self) -> None:
         for order in self.orders.values():
-            assert (
-                order._entries == sum(map(len, order._heaps.values())) <= 4 * self.tree.nodes + 65 + len(order._queued)
-            )
+            order.check_invariants()
 
 
 OrderMachine.TestCase.settings = examples(200, steps=40)
@@ -162,21 +161,20 @@ test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
 
 
 @pytest.mark.parametrize(
-    ("name", "planted", "first_seed"),
+    ("name", "wrong", "first_seed"),
     [
         ("became_free", lambda order, identity: None, 8),
         (
             "_place",
+            # Planted.
             lambda order, node: (order._policy.group(node.hashes[0]), order._policy.priority(node.hashes[0], 1)),
             0,
         ),
         ("_rebuild", lambda order: None, 28),
     ],
 )
-def test_machine_sees_planted_bugs(
-    monkeypatch: pytest.MonkeyPatch, name: str, planted: object, first_seed: int
-) -> None:
-    monkeypatch.setattr(EvictionOrder, name, planted)
+def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object, first_seed: int) -> None:
+    planted(monkeypatch, EvictionOrder, name, wrong)
     expect_noticed(OrderMachine, first_seed=first_seed)
 
 
@@ -200,8 +198,8 @@ def test_runs_that_stay_hot_do_not_fill_the_order_when_the_tree_is_cleared_again
         policy.accessed(range(100))
         for number in range(100):
             tree.insert(Tier.DEVICE, [number], 0, [number])
-    assert order._entries <= 4 * 100 + 65
-    assert len(order._queued) <= 4 * 100 + 65
+    order.check_invariants()
+    assert len(order) <= 4 * 100 + 65
 
 
 def test_an_eviction_takes_little_more_work_among_many_leaves() -> None:
@@ -210,9 +208,11 @@ def test_an_eviction_takes_little_more_work_among_many_leaves() -> None:
         tree, order, policy = forest(leaves)
         policy.accessed(range(0, leaves, 2))
         priority = policy.priority
+        # Its priorities are numbers that count how often they are compared.
         policy.priority = lambda block_hash, length_blocks: Number(  # type: ignore[method-assign]
             priority(block_hash, length_blocks)
         )
+        # All entries get such priorities; by itself it runs at the policy's next epoch.
         order._rebuild()
 
         def half_leave() -> None:

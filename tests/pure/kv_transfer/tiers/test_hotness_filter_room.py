@@ -5,6 +5,7 @@ import pytest
 
 from kv_transfer.tiers import hotness_filter
 from kv_transfer.tiers.hotness_filter import HotnessFilter
+from tests.planting import planted
 from tests.pure.kv_transfer.tiers.filter_keys import PROMPT_BLOCKS, frequencies, key_range, keys_of, touch_prompts
 
 
@@ -45,16 +46,15 @@ def test_a_full_filter_forgets_what_is_cold_but_not_what_the_same_call_touches()
     assert hotness.forgotten == 2
 
 
-def test_a_full_filter_looks_for_cold_entries_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    hotness = HotnessFilter(4, fingerprint_bits=32)
+def test_a_full_filter_looks_for_cold_entries_once_in_an_epoch() -> None:
     sweeps = []
-    forget_cold = hotness.forget_cold
 
-    def noted() -> int:
-        sweeps.append(hotness.epoch)
-        return forget_cold()
+    class Noted(HotnessFilter):
+        def forget_cold(self) -> int:
+            sweeps.append(self.epoch)
+            return super().forget_cold()
 
-    monkeypatch.setattr(hotness, "forget_cold", noted)
+    hotness = Noted(4, fingerprint_bits=32)
     for _ in range(3):
         for number in range(0, 100, 10):
             hotness.touch(key_range(number, 10))
@@ -65,6 +65,7 @@ def test_a_full_filter_looks_for_cold_entries_once_in_an_epoch(monkeypatch: pyte
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters may fill up: 240 entries get 256 slots."""
+    # A filter of the usual load grows before a relocation fails; its constructor is full.
     monkeypatch.setattr(hotness_filter, "MAX_LOAD", 0.95)
 
 
@@ -86,7 +87,7 @@ def test_a_relocation_that_fails_loses_nothing() -> None:
 
 @pytest.mark.usefixtures("crowded")
 def test_negative_control_a_relocation_that_is_not_undone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HotnessFilter, "_undo", lambda self, path, moving: None)
+    planted(monkeypatch, HotnessFilter, "_undo", lambda self, path, moving: None)
     with pytest.raises(AssertionError, match="one is lost that was stored before"):
         check_that_failed_relocations_lose_nothing()
 

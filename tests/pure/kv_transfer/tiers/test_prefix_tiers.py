@@ -104,6 +104,7 @@ def test_what_its_policy_finds_unpromising_is_not_copied() -> None:
     tiers = make_tiers(4, TierRules(frequency_threshold=1))
     tiers.cached([1], 0, [0])
     tiers.accessed([1])
+    # The policy of these tiers finds every block promising.
     with mock.patch.object(LeastRecentlyUsed, "is_promising", return_value=False):
         assert tiers.worth_copying([1]) is None
     assert tiers.counters.refused[Refusal.UNPROMISING] == 1
@@ -178,6 +179,7 @@ def test_promotions_in_vain_make_the_next_ones_rarer_and_used_ones_bring_them_ba
         """Of the next 20 prefills, after which a promotion was looked for."""
         found: list[int] = []
         for prefill in range(20):
+            # A search that finds nothing is visible nowhere else.
             with mock.patch.object(Promotions, "_find", return_value=None) as find:
                 assert tiers.promotion() is None
             found += [prefill] * find.call_count

@@ -18,6 +18,7 @@ from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.settings import POLICIES, TierSettings
 from kv_transfer.tiers.tier_terms import Admission, CopyOut, Promotion, TierRules
 from tests.examples import examples
+from tests.planting import planted
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
 from tests.state_machines import expect_noticed
 
@@ -333,7 +334,7 @@ COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_co
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "planted", "first_seed"),
+    ("owner", "name", "wrong", "first_seed"),
     [
         (PrefixTiers, "copied_out", a_copy_that_ignores_a_reset, 36),
         (PrefixTiers, "worth_copying", a_copy_that_is_there_before_it_has_landed, 1),
@@ -345,7 +346,7 @@ COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_co
     ],
 )
 def test_machine_sees_planted_bugs(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, planted: object, first_seed: int
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, wrong: object, first_seed: int
 ) -> None:
-    monkeypatch.setattr(owner, name, planted)
+    planted(monkeypatch, owner, name, wrong)
     expect_noticed(TiersMachine, first_seed=first_seed)

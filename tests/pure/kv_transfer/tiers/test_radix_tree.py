@@ -12,6 +12,7 @@ from kv_transfer.tiers.prefix_runs import Match, Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from tests.counting import lines_run
 from tests.examples import examples
+from tests.planting import planted
 from tests.state_machines import expect_noticed
 
 # A block is named by the symbols up to and including its own: equal name, equal prefix.
@@ -237,22 +238,23 @@ def _common_blocks_that_round_up(run: Node, hashes: Sequence[BlockHash], at: int
     return min(length + 1, len(run.hashes), len(hashes) - at)
 
 
+# The original, for the planted one above.
 SPLIT = RadixTree._split
 COMMON_BLOCKS = Node.common_blocks
 
 
 def test_machine_sees_a_split_that_forgets_the_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, "_split", _split_that_leaves_the_children_with_the_head)
+    planted(monkeypatch, RadixTree, "_split", _split_that_leaves_the_children_with_the_head)
     expect_noticed(TreeMachine)
 
 
 def test_machine_sees_a_match_that_rounds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "common_blocks", _common_blocks_that_round_up)
+    planted(monkeypatch, Node, "common_blocks", _common_blocks_that_round_up)
     expect_noticed(TreeMachine)
 
 
 def test_machine_sees_a_removal_that_keeps_the_host_blocks_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, "_drop", lambda tree, node: [])
+    planted(monkeypatch, RadixTree, "_drop", lambda tree, node: [])
     expect_noticed(TreeMachine)
 
 

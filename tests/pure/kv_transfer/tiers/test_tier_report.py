@@ -4,8 +4,6 @@ from dataclasses import fields
 from itertools import count
 from typing import Any
 
-import pytest
-
 from kv_transfer.blocks import BlockHash
 from kv_transfer.tiers import report as tier_report
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -37,9 +35,9 @@ def ask(tiers: PrefixTiers, prompt: str, times: int = 1) -> list[BlockHash]:
     return hashes
 
 
-def hottest(tiers: PrefixTiers, at_most: int = 10) -> list[tuple[int, int]]:
+def hottest(tiers: PrefixTiers, at_most: int = 10, **limits: int) -> list[tuple[int, int]]:
     """(blocks, frequency) of each."""
-    found = tier_report.hottest_prefixes(tiers, BLOCK_SIZE, at_most)
+    found = tier_report.hottest_prefixes(tiers, BLOCK_SIZE, at_most, **limits)
     return [(each.tokens // BLOCK_SIZE, each.frequency) for each in found]
 
 
@@ -132,10 +130,9 @@ def test_who_leaves_first_by_its_group_comes_last() -> None:
     assert hottest(tiers, 1) == [(1, 2)]
 
 
-def test_not_more_runs_are_looked_at_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_more_runs_are_looked_at_than_the_limit() -> None:
     tiers = make()
     for name in ("ax", "ay", "b"):
         ask(tiers, name)
-    monkeypatch.setattr(tier_report, "MOST_RUNS", 2)
 
-    assert sorted(hottest(tiers)) == [(1, 1), (1, 2)]
+    assert sorted(hottest(tiers, most_runs=2)) == [(1, 1), (1, 2)]
