@@ -20,6 +20,7 @@ endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
+RELEASE := $(VENV)/release
 # Processes that tests are spread over: two more than cores, since many tests wait more than they compute.
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q
@@ -27,7 +28,7 @@ SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
-	docs docs-serve bench bench-papers bench-system bench-simulator lock clean
+	docs docs-serve bench bench-papers bench-system bench-simulator lock release clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -176,13 +177,21 @@ lock: ## Resolve requirements/*.in again into the pinned lock files with the has
 			--override requirements/$$profile-excludes.txt -o requirements/$$profile.lock
 	done
 	grep '^torch==' requirements/cpu.in > requirements/torch-cpu.lock
-	for alone in sdks docs; do
+	for alone in sdks docs release; do
 		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$alone.in -o requirements/$$alone.lock
 	done
+
+release: $(RELEASE)/.rachis ## Make wheels, bills of materials and checksums of the last commit in dist/, the same bytes each time
+	$(RELEASE)/bin/python tools/release.py
+
+$(RELEASE)/.rachis: requirements/release.lock
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --disable-pip-version-check --no-deps --quiet --require-hashes -r requirements/release.lock
+	touch $@
 
 $(BUF): package-lock.json
 	npm install --no-save --no-audit --no-fund --loglevel=error
 	touch $@
 
 clean: ## Remove what the targets above created
-	rm -rf $(VENV) node_modules site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf $(VENV) node_modules site dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

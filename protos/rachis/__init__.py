@@ -25,6 +25,9 @@ from rachis.sync import Client, Session
 from rachis.v1.generation_pb2 import CompletionDelta, SamplingParams, StructuredOutputs
 from rachis.v1.router_pb2 import Document
 
+# Of the service, too: all wheels of a release have it.
+__version__ = "0.1.0"
+
 __all__ = [
     "DEFAULT_TIMEOUT_S",
     "AsyncClient",
@@ -50,6 +53,7 @@ __all__ = [
     "StructuredOutputs",
     "UnavailableError",
     "WithdrawnError",
+    "__version__",
     "chat_prompt",
     "stream_documents",
     "text_prompt",
