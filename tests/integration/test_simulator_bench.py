@@ -1,7 +1,6 @@
 """The service over imitated GPUs beside the simulator, as `rachis bench simulator` sets them: a small comparison."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,6 +9,10 @@ from rachis import AsyncClient
 from benchmarks.validation import imitated
 from benchmarks.validation.cluster import Cluster, Prompt
 from cluster_configs import loading
+from command_line.doctor.checks import CHECKS
+from command_line.doctor.collecting import look
+from command_line.doctor.findings import Severity, examine
+from command_line.own_service import Target
 from tests.integration.conftest import own_service
 
 pytestmark = pytest.mark.integration
@@ -23,11 +26,16 @@ FLAGS = {
 }
 
 
-@pytest_asyncio.fixture
-async def client(tmp_path: Path) -> AsyncIterator[AsyncClient]:
+@pytest_asyncio.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Target, AsyncClient]]:
     flags = {key.replace(".", "__"): value for key, value in FLAGS.items()}
-    async with own_service(tmp_path, **flags) as (_, client):
-        yield client
+    async with own_service(tmp_path_factory.mktemp("imitated"), **flags) as found:
+        yield found
+
+
+@pytest.fixture
+def client(service: tuple[Target, AsyncClient]) -> AsyncClient:
+    return service[1]
 
 
 async def test_simulator_and_service_serve_the_same_and_find_the_same(client: AsyncClient) -> None:
@@ -57,3 +65,10 @@ async def test_simulator_and_service_serve_the_same_and_find_the_same(client: As
     assert first.opened_s is not None
     assert first.opened_s + 0.04 <= first.sent_s < first.token_s[0]
     assert (first.cached_tokens, again.cached_tokens) == (0, 352), "the prompt that came in pieces is the whole one"
+
+
+async def test_the_doctor_finds_that_imitated_workers_answer_and_hand_off(service: tuple[Target, AsyncClient]) -> None:
+    """They refuse log-probabilities, and their tokens are compared with nobody's."""
+    report = examine(CHECKS, await look(service[0].address))
+    assert [finding for finding in report.findings if finding.severity is Severity.CRITICAL] == []
+    assert {each.check for each in report.not_checked} & {"answers", "handoff", "token_identity"} == {"token_identity"}
