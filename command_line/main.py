@@ -1,10 +1,12 @@
 """The `rachis` command: collects what its modules register, in the order of `rachis --help`, and runs it."""
 
 import sys
+from typing import Annotated
 
 import grpc
 import typer
 
+from cluster_core import versions
 from cluster_core.errors import RachisError
 from command_line import (
     adapters,
@@ -29,6 +31,7 @@ from command_line.batches import batch
 from command_line.bench import group as bench
 from command_line.doctor import doctor
 from command_line.errors import INTERRUPTED_EXIT_CODE, first_leaf, report_error
+from command_line.output import out
 from command_line.simulation import plan, simulate
 from command_line.status import overview
 from command_line.top import top
@@ -58,9 +61,21 @@ app = typer.Typer(
     name="rachis",
     help="Disaggregated prefill and decode for large language models.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[bool, typer.Option("--version", help="Show the versions that this command runs with.")] = False,
+) -> None:
+    if version:
+        out.print(str(versions.installed()))
+        raise typer.Exit
+
+
 for module in (*COMMANDS, *GROUPS):
     module.register(app)
 
