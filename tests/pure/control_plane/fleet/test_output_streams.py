@@ -134,7 +134,7 @@ async def settled() -> None:
 
 
 async def begun(world: World, calls: int = 1) -> list[Reading]:
-    readings = [Reading(world.decode()) for _ in range(calls)]
+    readings = [Reading(world.decode(60.0)) for _ in range(calls)]
     await settled()
     world.send()
     await settled()
@@ -308,10 +308,7 @@ def test_behind_rows_of_others_that_never_end_an_answer_is_waited_for_until_its_
     async def play() -> float:
         world, loop = World(), asyncio.get_running_loop()
         began_s = loop.time()
-        reading = Reading(world.decode(60.0))
-        await settled()
-        world.send()
-        await settled()
+        (reading,) = await begun(world)
         world.calls[0].end()
         while not reading.ended.done():
             await asyncio.sleep(8.0)
@@ -326,11 +323,10 @@ def test_behind_rows_of_others_that_never_end_an_answer_is_waited_for_until_its_
 
 async def test_a_stream_whose_worker_has_left_before_it_is_read_is_closed() -> None:
     world = World()
-    call = world.decode()
+    world.decode()
     world.streams.keep_only(set())
     await settled()
     assert world.opened[0].is_cancelled, "nobody reads the call"
-    del call
 
 
 async def test_a_worker_that_dies_as_the_stream_opens_is_not_blamed_on_the_call() -> None:
