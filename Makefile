@@ -119,6 +119,7 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
 	$(BIN)/python -m tools.access_tables --check
+	$(BIN)/python -m tools.console_runbooks --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.pictures --check
 
@@ -139,6 +140,7 @@ protos: setup ## Regenerate the stubs beside the .proto files
 map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, pictures
 	$(BIN)/python tools/structure.py
 	$(BIN)/python -m tools.access_tables
+	$(BIN)/python -m tools.console_runbooks
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.pictures
 

@@ -15,10 +15,10 @@ from cluster_core.errors import NotFoundError
 from command_line import options
 from command_line.output import computes_nothing, out, print_json, print_table
 from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
-from command_line.status import complaints
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from command_line.status.index import index_line, status_of
 from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
+from control_plane.overview import complaints
 from control_plane.service.state import StateFile, leftovers
 
 
