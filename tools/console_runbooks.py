@@ -1,4 +1,4 @@
-"""Writes the runbooks as the console shows them: the text of each, by its name; `--check` exits with 1 where they differ."""
+"""Writes the runbooks that the console shows, each by its name; `--check` exits with 1 where they differ."""
 
 import json
 import sys

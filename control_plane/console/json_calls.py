@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from google.protobuf.descriptor_pool import Default
-from google.protobuf.json_format import MessageToDict, Parse, ParseError
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -21,8 +21,11 @@ def request_of(name: str, body: bytes) -> Message:
     """name: in `METHODS`. An empty body is a message without any field. Raises InvalidInputError."""
     message = GetMessageClass(_method(name).input_type)()
     try:
-        return Parse(body.strip() or b"{}", message, max_recursion_depth=_DEEPEST)
-    except (ParseError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        fields = json.loads(body.strip() or b"{}")
+        if not isinstance(fields, dict):
+            raise ParseError("an object is needed")
+        return ParseDict(fields, message, max_recursion_depth=_DEEPEST)
+    except (ParseError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"is no {message.DESCRIPTOR.name} in JSON: {error}"[:400], field="body") from None
 
 

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -76,10 +76,9 @@ class ConsolePages:
             http.headers.get("authorization", ""), f"{'ipv6' if ':' in address else 'ipv4'}:{address}:{port}"
         )
         answers = self._calls.answers(name, request, caller)
-        if is_streamed(name):
-            self._stream(http, answers)
-        else:
-            self._answer(http, answers)
+        with suppress(ConnectionError):
+            # Who has asked may be gone.
+            self._stream(http, answers) if is_streamed(name) else self._answer(http, answers)
         return True
 
     def _why_not(self, http: BaseHTTPRequestHandler) -> str:
@@ -118,9 +117,6 @@ class ConsolePages:
                     _relay(http, stream)
                 except TimeoutError:
                     stream.is_slow = True
-                except OSError:
-                    # The browser is gone.
-                    return
         except TooManyStreamsError:
             _fail(http, "RESOURCE_EXHAUSTED", "as many consoles look at this router as may: close one, or try again")
 

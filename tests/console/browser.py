@@ -142,7 +142,9 @@ async def opened_page(program: str, folder: Path) -> AsyncIterator[Page]:
 async def _address(file: Path) -> str:
     """The browser writes port and path into this file once it listens."""
     async with asyncio.timeout(_START_TIMEOUT_S):
-        while not (file.exists() and len(lines := file.read_text().splitlines()) == 2):  # noqa: ASYNC110
+        lines: list[str] = []
+        while len(lines) != 2:
             await asyncio.sleep(_LOOK_EVERY_S)
+            lines = file.read_text().splitlines() if file.exists() else []
     port, path = lines
     return f"ws://127.0.0.1:{port}{path}"

@@ -1,4 +1,4 @@
-"""A service to look at: pools over fake engines, requests that are held where a test wants them, prefixes in the index."""
+"""A service to look at: pools over fake engines, requests that are held where a test wants, prefixes in the index."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -97,7 +97,7 @@ export const Icicle = ({ roots, onSelect, selected }) => {
   const height = Math.max(160, leaves(roots) * ROW);
   const hottest = Math.max(...cells.map((cell) => cell.node.rate), Number.EPSILON);
   const width = 960 / depth;
-  return html`<svg class="icicle" viewBox=${`0 0 960 ${height}`} role="group" aria-label="Cached prefixes, the hottest first; the table below says the same">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Tree of cached prefixes"><svg class="icicle" viewBox=${`0 0 960 ${height}`} role="group" aria-label="Cached prefixes, the hottest first; the table below says the same">
     ${cells.map(({ node, level, from, to }) => {
       const box = { x: level * width, y: from * height, width: width - GAP, height: Math.max(3, (to - from) * height - GAP) };
       const heat = Math.max(1, Math.ceil((node.rate / hottest) * 5));
@@ -110,7 +110,7 @@ export const Icicle = ({ roots, onSelect, selected }) => {
         ${box.height > 42 && width > 150 ? html`<text class=${`on-heat-${heat}`} x=${box.x + 8} y=${box.y + 35}>${node.tokens} tokens · ${node.places}</text>` : null}
       </g>`;
     })}
-  </svg>`;
+  </svg></div>`;
 };
 
 // Puts nodes into [from, to) by their rates; returns how deep the tree is.

@@ -1,7 +1,8 @@
 // Tables, whose rows keep their place in the document while figures change in them.
 import { html } from "./vendor/htm-preact.js";
 
-// columns: [{title, cell(row), number, wide}]; those that are `wide` are left out on a narrow screen. name: of a row, unique.
+// columns: [{title, cell(row), number, wide, grow}]; those that are `wide` are left out on a narrow screen, the one
+// that may `grow` takes the room that is left. name: of a row, unique.
 export const Table = ({ caption, columns, rows, name, empty }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
   <table>
     <caption>${caption}</caption>
@@ -17,6 +18,6 @@ export const Table = ({ caption, columns, rows, name, empty }) => html`<div clas
   </table>
 </div>`;
 
-const classes = (column) => `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`.trim();
+const classes = (column) => ["number", "wide", "grow"].filter((name) => column[name]).join(" ");
 
 export const State = ({ state }) => html`<span class=${`state state-${state.replace(/[^a-z_]/g, "")}`}>${state.replaceAll("_", " ")}</span>`;

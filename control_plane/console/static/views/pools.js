@@ -25,7 +25,7 @@ export function Pools({ overview, mayOperate }) {
       tell(error.message);
     }
   };
-  const columns = mayOperate ? [...WORKER_COLUMNS.slice(0, 5), { title: "", cell: (row) => html`<${WorkerButtons} row=${row} onAsk=${ask} />` }] : WORKER_COLUMNS;
+  const columns = mayOperate ? [...WORKER_COLUMNS.slice(0, 5), { title: "change", cell: (row) => html`<${WorkerButtons} row=${row} onAsk=${ask} />` }] : WORKER_COLUMNS;
   return html`
     <h1>Pools</h1>
     ${mayOperate ? null : html`<p class="note">Changing the pools needs a key with the role <code>operate</code>.</p>`}

@@ -75,7 +75,7 @@ function Answer({ answer, caption }) {
   const whole = answer.end_to_end_ms;
   const columns = [
     { title: "stage", cell: (stage) => html`${stage.name}${stage.migrates ? html` <span class="detail">moves</span>` : null}` },
-    { title: "", cell: (stage) => html`<${Span} start=${stage.start_ms} length=${stage.duration_ms} whole=${whole} kind=${kindOf(stage.name)} label=${`from ${ms(stage.start_ms)} for ${ms(stage.duration_ms)}`} />` },
+    { title: "when", grow: true, cell: (stage) => html`<${Span} start=${stage.start_ms} length=${stage.duration_ms} whole=${whole} kind=${kindOf(stage.name)} label=${`from ${ms(stage.start_ms)} for ${ms(stage.duration_ms)}`} />` },
     { title: "took", number: true, cell: (stage) => ms(stage.duration_ms) },
     { title: "worker", wide: true, cell: (stage) => stage.worker_id || "router" },
   ];
