@@ -86,6 +86,7 @@ class ProbeServer:
         self, host: str, port: int, registry: CollectorRegistry, probes: Probes, pages: Pages | None = None
     ) -> None:
         handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes, "pages": pages})
+        self._pages = pages
         self._server = _Server((host, port), handler)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -93,6 +94,8 @@ class ProbeServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        if self._pages is not None:
+            self._pages.close()
 
 
 class _Server(ThreadingTCPServer):

@@ -100,7 +100,6 @@ class RouterServer:
         self._loop_look_s = loop_look_s
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._background = BackgroundTasks()
-        self._console: ConsolePages | None = None
         self._stopping = False
         self.address = ""
 
@@ -132,10 +131,10 @@ class RouterServer:
         parts, section = self.parts, self._config.router
         self.address = f"{section.host}:{self._listen()}"
         loop = asyncio.get_running_loop()
-        self._console = ConsolePages(parts.calls, loop)
-        self._register_collectors(loop, self._console)
+        console = ConsolePages(parts.calls, loop)
+        self._register_collectors(loop, console)
         try:
-            parts.metrics.serve(section.host, section.metrics_port, Probes(loop, self._not_ready), self._console)
+            parts.metrics.serve(section.host, section.metrics_port, Probes(loop, self._not_ready), console)
         except OSError as error:
             place = f"{section.host}:{section.metrics_port}"
             raise StartError(
@@ -166,8 +165,6 @@ class RouterServer:
         await parts.first_worker.close()
         await self._background.cancel()
         await self._health.enter_graceful_shutdown()
-        if self._console is not None:
-            self._console.close()
         await parts.server.stop(grace=self._config.router.drain_timeout_s)
         # A scrape that runs still asks the workers.
         await asyncio.to_thread(parts.metrics.close)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
+from cluster_core.clock import monotonic_s
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-port=0",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 30.0
@@ -125,7 +129,7 @@ async def opened_page(program: str, folder: Path) -> AsyncIterator[Page]:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        address = await _address(folder / "DevToolsActivePort")
+        address = await asyncio.to_thread(_address, folder / "DevToolsActivePort")
         async with connect(address, max_size=_MOST_BYTES) as connection:
             page = Page(connection)
             reading = asyncio.create_task(page.read())
@@ -139,12 +143,12 @@ async def opened_page(program: str, folder: Path) -> AsyncIterator[Page]:
         await process.wait()
 
 
-async def _address(file: Path) -> str:
+def _address(file: Path) -> str:
     """The browser writes port and path into this file once it listens."""
-    async with asyncio.timeout(_START_TIMEOUT_S):
-        lines: list[str] = []
-        while len(lines) != 2:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            lines = file.read_text().splitlines() if file.exists() else []
-    port, path = lines
-    return f"ws://127.0.0.1:{port}{path}"
+    until_s = monotonic_s() + _START_TIMEOUT_S
+    while monotonic_s() < until_s:
+        lines = file.read_text().splitlines() if file.exists() else []
+        if len(lines) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        time.sleep(_LOOK_EVERY_S)
+    raise TimeoutError(f"the browser has not begun within {_START_TIMEOUT_S:g} s")

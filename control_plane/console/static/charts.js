@@ -89,7 +89,7 @@ const ROW = 46;
 const GAP = 2;
 
 // A tree of prefixes: each lies right of the one that it goes on from; as high as it is asked for, as strong as it is hot.
-// nodes: [{name, rate, tokens, children}].
+// nodes: [{name, rate, tokens, places, children}].
 export const Icicle = ({ roots, onSelect, selected }) => {
   const cells = [];
   const depth = lay(roots, 0, 0, 1, cells);
@@ -101,8 +101,8 @@ export const Icicle = ({ roots, onSelect, selected }) => {
     ${cells.map(({ node, level, from, to }) => {
       const box = { x: level * width, y: from * height, width: width - GAP, height: Math.max(3, (to - from) * height - GAP) };
       const heat = Math.max(1, Math.ceil((node.rate / hottest) * 5));
-      const said = `${node.name}, ${node.tokens} tokens, ${node.rate.toFixed(2)} requests/s`;
-      return html`<g key=${node.name} tabindex="0" role="button" aria-label=${said} aria-pressed=${selected === node.name}
+      const said = `${node.name} ${node.tokens} tokens · ${node.places}, ${node.rate.toFixed(2)} requests/s`;
+      return html`<g key=${node.name} tabindex="0" role="button" aria-pressed=${selected === node.name}
         onClick=${() => onSelect(node.name)} onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), onSelect(node.name))}>
         <rect class=${`heat heat-${heat}`} ...${box} />
         <title>${said}</title>

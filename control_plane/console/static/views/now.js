@@ -14,7 +14,8 @@ export function Now({ overview, opened }) {
   return html`
     <h1>Now</h1>
     ${overview.imitates ? html`<p class="note">Imitated GPUs: they compute nothing, take the time of ${overview.imitates}, and answer with arbitrary tokens.</p>` : null}
-    <${Alerts} overview=${overview} opened=${opened} />
+    <${Alerts} overview=${overview} />
+    ${opened ? html`<${Runbook} name=${opened} onClose="#now" />` : null}
     <section class="tiles" aria-label="Figures">
       <${Tile} name="running" value=${count(router.in_flight_requests)} detail=${`of ${count(overview.max_in_flight_requests)} slots`} />
       <${Tile} name="queued" value=${count(router.queued_requests)} detail=${`of ${count(overview.max_queued_requests)}`} isBad=${overview.max_queued_requests && router.queued_requests >= overview.max_queued_requests} />
@@ -43,7 +44,7 @@ function Times({ name, times }) {
   return html`<${Tile} name=${`${name} P90`} value=${seconds(times.p90_s)} detail=${detail} isBad=${isMissed} />`;
 }
 
-function Alerts({ overview, opened }) {
+function Alerts({ overview }) {
   const { alerts, unlisted_alerts: more } = overview;
   if (!alerts.length) return html`<p class="well">Nothing is wrong as far as this router sees.</p>`;
   return html`<section class="alerts" aria-label="Alerts">
@@ -52,7 +53,6 @@ function Alerts({ overview, opened }) {
       ${" "}<a href=${`#now/${alert.name}`}>Runbook ${alert.name}</a>
     </li>`)}</ul>
     ${more ? html`<p>${plural(more, "more alert")}</p>` : null}
-    ${opened ? html`<${Runbook} name=${opened} onClose="#now" />` : null}
   </section>`;
 }
 

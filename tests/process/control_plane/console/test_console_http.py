@@ -148,7 +148,10 @@ async def test_an_overview_comes_again_while_it_is_watched(empty: Cluster) -> No
     stream.close()
 
 
-async def test_streams_are_bounded_and_those_that_are_closed_make_room(empty: Cluster) -> None:
+async def test_streams_are_bounded_and_those_that_are_closed_make_room(
+    empty: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(empty.parts.overview, "_watch_interval_s", 0.1)
     place, registry = address(empty), empty.router.metrics.registry
     streams = [await opened(place, "WatchOverview") for _ in range(MOST_STREAMS)]
     assert registry.get_sample_value("rachis_console_streams") == MOST_STREAMS
