@@ -24,6 +24,12 @@ from control_plane.console.json_calls import error_json, is_streamed, json_of, r
 from control_plane.console.static_files import SECURITY_HEADERS, static_files
 from control_plane.console.streams import MOST_STREAMS, Stream, Streams, TooManyStreamsError
 
+# What each route says; who may call what stands in `control_plane.access.roles`.
+ROUTES = {
+    "/": "the console's page",
+    "/static/{file}": "what the page is made of",
+    "/api/{call}": "a call of the admin API, as a POST in JSON",
+}
 _API = "/api/"
 MOST_BODY_BYTES = 64 << 10
 # Calls that are answered at one time, and how long each may take.

@@ -2,13 +2,13 @@
 import { html } from "./vendor/htm-preact.js";
 import { percent, seconds, share } from "./format.js";
 
-// A part of a whole, with both written beside it.
-export const Meter = ({ part, whole, label }) => {
+// A part of a whole, with its share beside it. isBounded: little is left where it is almost full.
+export const Meter = ({ part, whole, label, isBounded = true }) => {
   const filled = share(part, whole);
   return html`<span class="meter">
     <svg viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label=${`${label}: ${percent(filled)}`}>
       <rect class="track" width="100" height="8" rx="2" />
-      <rect class=${filled > 0.9 ? "fill high" : "fill"} width=${filled * 100} height="8" rx="2" />
+      <rect class=${isBounded && filled > 0.9 ? "fill high" : "fill"} width=${filled * 100} height="8" rx="2" />
     </svg>
     <span class="figure">${whole ? percent(filled) : "–"}</span>
   </span>`;

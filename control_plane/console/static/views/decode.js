@@ -12,7 +12,7 @@ const GROUPS = [
   { title: "shared tokens", number: true, cell: (group) => count(group.tokens) },
   { title: "running", number: true, cell: (group) => count(group.running) },
   { title: "waiting", number: true, cell: (group) => count(group.waiting) },
-  { title: "of those that run", wide: true, cell: (group) => html`<${Meter} part=${group.running} whole=${group.whole} label="share of the batch" />` },
+  { title: "of those that run", wide: true, cell: (group) => html`<${Meter} part=${group.running} whole=${group.whole} isBounded=${false} label="share of the batch" />` },
 ];
 const WAITING = [
   { title: "request", cell: (request) => html`<a href=${`#requests/${encodeURIComponent(request.request_id)}`}>${request.request_id}</a>` },
