@@ -9,6 +9,7 @@ import io
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -18,9 +19,9 @@ from tests.console.world import PREFIXES, Shown, shown_service
 
 VIEWS = ("now", "requests", "pools", "decode", "placement", "prefixes")
 LOOKS = (("light", 1280, 900), ("dark", 400, 860))
-_COLOURS = 96
+_COLOURS = 256
 # The index of a fake registry is never read, and believed all the same.
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "index__max_staleness_s": 3600.0,
     "placement__disaggregation": "conditional",
     "placement__local_prefill_tokens": 64,

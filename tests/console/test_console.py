@@ -56,7 +56,7 @@ def told(overview: admin.GetOverviewResponse) -> dict[str, Any]:
 async def agree(page: Page, shown: Shown, **wanted: int) -> dict[str, Any]:
     """Page and admin API say the same; wanted: of `running`, and of pools so many workers that are ready."""
     seen: Any = None
-    said: Any = None
+    said: dict[str, Any] = {}
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             while True:

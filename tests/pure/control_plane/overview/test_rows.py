@@ -10,7 +10,7 @@ PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 
 def view(name: str, pool: wire.Pool.ValueType = DECODE, **load: int) -> admin.WorkerView:
     record = wire.WorkerRegistration(worker_id=name, pool=pool, state=wire.WORKER_STATE_READY)
-    record.load.CopyFrom(wire.WorkerLoad(**load))  # type: ignore[arg-type]  # by name
+    record.load.CopyFrom(wire.WorkerLoad(**load))
     return admin.WorkerView(registration=record, load=record.load)
 
 
