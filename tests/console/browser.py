@@ -31,7 +31,7 @@ def chromium() -> str | None:
 
 
 class Page:
-    """Made by `opened_page`. said: what the page has written to its console as an error, and what no script caught."""
+    """Made by `opened_page`. said: errors of its scripts, those that were not caught among them."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -47,8 +47,10 @@ class Page:
                 self._answers.pop(message["id"]).set_result(message)
             elif message["method"] == "Runtime.exceptionThrown":
                 self.said.append(json.dumps(message["params"]["exceptionDetails"])[:500])
-            elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
-                self.said.append(message["params"]["entry"]["text"])
+            elif message["method"] == "Log.entryAdded":
+                entry = message["params"]["entry"]
+                if entry["level"] == "error" and entry["source"] != "network":
+                    self.said.append(entry["text"])
 
     async def attach(self) -> None:
         target = (await self.command("Target.createTarget", url="about:blank"))["targetId"]
@@ -101,7 +103,8 @@ class Page:
         )
 
     async def type(self, selector: str, text: str) -> None:
-        await self.until(f"(document.querySelector({json.dumps(selector)})?.focus(), true)")
+        name = json.dumps(selector)
+        await self.until(f"(document.querySelector({name})?.focus(), document.activeElement?.matches({name}))")
         await self.command("Input.insertText", text=text)
 
     async def looks(self, width: int, height: int, scheme: str) -> None:
