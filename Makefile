@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts fuzz faults chaos check check-quick hooks protos map \
+.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts test-console fuzz faults chaos check check-quick hooks protos map \
 	docs docs-serve bench bench-papers bench-system bench-simulator lock release clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,13 @@ integration: setup sdks ## Whatever needs a real engine, Redis, Ray or NIXL, in 
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
 	$(BIN)/python -m tests.hosts -q
 
+test-console: setup $(BUF) ## The console in headless Chromium; as root, installs Debian's where none is on the PATH
+	if ! command -v chromium chromium-browser google-chrome >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+		apt-get update --quiet=2
+		DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --no-install-recommends chromium
+	fi
+	$(PYTEST) tests/console -rs
+
 fuzz: setup ## Random sessions, decode batches and grammars, simulated and on real engines, against fresh requests
 	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
@@ -112,6 +119,7 @@ check: check-quick $(BUF) ## ruff, mypy strict, import-linter, proto lint, gener
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BUF) lint protos
+	cmp node_modules/htm/preact/standalone.module.js control_plane/console/static/vendor/htm-preact.js
 
 check-quick: setup ## The parts of `make check` that take seconds: ruff, generated files fresh, shape of the tree
 	$(BIN)/ruff check .
@@ -119,6 +127,7 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
 	$(BIN)/python -m tools.access_tables --check
+	$(BIN)/python -m tools.console_runbooks --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.pictures --check
 
@@ -139,6 +148,7 @@ protos: setup ## Regenerate the stubs beside the .proto files
 map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, pictures
 	$(BIN)/python tools/structure.py
 	$(BIN)/python -m tools.access_tables
+	$(BIN)/python -m tools.console_runbooks
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.pictures
 

@@ -55,6 +55,9 @@ class ObjectivesSection(Section):
     """What the service is meant to keep; alerts and autoscaling go by it."""
 
     ttft_s: Seconds = Field(5.0, description="Time to first token of 90% of all requests.")
+    tpot_s: Seconds = Field(
+        0.2, description="Time per output token after the first, of 90% of all requests: shown beside what it is."
+    )
 
 
 class ModelSection(Section):

@@ -10,7 +10,8 @@ from rachis.v1 import admin_pb2 as admin
 from command_line import options
 from command_line.output import out, print_json, print_table, short_number
 from command_line.router_admin import TIMEOUT_S, pool_name
-from command_line.status.index import first_names, index_line, status_of
+from command_line.status.index import index_line, status_of
+from control_plane.overview.complaints import first_names
 
 
 def register(app: typer.Typer) -> None:

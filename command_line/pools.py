@@ -11,8 +11,9 @@ from rachis.v1 import admin_pb2 as admin
 from cluster_core.errors import ConfigError, NotFoundError
 from command_line import options
 from command_line.output import out, phases, print_json
-from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
+from command_line.router_admin import TIMEOUT_S, phase_name, pool_name
 from control_plane.model.limits import MOST_WORKERS
+from control_plane.overview.rows import state_name
 
 _POOLS = ("prefill", "decode")
 _Response = admin.ScalePoolsResponse | admin.RemoveWorkerResponse | admin.RestartWorkersResponse

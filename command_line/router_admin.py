@@ -12,7 +12,3 @@ def pool_name(pool: wire.Pool.ValueType) -> str:
 
 def phase_name(phase: admin.PoolPhase.ValueType) -> str:
     return admin.PoolPhase.Name(phase).removeprefix("POOL_PHASE_").lower()
-
-
-def state_name(state: wire.WorkerState.ValueType) -> str:
-    return wire.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()

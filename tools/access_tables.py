@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 
 from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS, Identity, Need, Role
+from control_plane.console.admin_calls import METHODS
 from tools.kept_files import ROOT, main
 
 DOCUMENT = ROOT / "docs" / "access.md"
@@ -15,7 +16,13 @@ def written(document: str) -> str:
     before, _, rest = document.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     rpcs = {method.removeprefix("/"): need for method, need in RPC_NEEDS.items()}
-    return f"{before}{_BEGIN}{_table('call', rpcs)}\n{_table('HTTP route', HTTP_NEEDS)}{_END}{after}"
+    console = {
+        "/": Need.NOTHING,
+        "/static/{file}": Need.NOTHING,
+        **{f"/api/{name}": RPC_NEEDS[method] for name, method in METHODS.items()},
+    }
+    tables = (_table("call", rpcs), _table("HTTP route", HTTP_NEEDS), _table("route of the console", console))
+    return f"{before}{_BEGIN}{chr(10).join(tables)}{_END}{after}"
 
 
 def _table(what: str, needs: Mapping[str, Need]) -> str:

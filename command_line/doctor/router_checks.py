@@ -7,8 +7,8 @@ from functools import partial
 
 from command_line.doctor.findings import Fault, Unknown, Verdicts
 from command_line.doctor.seen import Seen, is_usable
-from command_line.status.index import complaints_of, first_names
 from control_plane.model.lifecycle import State
+from control_plane.overview.complaints import complaints_of, first_names
 
 # As in the alerts on these figures.
 MOST_FAILED_SHARE = 0.02

@@ -11,9 +11,10 @@ from cluster_core.ports import PortRange
 from cluster_core.versions import Versions, differences
 from command_line.doctor.findings import Fault, Verdicts
 from command_line.doctor.seen import Seen, is_ready, is_usable, name_of
-from command_line.router_admin import pool_name, state_name
-from command_line.status import complaints
+from command_line.router_admin import pool_name
 from control_plane.model.worker_snapshot import Pool
+from control_plane.overview import complaints
+from control_plane.overview.rows import state_name
 from control_plane.prefix_index.followed_index import whole_blocks
 
 # As in the alerts RachisClockSkew and RachisHostMemoryFull.

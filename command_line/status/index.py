@@ -1,14 +1,11 @@
 """The part of `rachis status` about the prefix index: how large it is, how far it follows the workers, its alarms."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rachis.v1 import admin_pb2 as admin
 
 from command_line.output import short_number
-from command_line.status.complaints import Complaint
-
-_MOST_NAMES_SHOWN = 3
+from control_plane.overview.complaints import complaints_of
 
 
 def status_of(status: admin.GetIndexStatusResponse) -> dict[str, Any]:
@@ -49,25 +46,3 @@ def index_line(status: dict[str, Any]) -> str:
         f"{status['chunk_tokens']} tokens, {status['dropped']} forgotten for hotter ones, "
         f"{len(status['workers'])} workers followed, {status['staleness_s']:.1f} s old"
     )
-
-
-def complaints_of(status: admin.GetIndexStatusResponse) -> Iterator[Complaint]:
-    """What is wrong with the index: `stale`, `away` (Redis is), `silent`, `behind`."""
-    if status.stale:
-        yield Complaint(
-            "stale", f"the index is {status.staleness_s:.0f} s old and not believed: placement uses load alone"
-        )
-    elif not status.connected:
-        yield Complaint("away", "Redis does not answer: the index stays as it is")
-    silent = [worker.worker_id for worker in status.workers if worker.silent]
-    if silent:
-        yield Complaint("silent", f"finish requests and tell of no block: {first_names(silent)}")
-    behind = [worker.worker_id for worker in status.workers if not worker.in_sync]
-    if behind:
-        yield Complaint("behind", f"not in sync: {first_names(behind)}")
-
-
-def first_names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES_SHOWN
-    shown = ", ".join(names[:_MOST_NAMES_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown or "-"

@@ -14,11 +14,12 @@ from rich.markup import escape
 from cluster_core.errors import NotFoundError
 from command_line import options
 from command_line.output import computes_nothing, out, print_json, print_table
-from command_line.router_admin import TIMEOUT_S, phase_name, pool_name, state_name
-from command_line.status import complaints
+from command_line.router_admin import TIMEOUT_S, phase_name, pool_name
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from command_line.status.index import index_line, status_of
 from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
+from control_plane.overview import complaints
+from control_plane.overview.rows import state_name
 from control_plane.service.state import StateFile, leftovers
 
 
@@ -102,6 +103,7 @@ async def ask(
     """For `--json`. worker: as in `status`. Raises grpc.aio.AioRpcError and NotFoundError."""
     router = await client.router_status()
     index = await client.admin.GetIndexStatus(admin.GetIndexStatusRequest(), timeout=TIMEOUT_S)
+    overview = await client.admin.GetOverview(admin.GetOverviewRequest(), timeout=TIMEOUT_S)
     pools = (await client.admin.GetPools(admin.GetPoolsRequest(), timeout=TIMEOUT_S)).pools
     views = await client.workers(
         hottest_prefixes=HOTTEST_PREFIXES if tiers else 0, batch_entries=BATCH_ENTRIES if decode else 0
@@ -122,6 +124,18 @@ async def ask(
         "memory": [
             {"what": use.what, "used_bytes": use.used_bytes, "limit_bytes": use.limit_bytes, "limit": use.limit}
             for use in router.memory
+        ],
+        "ttft_s": _times(overview.ttft),
+        "tpot_s": _times(overview.tpot),
+        "alerts": [
+            {
+                "name": alert.name,
+                "severity": alert.severity,
+                "subject": alert.subject,
+                "sentence": alert.sentence,
+                "runbook": alert.runbook,
+            }
+            for alert in overview.alerts
         ],
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
@@ -164,6 +178,16 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "complaints": [complaint.sentence for complaint in complaints.of_worker(view)],
         **({"tiers": tiers_of(view)} if tiers else {}),
         **({"decode": decode_of(view)} if decode else {}),
+    }
+
+
+def _times(times: admin.TimesOverview) -> dict[str, Any]:
+    """None: no request of the last minute has been measured."""
+    return {
+        "requests": times.requests,
+        "p50": times.p50_s if times.requests else None,
+        "p90": times.p90_s if times.requests else None,
+        "objective": times.objective_s,
     }
 
 

@@ -19,13 +19,14 @@ class WorkerViews:
         self._membership = membership
         self._client = client
 
-    async def gather(
-        self, timeout_s: float, *, hottest_prefixes: int = 0, batch_entries: int = 0
-    ) -> Sequence[admin.WorkerView]:
-        """Of all workers, asked at the same time. One that does not answer in time has no load in its view."""
-        request = wire.GetWorkerStatusRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
-        views = (self._view(member, timeout_s, request) for member in self._membership.members())
-        return await asyncio.gather(*views)
+    async def gather(self, timeout_s: float, asked: admin.ListWorkersRequest) -> Sequence[admin.WorkerView]:
+        """Of the workers, asked at the same time. One that does not answer in time has no load in its view."""
+        request = wire.GetWorkerStatusRequest(
+            hottest_prefixes=asked.hottest_prefixes, batch_entries=asked.batch_entries
+        )
+        wanted = frozenset(asked.worker_ids)
+        members = (member for member in self._membership.members() if not wanted or member.worker_id in wanted)
+        return await asyncio.gather(*(self._view(member, timeout_s, request) for member in members))
 
     async def _view(self, member: Member, timeout_s: float, request: wire.GetWorkerStatusRequest) -> admin.WorkerView:
         view = admin.WorkerView(

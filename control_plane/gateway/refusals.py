@@ -10,7 +10,7 @@ from rachis.errors import RachisError
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
 
-from control_plane.gateway.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER
+from cluster_wire.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER
 
 # Where the router does not say: it may be gone, and another one come.
 _RETRY_AFTER_MS = 1000

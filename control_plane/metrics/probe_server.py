@@ -1,4 +1,4 @@
-"""What a router answers over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for who watches it.
+"""What a router answers over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for who watches it, and pages.
 
 Live: the router's loop answers. Who is not live for long is to be started again. Ready: requests are served. Who is not
 ready gets no requests, and nothing is gained by starting it again. Both answer 200 or 503 with one sentence.
@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import MetricsHandler
@@ -61,11 +63,30 @@ class Probes:
         return self.not_ready()
 
 
+class Pages(Protocol):
+    """What is served beside metrics and probes, each request on a thread of its own."""
+
+    def get(self, http: BaseHTTPRequestHandler) -> bool:
+        """False: there is no such page, and nothing was answered."""
+        ...
+
+    def post(self, http: BaseHTTPRequestHandler) -> bool:
+        """As `get`."""
+        ...
+
+    def close(self) -> None:
+        """What still goes on ends."""
+        ...
+
+
 class ProbeServer:
     """Serves from its construction until `close`, one thread for each request. Raises OSError when it cannot listen."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, probes: Probes) -> None:
-        handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes})
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, probes: Probes, pages: Pages | None = None
+    ) -> None:
+        handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes, "pages": pages})
+        self._pages = pages
         self._server = _Server((host, port), handler)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -73,6 +94,8 @@ class ProbeServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        if self._pages is not None:
+            self._pages.close()
 
 
 class _Server(ThreadingTCPServer):
@@ -85,6 +108,7 @@ class _Server(ThreadingTCPServer):
 class _Handler(MetricsHandler):
     timeout = CLIENT_TIMEOUT_S
     probes: Probes
+    pages: Pages | None
 
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         match self.path.partition("?")[0]:
@@ -95,8 +119,13 @@ class _Handler(MetricsHandler):
             case "/readyz":
                 self._say(*self.probes.ready())
             case _:
-                *others, last = ROUTES
-                self._say(HTTPStatus.NOT_FOUND, f"there are {', '.join(others)} and {last}")
+                if self.pages is None or not self.pages.get(self):
+                    *others, last = ROUTES
+                    self._say(HTTPStatus.NOT_FOUND, f"there are {', '.join(others)} and {last}")
+
+    def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+        if self.pages is None or not self.pages.post(self):
+            self._say(HTTPStatus.NOT_FOUND, "there is no such call")
 
     def _say(self, status: HTTPStatus, sentence: str) -> None:
         body = f"{sentence}\n".encode()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.clock import monotonic_s
-from control_plane.metrics.probe_server import Probes, ProbeServer
+from control_plane.metrics.probe_server import Pages, Probes, ProbeServer
 from control_plane.metrics.recent_ttft import RecentTtft
 from control_plane.model.lifecycle import OUTCOMES
 
@@ -127,7 +127,7 @@ class Endpoint(Protocol):
     def close(self) -> None: ...
 
 
-MakeEndpoint = Callable[[str, int, CollectorRegistry, Probes], Endpoint]
+MakeEndpoint = Callable[[str, int, CollectorRegistry, Probes, Pages | None], Endpoint]
 
 
 class RouterMetrics:
@@ -207,9 +207,9 @@ class RouterMetrics:
     def refused(self, status: str) -> None:
         self._counters[_REFUSALS].labels(status).inc()
 
-    def serve(self, host: str, port: int, probes: Probes) -> None:
-        """Listens on `host`; port 0 takes a free one. Raises OSError when it cannot."""
-        self._endpoint = self._make_endpoint(host, port, self.registry, probes)
+    def serve(self, host: str, port: int, probes: Probes, pages: Pages | None = None) -> None:
+        """Listens on `host`; port 0 takes a free one. pages: served beside metrics. Raises OSError when it cannot."""
+        self._endpoint = self._make_endpoint(host, port, self.registry, probes, pages)
         self.address = f"{host}:{self._endpoint.port}"
 
     def close(self) -> None:

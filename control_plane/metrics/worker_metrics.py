@@ -82,7 +82,7 @@ class WorkerCollector(LoopCollector):
         self._views = views
 
     async def read(self) -> list[Metric]:
-        views = await self._views.gather(WORKER_TIMEOUT_S)
+        views = await self._views.gather(WORKER_TIMEOUT_S, admin.ListWorkersRequest())
         return [
             *worker_metrics(views),
             *registration_metrics(views),

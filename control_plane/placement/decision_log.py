@@ -1,6 +1,7 @@
 """What was decided for requests of late, by request id, for people who ask why."""
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from control_plane.model.memory_use import MemoryUse
@@ -55,7 +56,11 @@ class DecisionLog:
         """tenant: whose requests may be told of; None: everybody's, and of several with that name the last."""
         if tenant is not None:
             return self._explanations.get((tenant, request_id))
-        return next((each for each in reversed(self._explanations.values()) if each.request_id == request_id), None)
+        return next((each for each in self.latest() if each.request_id == request_id), None)
+
+    def latest(self, tenant: str | None = None) -> Iterator[Explanation]:
+        """The last one first. tenant: as in `explanation`."""
+        return (each for each in reversed(self._explanations.values()) if tenant in (None, each.tenant))
 
     def request_ids(self, tenant: str | None = None) -> list[str]:
         """The last one last."""

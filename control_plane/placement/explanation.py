@@ -18,12 +18,14 @@ MOST_TRACED = 8
 _MOST_CHARACTERS = 48
 
 
-def explained(explanation: Explanation, configured_policy: str) -> admin.ExplainPlacementResponse:
-    """configured_policy: by name; another one was in force only while the index was stale."""
+def explained(
+    explanation: Explanation, configured_policy: str, most: int | None = None
+) -> admin.ExplainPlacementResponse:
+    """configured_policy: by name; another one was in force only while the index was stale. most: of candidates."""
     prices = explanation.prices
     return admin.ExplainPlacementResponse(
         request_id=explanation.request_id,
-        decisions=[decision_of(choice, configured_policy) for choice in explanation.choices],
+        decisions=[decision_of(choice, configured_policy, most) for choice in explanation.choices],
         disaggregation=explanation.reason.value if explanation.reason is not None else "",
         prices=admin.DisaggregationPrices(
             local_s=prices.local_s, remote_s=prices.remote_s, remainder_tokens=prices.remainder_tokens

@@ -6,6 +6,7 @@ No question changes anything: it counts as no access and no request, and leaves 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
@@ -19,10 +20,11 @@ from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 from control_plane.model.prefix_scope import PrefixScope
-from control_plane.placement.explanation import decisions_on, equals, explained, not_known
+from control_plane.placement.explanation import MOST_TRACED, decisions_on, equals, explained, not_known
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
-from control_plane.prefix_index.index import HotPrefix, Matches
+from control_plane.prefix_index.hot_prefix import HotPrefix
+from control_plane.prefix_index.index import Matches
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.prefix_index.redis_index import IndexHealth
 from control_plane.tracing.told import listed, told
@@ -31,6 +33,7 @@ from control_plane.tracing.traces import Traces
 from kv_transfer.claims.prefix_chunks import Keys, short_name
 
 MOST_HOTTEST = 1000
+MOST_PLACEMENTS = 100
 # The shortest completion: a lookup wants none.
 _SHORTEST = 1
 
@@ -117,6 +120,11 @@ class IndexQueries:
         prompt = self._placer.packed(token_ids, scope)
         return explained(self._placer.supposed(prompt, max_tokens, scope.adapter_digest), self._policy)
 
+    def placements(self, request: admin.ListPlacementsRequest, caller: Identity) -> admin.ListPlacementsResponse:
+        most = min(request.at_most, MOST_PLACEMENTS)
+        latest = islice(self._placer.log.latest(_tenant_of(caller)), most)
+        return admin.ListPlacementsResponse(placements=[explained(each, self._policy, MOST_TRACED) for each in latest])
+
     def trace(self, request: admin.GetTraceRequest, caller: Identity) -> admin.GetTraceResponse:
         """Raises NotFoundError for a request that is not remembered, ClientFault for a name that is none."""
         validation.check_request_id(request.request_id)
@@ -187,6 +195,7 @@ class IndexQueries:
             requests_per_s=prefix.rate,
             device_workers=prefix.device,
             host_workers=prefix.host,
+            parent=short_name(prefix.parent) if prefix.parent is not None else "",
         )
 
     def _rates(self, keys: Keys) -> tuple[float, float]:

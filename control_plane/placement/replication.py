@@ -8,7 +8,7 @@ worker that does not hold it. One that has cooled is forgotten: workers evict th
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from control_plane.prefix_index.index import HotPrefix
+from control_plane.prefix_index.hot_prefix import HotPrefix
 
 # Below this share of the load that made copies, a prefix has cooled.
 _COOLED = 0.5

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from control_plane.prefix_index.holder_sets import NOBODY, UNKNOWN, HolderSets, Masks, Plane, slots_in
+from control_plane.prefix_index.hot_prefix import HotPrefix
 from control_plane.prefix_index.predictions import Predictions
 from control_plane.prefix_index.table import NOWHERE, Places, PrefixTable
 from kv_transfer.claims.claims import ClaimChange
@@ -49,19 +50,6 @@ class Matches:
     warm: Counts
     # Warm, or continued in host memory.
     held: Counts
-
-
-@dataclass(frozen=True, slots=True)
-class HotPrefix:
-    """A prefix that requests share."""
-
-    key: int
-    chunks: int
-    # Requests a second, decayed.
-    rate: float
-    # Workers by tier, of its last chunk.
-    device: tuple[str, ...]
-    host: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -207,17 +195,17 @@ class PrefixIndex:
 
     def hottest(self, at_most: int, now_s: float) -> list[HotPrefix]:
         """Prefixes of late prompts, hottest first. Of a prompt each stretch counts that is as hot as its end."""
-        found: dict[int, HotPrefix] = {}
+        # By key: where it ends in which prompt.
+        found: dict[int, tuple[int, Keys]] = {}
         for keys in self._promising(max(at_most, _LEAST_PROMISING)):
             heat = np.maximum(self._heat(keys), _COLDEST)
             for end in [*np.flatnonzero(heat[:-1] - heat[1:] > _STEP).tolist(), len(keys) - 1]:
-                key = int(keys[end])
-                if key not in found:
-                    found[key] = HotPrefix(key, end + 1, 0.0, (), ())
+                found.setdefault(int(keys[end]), (end, keys))
         names = np.array(list(found), dtype=np.uint64)
         rates = self.hotness(names, now_s) if len(names) else np.empty(0)
         order = np.argsort(-rates, kind="stable")[:at_most]
-        return [self._described(found[int(names[each])], float(rates[each])) for each in order]
+        told = names[order]
+        return [self._described(*found[int(key)], rate, told) for key, rate in zip(told, rates[order], strict=True)]
 
     def _promising(self, at_most: int) -> list[Keys]:
         """Of the late prompts those that are hottest where they begin, in the middle, or where they end.
@@ -347,10 +335,12 @@ class PrefixIndex:
         keys: Keys = self._table.keys[self._sets.holding(plane, slot)[self._table.sets]]
         return keys
 
-    def _described(self, prefix: HotPrefix, rate: float) -> HotPrefix:
-        place = self._table.find(np.array([prefix.key], dtype=np.uint64))
+    def _described(self, end: int, keys: Keys, rate: float, told: Keys) -> HotPrefix:
+        """Of the prompt with these keys up to `end`. told: the keys of all prefixes that are."""
+        place, before = self._table.find(keys[end : end + 1]), np.flatnonzero(np.isin(keys[:end], told))
         device, host, _ = self._sets.masks(int(self._table.sets[place[0]]) if place[0] != NOWHERE else NOBODY)
-        return HotPrefix(prefix.key, prefix.chunks, rate, self._named(device), self._named(host))
+        parent = int(keys[before[-1]]) if len(before) else None
+        return HotPrefix(int(keys[end]), end + 1, float(rate), self._named(device), self._named(host), parent)
 
     def _named(self, mask: int) -> tuple[str, ...]:
         return tuple(sorted(name for name in (self._names[slot] for slot in slots_in(mask)) if name is not None))

@@ -17,9 +17,9 @@ from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.model.worker_snapshot import Pool
+from control_plane.overview.service_overview import ServiceOverview
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.pools.life import Pools
-from control_plane.server.router_status import RouterStatus
 
 STATUS_TIMEOUT_S = 2.0
 
@@ -33,7 +33,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         membership: Membership,
         client: WorkerClient,
         views: WorkerViews,
-        status: RouterStatus,
+        overview: ServiceOverview,
         queries: IndexQueries,
         pools: Pools | None,
         adapters: Adapters,
@@ -43,15 +43,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._membership = membership
         self._client = client
         self._views = views
-        self._status = status
+        self._overview = overview
         self._queries = queries
         self._pools = pools
         self._adapters = adapters
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
-        views = await self._views.gather(
-            STATUS_TIMEOUT_S, hottest_prefixes=request.hottest_prefixes, batch_entries=request.batch_entries
-        )
+        views = await self._views.gather(STATUS_TIMEOUT_S, request)
         return admin.ListWorkersResponse(workers=views)
 
     async def DrainWorker(self, request: admin.DrainWorkerRequest, context: Context) -> admin.DrainWorkerResponse:
@@ -63,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return admin.ResumeWorkerResponse(state=state)
 
     async def GetPools(self, request: admin.GetPoolsRequest, context: Context) -> admin.GetPoolsResponse:
-        return admin.GetPoolsResponse(pools=self._pools.status() if self._pools is not None else ())
+        return admin.GetPoolsResponse(pools=self._overview.pools())
 
     async def ScalePools(
         self, request: admin.ScalePoolsRequest, context: Context
@@ -111,7 +109,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetRouterStatus(
         self, request: admin.GetRouterStatusRequest, context: Context
     ) -> admin.GetRouterStatusResponse:
-        return self._status.to_wire()
+        return self._overview.router()
+
+    async def GetOverview(self, request: admin.GetOverviewRequest, context: Context) -> admin.GetOverviewResponse:
+        return self._overview.now(request.workers)
+
+    async def WatchOverview(
+        self, request: admin.WatchOverviewRequest, context: Context
+    ) -> AsyncIterator[admin.WatchOverviewResponse]:
+        async with aclosing(self._overview.watch(request.workers)) as overviews:
+            async for overview in overviews:
+                yield admin.WatchOverviewResponse(overview=overview)
+
+    async def GetHistory(self, request: admin.GetHistoryRequest, context: Context) -> admin.GetHistoryResponse:
+        return self._overview.history()
 
     async def GetHottestPrefixes(
         self, request: admin.GetHottestPrefixesRequest, context: Context
@@ -127,6 +138,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin.ExplainPlacementResponse:
         async with _answering(context):
             return await self._queries.explain(request, self._queries.rules.access.identity(context))
+
+    async def ListPlacements(
+        self, request: admin.ListPlacementsRequest, context: Context
+    ) -> admin.ListPlacementsResponse:
+        async with _answering(context):
+            return self._queries.placements(request, self._queries.rules.access.identity(context))
 
     async def GetTrace(self, request: admin.GetTraceRequest, context: Context) -> admin.GetTraceResponse:
         async with _answering(context):

@@ -7,19 +7,18 @@ from pathlib import Path
 from random import Random
 
 import grpc
-from rachis import conventions
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core import versions
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import UnavailableError
 from cluster_core.ids import RequestId
 from cluster_wire.redis_client import RedisClient
 from control_plane.access.access import Access, access_of
 from control_plane.access.audit import AuditLog
 from control_plane.access.door import Door
+from control_plane.console.admin_calls import AdminCalls
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.adapters import Adapters
@@ -35,14 +34,13 @@ from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.grammars import GrammarCompiler, GrammarProcess, Grammars
-from control_plane.intake.malformed_input import MOST_NUMBERS, MalformedInputInterceptor
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import LOOK_S
 from control_plane.metrics.probe_server import ProbeServer
 from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
-from control_plane.model.limits import MOST_ENTRIES
+from control_plane.overview.service_overview import ServiceOverview, Sources
 from control_plane.placement.explanation import decisions_on
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries, QueryRules
@@ -57,23 +55,18 @@ from control_plane.pools.timing import POOL_TIMING, PoolTiming
 from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import BETWEEN_LOOKS_S, SETTLE_S, IndexCheck
 from control_plane.server.admin_service import AdminService
+from control_plane.server.grpc_server import make_server
 from control_plane.server.router_server import RouterParts, RouterServer
 from control_plane.server.router_service import RouterService
 from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
 from control_plane.tracing.export import traces_of
+from control_plane.tracing.traces import Traces
 
 # How long any part waits for an answer of Redis.
 _REDIS_TIMEOUT_S = 2.0
 # A worker is sent the tokens of what came as text: so many times as many bytes at most.
 _WORKER_MESSAGE_FACTOR = 4
-# Above our limit and this much more gRPC itself refuses a message before it is received; below a sentence does.
-_SENTENCE_BYTES = 1 << 20
-# Calls of one connection at a time are bounded by what the router takes in all, and this many more.
-_SPARE_STREAMS = 1024
-# What a client may have on its way to a session that is not read. gRPC would widen it by measurement, to megabytes.
-_STREAM_WINDOW_BYTES = 256 << 10
-_FIXED_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +120,12 @@ def build_router(
     """A router that has not started; nothing is set on its parts after this. Raises ConfigError for a bad file."""
     config = loaded.config
     door, membership = _door(config.security, ports), Membership(versions=versions.installed())
-    message_bytes = (config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR
-    client = WorkerClient(message_bytes, ports.channel, door.access.as_member)
+    client = _client(config, door, ports)
     views = WorkerViews(membership, client)
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     adapters = _adapters(config, service_id, membership, client, ports)
     follower = _follower(config, service_id, membership, prefixes, door.access, ports)
-    index = _index_ports(prefixes)
-    placer = _placer(config, service_id, membership, index, ports)
+    placer = _placer(config, service_id, membership, _index_ports(prefixes), ports)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
@@ -147,10 +138,11 @@ def build_router(
     router = RouterService(first_worker, dispatcher, admission, tokenizer, sessions, metrics, arrivals)
     check = _check(membership, prefixes, client, ports, timing)
     rules = QueryRules(door.access, adapters.known, arrivals.traces)
-    health, policy = prefixes.claims.health, config.placement.policy
-    queries = IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
+    queries = _queries(config, membership, prefixes, placer, tokenizer, check, rules)
     pools = _pools(config, service_id, membership, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
+    overview = _overview(config, membership, arrivals.traces, status, pools, queries, ports)
+    service = AdminService(loaded, membership, client, views, overview, queries, pools, adapters)
     parts = RouterParts(
         door=door,
         membership=membership,
@@ -174,11 +166,12 @@ def build_router(
         queries=queries,
         router=router,
         first_worker=first_worker,
-        status=status,
-        admin=AdminService(loaded, membership, client, views, status, queries, pools, adapters),
+        overview=overview,
+        admin=service,
+        calls=AdminCalls(door, router, service),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
-        server=_server(config, membership, door, ports),
+        server=make_server(ports.server, config, membership, door),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
 
@@ -186,6 +179,11 @@ def build_router(
 def _door(section: SecuritySection, ports: RouterPorts) -> Door:
     audit = AuditLog(Path(section.audit_file) if section.audit_file is not None else None)
     return Door(ports.access(section), audit)
+
+
+def _client(config: RachisConfig, door: Door, ports: RouterPorts) -> WorkerClient:
+    message_bytes = (config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR
+    return WorkerClient(message_bytes, ports.channel, door.access.as_member)
 
 
 def _adapters(
@@ -208,27 +206,6 @@ def _first_worker(config: RachisConfig, membership: Membership, follower: Regist
     section = config.router
     wait_s = min(section.queue_timeout_s, section.request_timeout_s)
     return FirstWorker(membership, follower.changed, wait_s, section.max_queued_requests)
-
-
-def _most_numbers(membership: Membership) -> int:
-    """Token ids in one message: as many as the model takes, where a worker has told its length."""
-    try:
-        return max(membership.served_model().max_model_len, MOST_ENTRIES)
-    except UnavailableError:
-        return MOST_NUMBERS
-
-
-def _server(config: RachisConfig, membership: Membership, door: Door, ports: RouterPorts) -> grpc.aio.Server:
-    section, limit_bytes = config.router, config.router.max_message_mib << 20
-    streams = section.max_in_flight_requests + section.max_queued_requests + config.streaming.max_client_sessions
-    return ports.server(
-        interceptors=[door, MalformedInputInterceptor(limit_bytes, lambda: _most_numbers(membership))],
-        options=[
-            *conventions.channel_options(limit_bytes + _SENTENCE_BYTES),
-            ("grpc.max_concurrent_streams", streams + _SPARE_STREAMS),
-            *_FIXED_WINDOW,
-        ],
-    )
 
 
 def _follower(
@@ -360,6 +337,33 @@ def _check(
         between_s=timing.check_between_s,
         now_s=ports.now_s,
     )
+
+
+def _queries(
+    config: RachisConfig,
+    membership: Membership,
+    prefixes: FollowedIndex,
+    placer: Placer,
+    tokenizer: Tokenizer,
+    check: IndexCheck,
+    rules: QueryRules,
+) -> IndexQueries:
+    health, policy = prefixes.claims.health, config.placement.policy
+    index = _index_ports(prefixes)
+    return IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
+
+
+def _overview(
+    config: RachisConfig,
+    membership: Membership,
+    traces: Traces,
+    status: RouterStatus,
+    pools: Pools | None,
+    queries: IndexQueries,
+    ports: RouterPorts,
+) -> ServiceOverview:
+    sources = Sources(status.to_wire, pools.status if pools is not None else list, queries.status)
+    return ServiceOverview(config, membership, traces, sources, ports.now_s)
 
 
 def _pools(

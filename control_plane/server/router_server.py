@@ -14,6 +14,8 @@ from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
 from control_plane.access.certificates import Certificates
 from control_plane.access.door import Door
+from control_plane.console.admin_calls import AdminCalls
+from control_plane.console.pages import ConsolePages
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.first_worker import FirstWorker
@@ -26,6 +28,7 @@ from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.grammars import Grammars
 from control_plane.intake.tokenization import Tokenizer
+from control_plane.metrics.console_metrics import ConsoleCollector
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
 from control_plane.metrics.probe_server import Probes
@@ -33,6 +36,7 @@ from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
 from control_plane.metrics.trace_metrics import TraceCollector
 from control_plane.metrics.worker_metrics import WorkerCollector
+from control_plane.overview.service_overview import ServiceOverview
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.placement.placer import Placer
 from control_plane.placement.replicator import Replicator
@@ -42,7 +46,6 @@ from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.server.admin_service import AdminService
 from control_plane.server.router_service import RouterService
-from control_plane.server.router_status import RouterStatus
 from control_plane.sessions.serving import StreamingSessions
 from control_plane.tracing.traces import Traces
 
@@ -60,8 +63,10 @@ class RouterParts:
     door: Door
     router: RouterService
     first_worker: FirstWorker
-    status: RouterStatus
+    overview: ServiceOverview
     admin: AdminService
+    # The same, for the console.
+    calls: AdminCalls
     admission: Admission
     tokenizer: Tokenizer
     grammars: Grammars
@@ -126,9 +131,10 @@ class RouterServer:
         parts, section = self.parts, self._config.router
         self.address = f"{section.host}:{self._listen()}"
         loop = asyncio.get_running_loop()
-        self._register_collectors(loop)
+        console = ConsolePages(parts.calls, loop)
+        self._register_collectors(loop, console)
         try:
-            parts.metrics.serve(section.host, section.metrics_port, Probes(loop, self._not_ready))
+            parts.metrics.serve(section.host, section.metrics_port, Probes(loop, self._not_ready), console)
         except OSError as error:
             place = f"{section.host}:{section.metrics_port}"
             raise StartError(
@@ -144,6 +150,7 @@ class RouterServer:
         self._background.start(parts.sharing.follow())
         self._background.start(parts.adapters.follow())
         self._background.start(parts.probes.run())
+        self._background.start(parts.overview.follow())
         self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
         self._background.start(self._watch_health())
         self._background.start(parts.prefixes.claims.follow())
@@ -191,13 +198,14 @@ class RouterServer:
                 f"cannot listen on {wanted}; is another service running there?", field="router.port"
             ) from None
 
-    def _register_collectors(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _register_collectors(self, loop: asyncio.AbstractEventLoop, console: ConsolePages) -> None:
         """What Prometheus reads off the parts, on their loop, whenever it asks."""
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
+        registry.register(ConsoleCollector(console.streams.counts))
         pools = parts.pools.status if parts.pools is not None else list
         refused = lambda: parts.door.access.refused  # noqa: E731
-        registry.register(ServiceCollector(self._config, parts.status.to_wire, parts.probes, pools, refused, loop))
+        registry.register(ServiceCollector(self._config, parts.overview.router, parts.probes, pools, refused, loop))
         if parts.traces.exporter is not None:
             registry.register(TraceCollector(parts.traces.exporter))
         untrue = lambda: parts.check.untrue  # noqa: E731

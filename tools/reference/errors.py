@@ -6,7 +6,7 @@ import grpc
 from rachis import errors as client
 
 from cluster_core.errors import ClientFault, OperatingFault, RachisError
-from control_plane.gateway.http_status import http_status
+from cluster_wire.http_status import http_status
 from tools.reference.table import WRITTEN, code, prose, table
 
 _INTRODUCTION = """\

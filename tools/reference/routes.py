@@ -1,6 +1,7 @@
 """`docs/reference/http.md`: the routes of a gateway and of a router's own port, from their tables."""
 
 from control_plane.access.roles import HTTP_NEEDS, Need
+from control_plane.console.pages import ROUTES as CONSOLE_ROUTES
 from control_plane.metrics.probe_server import ROUTES
 from tools.reference.table import WRITTEN, code, table
 
@@ -21,8 +22,8 @@ def page() -> str:
         table(("route", "needs"), ((code(path), _needs(need)) for path, need in HTTP_NEEDS.items())),
         "A route that is not in this table needs the role `operate`.\n",
         "## Of a router\n",
-        "At `router.host` and `router.metrics_port`. Nobody is asked for a key.\n",
-        table(("route", "what"), ((code(path), what) for path, what in ROUTES.items())),
+        "At `router.host` and `router.metrics_port`. [Calls of the console](../console.md) alone ask for a key.\n",
+        table(("route", "what"), ((code(path), what) for path, what in {**ROUTES, **CONSOLE_ROUTES}.items())),
     ]
     return "\n".join(parts)
 

@@ -54,19 +54,25 @@ class ListWorkersRequest(_message.Message):
 
     HOTTEST_PREFIXES_FIELD_NUMBER: _builtins.int
     BATCH_ENTRIES_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
     hottest_prefixes: _builtins.int
     """So many of the hottest cached prefixes of each worker are told, at most 100."""
     batch_entries: _builtins.int
     """So many prefix groups and so many waiting requests of each decode worker's batch are told, at most 100 each."""
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """These alone are asked and told, at most 1,024; none: all workers."""
+
     def __init__(
         self,
         *,
         hottest_prefixes: _builtins.int = ...,
         batch_entries: _builtins.int = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_entries", b"batch_entries", "hottest_prefixes", b"hottest_prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_entries", b"batch_entries", "hottest_prefixes", b"hottest_prefixes", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,6 +704,467 @@ class MemoryUse(_message.Message):
 Global___MemoryUse: _TypeAlias = MemoryUse  # noqa: Y015
 
 @_typing.final
+class GetOverviewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    """So many workers are told one by one, at most 200: those that need looking at first, then the busiest."""
+    def __init__(
+        self,
+        *,
+        workers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOverviewRequest: _TypeAlias = GetOverviewRequest  # noqa: Y015
+
+@_typing.final
+class WatchOverviewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    """As in `GetOverviewRequest`."""
+    def __init__(
+        self,
+        *,
+        workers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOverviewRequest: _TypeAlias = WatchOverviewRequest  # noqa: Y015
+
+@_typing.final
+class WatchOverviewResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OVERVIEW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def overview(self) -> Global___GetOverviewResponse: ...
+    def __init__(
+        self,
+        *,
+        overview: Global___GetOverviewResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overview", b"overview"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["overview", b"overview"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOverviewResponse: _TypeAlias = WatchOverviewResponse  # noqa: Y015
+
+@_typing.final
+class PoolOverview(_message.Message):
+    """The workers of one pool, summed: as of their registrations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WorkersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    DESIRED_WORKERS_FIELD_NUMBER: _builtins.int
+    MINIMUM_WORKERS_FIELD_NUMBER: _builtins.int
+    LOST_WORKERS_FIELD_NUMBER: _builtins.int
+    AUTOSCALES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    LEASED_HANDOFFS_FIELD_NUMBER: _builtins.int
+    OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    pool: _worker_pb2.Pool.ValueType
+    desired_workers: _builtins.int
+    """Absent where the controller of the pools does not run with this router."""
+    minimum_workers: _builtins.int
+    lost_workers: _builtins.int
+    autoscales: _builtins.bool
+    running_requests: _builtins.int
+    waiting_requests: _builtins.int
+    leased_handoffs: _builtins.int
+    open_sessions: _builtins.int
+    free_blocks: _builtins.int
+    total_blocks: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By state, as in `WorkerRow`."""
+
+    def __init__(
+        self,
+        *,
+        pool: _worker_pb2.Pool.ValueType = ...,
+        desired_workers: _builtins.int | None = ...,
+        minimum_workers: _builtins.int | None = ...,
+        lost_workers: _builtins.int = ...,
+        autoscales: _builtins.bool = ...,
+        workers: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        leased_handoffs: _builtins.int = ...,
+        open_sessions: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers", "_minimum_workers", b"_minimum_workers", "desired_workers", b"desired_workers", "minimum_workers", b"minimum_workers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers", "_minimum_workers", b"_minimum_workers", "autoscales", b"autoscales", "desired_workers", b"desired_workers", "free_blocks", b"free_blocks", "leased_handoffs", b"leased_handoffs", "lost_workers", b"lost_workers", "minimum_workers", b"minimum_workers", "open_sessions", b"open_sessions", "pool", b"pool", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__desired_workers: _TypeAlias = _typing.Literal["desired_workers"]  # noqa: Y015
+    _WhichOneofArgType__desired_workers: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers"]  # noqa: Y015
+    _WhichOneofReturnType__minimum_workers: _TypeAlias = _typing.Literal["minimum_workers"]  # noqa: Y015
+    _WhichOneofArgType__minimum_workers: _TypeAlias = _typing.Literal["_minimum_workers", b"_minimum_workers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__desired_workers) -> _WhichOneofReturnType__desired_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum_workers) -> _WhichOneofReturnType__minimum_workers | None: ...
+
+Global___PoolOverview: _TypeAlias = PoolOverview  # noqa: Y015
+
+@_typing.final
+class WorkerRow(_message.Message):
+    """A worker in a line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    LEASED_HANDOFFS_FIELD_NUMBER: _builtins.int
+    OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    pool: _worker_pb2.Pool.ValueType
+    state: _builtins.str
+    """`ready`, `starting`, `draining`, `suspect` (a call to it has failed), `hangs`, or `other_version`."""
+    detail: _builtins.str
+    """For people: what it does while it starts, what is wrong with it."""
+    node: _builtins.str
+    running_requests: _builtins.int
+    waiting_requests: _builtins.int
+    leased_handoffs: _builtins.int
+    open_sessions: _builtins.int
+    free_blocks: _builtins.int
+    total_blocks: _builtins.int
+    in_flight_requests: _builtins.int
+    """The router's own on it."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        pool: _worker_pb2.Pool.ValueType = ...,
+        state: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        node: _builtins.str = ...,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        leased_handoffs: _builtins.int = ...,
+        open_sessions: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+        in_flight_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "free_blocks", b"free_blocks", "in_flight_requests", b"in_flight_requests", "leased_handoffs", b"leased_handoffs", "node", b"node", "open_sessions", b"open_sessions", "pool", b"pool", "running_requests", b"running_requests", "state", b"state", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerRow: _TypeAlias = WorkerRow  # noqa: Y015
+
+@_typing.final
+class TimesOverview(_message.Message):
+    """Seconds that requests of late took, beside what most of them are meant to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    P50_S_FIELD_NUMBER: _builtins.int
+    P90_S_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_S_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Requests that ended within the last minute and were measured; of many the last 2,000."""
+    p50_s: _builtins.float
+    """Absent where there are none."""
+    p90_s: _builtins.float
+    objective_s: _builtins.float
+    """90% of all are meant to keep it."""
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        p50_s: _builtins.float | None = ...,
+        p90_s: _builtins.float | None = ...,
+        objective_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_p50_s", b"_p50_s", "_p90_s", b"_p90_s", "p50_s", b"p50_s", "p90_s", b"p90_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_p50_s", b"_p50_s", "_p90_s", b"_p90_s", "objective_s", b"objective_s", "p50_s", b"p50_s", "p90_s", b"p90_s", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__p50_s: _TypeAlias = _typing.Literal["p50_s"]  # noqa: Y015
+    _WhichOneofArgType__p50_s: _TypeAlias = _typing.Literal["_p50_s", b"_p50_s"]  # noqa: Y015
+    _WhichOneofReturnType__p90_s: _TypeAlias = _typing.Literal["p90_s"]  # noqa: Y015
+    _WhichOneofArgType__p90_s: _TypeAlias = _typing.Literal["_p90_s", b"_p90_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p50_s) -> _WhichOneofReturnType__p50_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p90_s) -> _WhichOneofReturnType__p90_s | None: ...
+
+Global___TimesOverview: _TypeAlias = TimesOverview  # noqa: Y015
+
+@_typing.final
+class Alert(_message.Message):
+    """Something is wrong now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
+    RUNBOOK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """That of the alert for Prometheus, and of its runbook."""
+    severity: _builtins.str
+    """"critical" or "warning", as there."""
+    subject: _builtins.str
+    """A worker, a pool, a part of the service."""
+    sentence: _builtins.str
+    runbook: _builtins.str
+    """A path in this project."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        severity: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        sentence: _builtins.str = ...,
+        runbook: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "runbook", b"runbook", "sentence", b"sentence", "severity", b"severity", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Alert: _TypeAlias = Alert  # noqa: Y015
+
+@_typing.final
+class GetOverviewResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    UNLISTED_WORKERS_FIELD_NUMBER: _builtins.int
+    TTFT_FIELD_NUMBER: _builtins.int
+    TPOT_FIELD_NUMBER: _builtins.int
+    ALERTS_FIELD_NUMBER: _builtins.int
+    UNLISTED_ALERTS_FIELD_NUMBER: _builtins.int
+    IMITATES_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    unlisted_workers: _builtins.int
+    unlisted_alerts: _builtins.int
+    imitates: _builtins.str
+    """What the workers are that compute nothing; see `ModelInfo`. Else empty."""
+    max_in_flight_requests: _builtins.int
+    max_queued_requests: _builtins.int
+    @_builtins.property
+    def router(self) -> Global___GetRouterStatusResponse: ...
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolOverview]: ...
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerRow]:
+        """The first few, and how many there are beyond these."""
+
+    @_builtins.property
+    def ttft(self) -> Global___TimesOverview: ...
+    @_builtins.property
+    def tpot(self) -> Global___TimesOverview:
+        """Of one output token after the first."""
+
+    @_builtins.property
+    def alerts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alert]:
+        """The most severe first, at most 50, and how many there are beyond these."""
+
+    def __init__(
+        self,
+        *,
+        router: Global___GetRouterStatusResponse | None = ...,
+        pools: _abc.Iterable[Global___PoolOverview] | None = ...,
+        workers: _abc.Iterable[Global___WorkerRow] | None = ...,
+        unlisted_workers: _builtins.int = ...,
+        ttft: Global___TimesOverview | None = ...,
+        tpot: Global___TimesOverview | None = ...,
+        alerts: _abc.Iterable[Global___Alert] | None = ...,
+        unlisted_alerts: _builtins.int = ...,
+        imitates: _builtins.str = ...,
+        max_in_flight_requests: _builtins.int = ...,
+        max_queued_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "imitates", b"imitates", "max_in_flight_requests", b"max_in_flight_requests", "max_queued_requests", b"max_queued_requests", "pools", b"pools", "router", b"router", "tpot", b"tpot", "ttft", b"ttft", "unlisted_alerts", b"unlisted_alerts", "unlisted_workers", b"unlisted_workers", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOverviewResponse: _TypeAlias = GetOverviewResponse  # noqa: Y015
+
+@_typing.final
+class GetHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryRequest: _TypeAlias = GetHistoryRequest  # noqa: Y015
+
+@_typing.final
+class PoolSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    DESIRED_WORKERS_FIELD_NUMBER: _builtins.int
+    READY_WORKERS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    pool: _worker_pb2.Pool.ValueType
+    desired_workers: _builtins.int
+    ready_workers: _builtins.int
+    workers: _builtins.int
+    running_requests: _builtins.int
+    waiting_requests: _builtins.int
+    def __init__(
+        self,
+        *,
+        pool: _worker_pb2.Pool.ValueType = ...,
+        desired_workers: _builtins.int | None = ...,
+        ready_workers: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers", "desired_workers", b"desired_workers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers", "desired_workers", b"desired_workers", "pool", b"pool", "ready_workers", b"ready_workers", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__desired_workers: _TypeAlias = _typing.Literal["desired_workers"]  # noqa: Y015
+    _WhichOneofArgType__desired_workers: _TypeAlias = _typing.Literal["_desired_workers", b"_desired_workers"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__desired_workers) -> _WhichOneofReturnType__desired_workers | None: ...
+
+Global___PoolSample: _TypeAlias = PoolSample  # noqa: Y015
+
+@_typing.final
+class HistorySample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    TTFT_P90_S_FIELD_NUMBER: _builtins.int
+    TPOT_P90_S_FIELD_NUMBER: _builtins.int
+    age_s: _builtins.float
+    """Since it was taken, on the router's clock."""
+    in_flight_requests: _builtins.int
+    queued_requests: _builtins.int
+    ttft_p90_s: _builtins.float
+    """As in `TimesOverview`."""
+    tpot_p90_s: _builtins.float
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolSample]: ...
+    def __init__(
+        self,
+        *,
+        age_s: _builtins.float = ...,
+        pools: _abc.Iterable[Global___PoolSample] | None = ...,
+        in_flight_requests: _builtins.int = ...,
+        queued_requests: _builtins.int = ...,
+        ttft_p90_s: _builtins.float | None = ...,
+        tpot_p90_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "age_s", b"age_s", "in_flight_requests", b"in_flight_requests", "pools", b"pools", "queued_requests", b"queued_requests", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tpot_p90_s: _TypeAlias = _typing.Literal["tpot_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_p90_s: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p90_s: _TypeAlias = _typing.Literal["ttft_p90_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p90_s: _TypeAlias = _typing.Literal["_ttft_p90_s", b"_ttft_p90_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_p90_s) -> _WhichOneofReturnType__tpot_p90_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p90_s) -> _WhichOneofReturnType__ttft_p90_s | None: ...
+
+Global___HistorySample: _TypeAlias = HistorySample  # noqa: Y015
+
+@_typing.final
+class GetHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    interval_s: _builtins.float
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistorySample]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___HistorySample] | None = ...,
+        interval_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_s", b"interval_s", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryResponse: _TypeAlias = GetHistoryResponse  # noqa: Y015
+
+@_typing.final
 class GetHottestPrefixesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -728,11 +1195,14 @@ class IndexedPrefix(_message.Message):
     REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
     DEVICE_WORKERS_FIELD_NUMBER: _builtins.int
     HOST_WORKERS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The beginning of the key of its last chunk, hexadecimal."""
     tokens: _builtins.int
     requests_per_s: _builtins.float
     """Requests of the whole cluster that ask for it, decayed by `index.half_life_s`."""
+    parent: _builtins.str
+    """The longest one of these that it goes on from, by name; empty: it goes on from none."""
     @_builtins.property
     def device_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Worker ids. Both have its last chunk; a prefix may lie on a worker in both tiers."""
@@ -747,10 +1217,11 @@ class IndexedPrefix(_message.Message):
         requests_per_s: _builtins.float = ...,
         device_workers: _abc.Iterable[_builtins.str] | None = ...,
         host_workers: _abc.Iterable[_builtins.str] | None = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_workers", b"device_workers", "host_workers", b"host_workers", "name", b"name", "requests_per_s", b"requests_per_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_workers", b"device_workers", "host_workers", b"host_workers", "name", b"name", "parent", b"parent", "requests_per_s", b"requests_per_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1199,6 +1670,48 @@ class ExplainPlacementResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
+
+@_typing.final
+class ListPlacementsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_MOST_FIELD_NUMBER: _builtins.int
+    at_most: _builtins.int
+    """At most 100."""
+    def __init__(
+        self,
+        *,
+        at_most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most", b"at_most"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPlacementsRequest: _TypeAlias = ListPlacementsRequest  # noqa: Y015
+
+@_typing.final
+class ListPlacementsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainPlacementResponse]:
+        """The latest first, with the eight best candidates of each decision."""
+
+    def __init__(
+        self,
+        *,
+        placements: _abc.Iterable[Global___ExplainPlacementResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPlacementsResponse: _TypeAlias = ListPlacementsResponse  # noqa: Y015
 
 @_typing.final
 class GetTraceRequest(_message.Message):

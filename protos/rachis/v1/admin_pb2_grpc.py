@@ -79,6 +79,21 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusResponse.FromString,
                 _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/rachis.v1.AdminService/GetOverview',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
+                _registered_method=True)
+        self.WatchOverview = channel.unary_stream(
+                '/rachis.v1.AdminService/WatchOverview',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.WatchOverviewRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.WatchOverviewResponse.FromString,
+                _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/rachis.v1.AdminService/GetHistory',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
         self.GetHottestPrefixes = channel.unary_unary(
                 '/rachis.v1.AdminService/GetHottestPrefixes',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesRequest.SerializeToString,
@@ -93,6 +108,11 @@ class AdminServiceStub:
                 '/rachis.v1.AdminService/ExplainPlacement',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+                _registered_method=True)
+        self.ListPlacements = channel.unary_unary(
+                '/rachis.v1.AdminService/ListPlacements',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.ListPlacementsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.ListPlacementsResponse.FromString,
                 _registered_method=True)
         self.GetTrace = channel.unary_unary(
                 '/rachis.v1.AdminService/GetTrace',
@@ -195,6 +215,28 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOverview(self, request, context):
+        """The whole service at a glance: workers summed by pool, times against their objectives, what is wrong. As the workers'
+        registrations and this router tell, so that no worker is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchOverview(self, request, context):
+        """The same, again once a second until the caller has seen enough; one that is slow misses some.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHistory(self, request, context):
+        """How the service was in the last hour.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetHottestPrefixes(self, request, context):
         """The prefixes that requests share most, and who holds them.
         """
@@ -211,6 +253,13 @@ class AdminServiceServicer:
 
     def ExplainPlacement(self, request, context):
         """Why a request of late went where it went, or where one would go now, which changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPlacements(self, request, context):
+        """The last decisions on placement. A caller sees its own tenant's, an operator all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,6 +362,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.GetRouterStatusResponse.SerializeToString,
             ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetOverviewRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetOverviewResponse.SerializeToString,
+            ),
+            'WatchOverview': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchOverview,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.WatchOverviewRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.WatchOverviewResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetHistoryRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetHistoryResponse.SerializeToString,
+            ),
             'GetHottestPrefixes': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHottestPrefixes,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetHottestPrefixesRequest.FromString,
@@ -327,6 +391,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainPlacement,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'ListPlacements': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPlacements,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.ListPlacementsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.ListPlacementsResponse.SerializeToString,
             ),
             'GetTrace': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrace,
@@ -618,6 +687,87 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetOverview',
+            rachis_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rachis.v1.AdminService/WatchOverview',
+            rachis_dot_v1_dot_admin__pb2.WatchOverviewRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.WatchOverviewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetHistory',
+            rachis_dot_v1_dot_admin__pb2.GetHistoryRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetHottestPrefixes(request,
             target,
             options=(),
@@ -688,6 +838,33 @@ class AdminService:
             '/rachis.v1.AdminService/ExplainPlacement',
             rachis_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlacements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/ListPlacements',
+            rachis_dot_v1_dot_admin__pb2.ListPlacementsRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.ListPlacementsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,12 +48,22 @@ class AdminServiceStub:
     GetEffectiveConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]
     """The configuration in force, with where each value came from; secrets are masked."""
     GetRouterStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterStatusRequest, _admin_pb2.GetRouterStatusResponse]
+    GetOverview: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetOverviewRequest, _admin_pb2.GetOverviewResponse]
+    """The whole service at a glance: workers summed by pool, times against their objectives, what is wrong. As the workers'
+    registrations and this router tell, so that no worker is asked.
+    """
+    WatchOverview: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchOverviewRequest, _admin_pb2.WatchOverviewResponse]
+    """The same, again once a second until the caller has seen enough; one that is slow misses some."""
+    GetHistory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetHistoryRequest, _admin_pb2.GetHistoryResponse]
+    """How the service was in the last hour."""
     GetHottestPrefixes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetHottestPrefixesRequest, _admin_pb2.GetHottestPrefixesResponse]
     """The prefixes that requests share most, and who holds them."""
     LookupPrefix: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LookupPrefixRequest, _admin_pb2.LookupPrefixResponse]
     """What the index knows of one prompt. The prompt is checked as `Generate` checks it."""
     ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
+    ListPlacements: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPlacementsRequest, _admin_pb2.ListPlacementsResponse]
+    """The last decisions on placement. A caller sees its own tenant's, an operator all."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]
     """Where the time of a request went that runs, or ended of late."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
@@ -89,12 +99,22 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetEffectiveConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]  # type: ignore[assignment]
     """The configuration in force, with where each value came from; secrets are masked."""
     GetRouterStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterStatusRequest, _admin_pb2.GetRouterStatusResponse]  # type: ignore[assignment]
+    GetOverview: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetOverviewRequest, _admin_pb2.GetOverviewResponse]  # type: ignore[assignment]
+    """The whole service at a glance: workers summed by pool, times against their objectives, what is wrong. As the workers'
+    registrations and this router tell, so that no worker is asked.
+    """
+    WatchOverview: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchOverviewRequest, _admin_pb2.WatchOverviewResponse]  # type: ignore[assignment]
+    """The same, again once a second until the caller has seen enough; one that is slow misses some."""
+    GetHistory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetHistoryRequest, _admin_pb2.GetHistoryResponse]  # type: ignore[assignment]
+    """How the service was in the last hour."""
     GetHottestPrefixes: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetHottestPrefixesRequest, _admin_pb2.GetHottestPrefixesResponse]  # type: ignore[assignment]
     """The prefixes that requests share most, and who holds them."""
     LookupPrefix: _aio.UnaryUnaryMultiCallable[_admin_pb2.LookupPrefixRequest, _admin_pb2.LookupPrefixResponse]  # type: ignore[assignment]
     """What the index knows of one prompt. The prompt is checked as `Generate` checks it."""
     ExplainPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
     """Why a request of late went where it went, or where one would go now, which changes nothing."""
+    ListPlacements: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPlacementsRequest, _admin_pb2.ListPlacementsResponse]  # type: ignore[assignment]
+    """The last decisions on placement. A caller sees its own tenant's, an operator all."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTraceRequest, _admin_pb2.GetTraceResponse]  # type: ignore[assignment]
     """Where the time of a request went that runs, or ended of late."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
@@ -183,6 +203,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.GetRouterStatusResponse, _abc.Awaitable[_admin_pb2.GetRouterStatusResponse]]: ...
 
     @_abc_1.abstractmethod
+    def GetOverview(
+        self,
+        request: _admin_pb2.GetOverviewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetOverviewResponse, _abc.Awaitable[_admin_pb2.GetOverviewResponse]]:
+        """The whole service at a glance: workers summed by pool, times against their objectives, what is wrong. As the workers'
+        registrations and this router tell, so that no worker is asked.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchOverview(
+        self,
+        request: _admin_pb2.WatchOverviewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchOverviewResponse], _abc.AsyncIterator[_admin_pb2.WatchOverviewResponse]]:
+        """The same, again once a second until the caller has seen enough; one that is slow misses some."""
+
+    @_abc_1.abstractmethod
+    def GetHistory(
+        self,
+        request: _admin_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetHistoryResponse, _abc.Awaitable[_admin_pb2.GetHistoryResponse]]:
+        """How the service was in the last hour."""
+
+    @_abc_1.abstractmethod
     def GetHottestPrefixes(
         self,
         request: _admin_pb2.GetHottestPrefixesRequest,
@@ -205,6 +251,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExplainPlacementResponse, _abc.Awaitable[_admin_pb2.ExplainPlacementResponse]]:
         """Why a request of late went where it went, or where one would go now, which changes nothing."""
+
+    @_abc_1.abstractmethod
+    def ListPlacements(
+        self,
+        request: _admin_pb2.ListPlacementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPlacementsResponse, _abc.Awaitable[_admin_pb2.ListPlacementsResponse]]:
+        """The last decisions on placement. A caller sees its own tenant's, an operator all."""
 
     @_abc_1.abstractmethod
     def GetTrace(

@@ -129,12 +129,12 @@ async def a_wrong_clock(world: World) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def a_redis_that_is_gone(world: World) -> AsyncIterator[None]:
-    status, store = world.cluster.parts.status, world.cluster.registry.store
+    status, store = world.cluster.parts.overview.router, world.cluster.registry.store
     store.is_down = True
-    await until(lambda: not status.to_wire().registry_connected)
+    await until(lambda: not status().registry_connected)
     yield
     store.is_down = False
-    await until(lambda: status.to_wire().registry_connected and world.cluster.parts.queries.status().connected)
+    await until(lambda: status().registry_connected and world.cluster.parts.queries.status().connected)
 
 
 @contextlib.asynccontextmanager

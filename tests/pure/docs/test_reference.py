@@ -8,8 +8,9 @@ from rachis.v1 import admin_pb2, generation_pb2, router_pb2, worker_pb2
 
 from cluster_configs.loading import load, profile_names
 from cluster_core.errors import RachisError
+from cluster_wire.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER, http_status
 from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS
-from control_plane.gateway.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER, http_status
+from control_plane.console.pages import ROUTES as CONSOLE_ROUTES
 from control_plane.metrics.probe_server import ROUTES
 from tests import ROOT
 from tests.pure.command_line.command_tree import tree
@@ -110,7 +111,7 @@ def test_every_error_and_every_status_is_described() -> None:
 
 
 def test_every_route_is_described() -> None:
-    assert {*HTTP_NEEDS, *ROUTES} == first_cells(read("http.md"))
+    assert {*HTTP_NEEDS, *ROUTES, *CONSOLE_ROUTES} == first_cells(read("http.md"))
 
 
 def test_a_status_of_no_table_is_a_failure_of_the_service() -> None:

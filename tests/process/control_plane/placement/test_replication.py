@@ -15,7 +15,7 @@ from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.recent_prompts import RecentPrompt, RecentPrompts
 from control_plane.placement.replication import Copy, Demand, Replication
 from control_plane.placement.replicator import CopyTiming, Replicator
-from control_plane.prefix_index.index import HotPrefix
+from control_plane.prefix_index.hot_prefix import HotPrefix
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from tests.fakes.redis_server import running_redis
 from tests.pure.control_plane.placement.test_placer import CHUNK, World, prompt

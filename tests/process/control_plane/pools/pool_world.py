@@ -26,7 +26,7 @@ class FakeActors:
     """broken: workers that do not come up, and why. room: how many processes there may be.
 
     asking: cleared, a start does not get to ask for a process. twice: processes of one name that were alive together.
-    cluster: once there is one; its router is made with these actors.
+    cluster: once there is one; its router is made with these actors. settings: of the engines, as of `FakeEngine`.
     """
 
     cluster: Cluster
@@ -39,6 +39,7 @@ class FakeActors:
         self.twice: list[str] = []
         self.starts: list[str] = []
         self.stops: list[str] = []
+        self.settings: Mapping[str, Any] = {}
         self._waiting: dict[str, Pool] = {}
         self._admitting = asyncio.Lock()
 
@@ -57,7 +58,7 @@ class FakeActors:
             for worker_id, pool in list(self._waiting.items()):
                 if len(self.cluster.workers) < self.room:
                     del self._waiting[worker_id]
-                    await self.cluster.add(pool, worker_id, number=len(self.starts))
+                    await self.cluster.add(pool, worker_id, number=len(self.starts), **self.settings)
 
     async def failure(self, worker_id: str) -> str:
         if worker_id not in self.broken:

@@ -1,0 +1,54 @@
+"""Whether a page of somebody else's makes this request, or somebody reads along: by its headers alone. Pure.
+
+A browser sends what any page asks it to. What keeps such a page out, each by itself:
+
+    Host             without keys: an address or `localhost`, never a name that somebody else's DNS may point here
+    Origin           where there is one, that of the console itself
+    Sec-Fetch-Site   where there is one, `same-origin` or `none`
+    Content-Type     JSON, which a form cannot send and another origin may not without asking first
+    Authorization    with keys: a header, which no page sends but the one in which the key was typed
+"""
+
+import ipaddress
+from collections.abc import Mapping
+
+from cluster_configs.exposure import is_loopback
+
+JSON = "application/json"
+
+
+def refusal(headers: Mapping[str, str], *, is_open: bool) -> str:
+    """Why a call is not looked at, in a sentence; empty where it is. headers: names in lower case. is_open: nobody is
+    asked for a key."""
+    host = headers.get("host", "")
+    if is_open and not _is_address(host):
+        return (
+            f"without API keys the console is reached by an address or `localhost` alone, not as `{host[:80]}`: "
+            "see docs/console.md"
+        )
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        return f"the page of another origin, `{origin[:80]}`, may not call this router"
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return "the page of another site may not call this router"
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        return f"a call has to have the header `content-type: {JSON}`"
+    return ""
+
+
+def is_overheard(peer: str, own: str, *, is_open: bool) -> bool:
+    """Whether a key would travel over a network as it is: this port is not encrypted. peer, own: addresses of both ends
+    of the connection."""
+    return not is_open and not is_loopback(peer) and peer != own
+
+
+def _is_address(host: str) -> bool:
+    """host: as of the header, with a port or without."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""Whose page makes a call, by its headers: the console's own, or somebody else's."""
+
+import pytest
+
+from control_plane.console.guards import is_overheard, refusal
+
+OWN = {"host": "127.0.0.1:9400", "content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://127.0.0.1:9400"},
+        {"origin": "http://127.0.0.1:9400", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+        {"content-type": "Application/JSON; charset=utf-8"},
+        {"host": "localhost:9400"},
+        {"host": "[::1]:9400"},
+    ],
+)
+def test_the_consoles_own_page_and_commands_may_call(headers: dict[str, str]) -> None:
+    assert refusal({**OWN, **headers}, is_open=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [
+        ({"origin": "http://evil.example"}, "another origin"),
+        ({"origin": "null"}, "another origin"),
+        ({"origin": "http://127.0.0.1:9401"}, "another origin"),
+        ({"sec-fetch-site": "cross-site"}, "another site"),
+        ({"sec-fetch-site": "same-site"}, "another site"),
+        ({"content-type": "text/plain"}, "content-type"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "content-type"),
+        ({"content-type": ""}, "content-type"),
+        ({"host": "evil.example:9400"}, "by an address"),
+        ({"host": "evil.example:9400", "origin": "http://evil.example:9400"}, "by an address"),
+        ({"host": "127.0.0.1.evil.example"}, "by an address"),
+        ({"host": ""}, "by an address"),
+    ],
+)
+def test_a_page_of_somebody_else_may_not(headers: dict[str, str], word: str) -> None:
+    assert word in refusal({**OWN, **headers}, is_open=True)
+
+
+def test_with_keys_a_router_is_reached_by_a_name_too() -> None:
+    assert refusal({**OWN, "host": "router.example"}, is_open=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "is_open", "heard"),
+    [
+        ("127.0.0.1", "127.0.0.1", False, False),
+        ("::1", "::1", False, False),
+        ("10.0.0.5", "10.0.0.5", False, False),
+        ("10.0.0.6", "10.0.0.5", False, True),
+        ("10.0.0.6", "10.0.0.5", True, False),
+    ],
+)
+def test_a_key_is_taken_from_this_host_alone(peer: str, own: str, is_open: bool, heard: bool) -> None:
+    assert is_overheard(peer, own, is_open=is_open) is heard
