@@ -182,12 +182,12 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
 
 
 def _times(times: admin.TimesOverview) -> dict[str, Any]:
-    """None: no request of the last minute has been measured."""
+    """None: no request of the last minute has been measured, and nobody has an objective."""
     return {
         "requests": times.requests,
         "p50": times.p50_s if times.requests else None,
         "p90": times.p90_s if times.requests else None,
-        "objective": times.objective_s,
+        "objective": times.objective_s or None,
     }
 
 

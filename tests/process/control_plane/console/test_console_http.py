@@ -151,6 +151,7 @@ async def test_an_overview_comes_again_while_it_is_watched(empty: Cluster) -> No
 async def test_streams_are_bounded_and_those_that_are_closed_make_room(
     empty: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The router is the fixture's, which all tests share: a stream says every second whether its reader is there.
     monkeypatch.setattr(empty.parts.overview, "_watch_interval_s", 0.1)
     place, registry = address(empty), empty.router.metrics.registry
     streams = [await opened(place, "WatchOverview") for _ in range(MOST_STREAMS)]
@@ -169,12 +170,14 @@ async def test_streams_are_bounded_and_those_that_are_closed_make_room(
 async def test_who_does_not_read_is_dropped_and_nothing_waits_for_it(
     empty: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Nobody configures how long a write to a browser may take.
     monkeypatch.setattr("control_plane.console.pages.SEND_TIMEOUT_S", 0.2)
     for number in range(200):
         record = wire.WorkerRegistration(worker_id=f"w-{number}", generation=1, pool=DECODE, phase="x" * 400)
         empty.registry.write(record)
     await until(lambda: empty.router.membership.get("w-199") is not None)
     overview = empty.parts.overview
+    # As above; buffers fill at once.
     monkeypatch.setattr(overview, "_watch_interval_s", 0.0)
     place, counts = address(empty), empty.router.metrics.registry
     host, _, port = place.rpartition(":")
