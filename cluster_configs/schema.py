@@ -55,6 +55,13 @@ class ObjectivesSection(Section):
     """What the service is meant to keep; alerts and autoscaling go by it."""
 
     ttft_s: Seconds = Field(5.0, description="Time to first token of 90% of all requests.")
+    tpot_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Time per output token. Beside running decodes a step computes no more of prompts than this "
+        "leaves, unless ttft_s would be missed. 0: no bound.",
+    )
 
 
 class ModelSection(Section):

@@ -79,7 +79,7 @@ class TwoPhase(SessionInput):
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
         ordered = by_priority(self._order(self._contenders(now_s), now_s))
-        if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
+        if self._has_turns():
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
@@ -114,6 +114,9 @@ class TwoPhase(SessionInput):
         if self.lora_config is None:
             return False
         return len({vllm_private.adapter_of(request) for request in self.running} - {0}) > self._most_adapters
+
+    def _has_turns(self) -> bool:
+        return bool(self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running))
 
     def _turn(self, contender: Contender) -> int:
         """What goes before the policy's order, so that a step always gets something done.

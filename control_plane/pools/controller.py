@@ -24,7 +24,7 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster_configs.schema import PoolSection, RachisConfig
+from cluster_configs.schema import ObjectivesSection, PoolSection, RachisConfig
 from cluster_core import versions
 from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
@@ -291,6 +291,8 @@ class Controller:
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
             secret_file=config.security.secret_path,
+            # Without a bound no engine goes by them, and another one ends none.
+            objectives=config.objectives if config.objectives.tpot_s else ObjectivesSection(),
         )
 
     def _host(self) -> str:
