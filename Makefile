@@ -98,6 +98,7 @@ test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray do
 fuzz: setup ## Random sessions, decode batches and grammars, simulated and on real engines, against fresh requests
 	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
+	$(BIN)/python -m tests.campaign.fuzz shared --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
 	$(BIN)/python -m tests.structured --grammars 300 --kills 4
 

@@ -25,7 +25,7 @@ from cluster_core.engine_reports import EngineCosts
 from decode_worker.pulled import pulls
 from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, bounded_chunk
 from kv_transfer import vllm_private
-from kv_transfer.limited_request import lift, limit
+from kv_transfer.limited_request import last_step_runs, lift, limit
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
@@ -47,13 +47,14 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Work:
-    """What there is to compute. prompts: those that run already."""
+    """What there is to compute. prompts: those that run already. pulls: those that wait to be pulled; what is late, or
+    lies here already, is computed after all."""
 
     decodes: int = 0
     landed: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
     waiting: list[Any] = field(default_factory=list)
-    has_pulls: bool = False
+    pulls: list[Any] = field(default_factory=list)
 
 
 class ChunkBounding(_Scheduler):
@@ -124,23 +125,20 @@ class ChunkBounding(_Scheduler):
         """None: vLLM's own schedule does."""
         work = _Work(landed=[each for each in self.kv_holding_waiting if self._has_landed(each)])
         for request in islice(self.waiting, _WAITING):
-            if pulls(request):
-                work.has_pulls = True
-            else:
-                work.waiting.append(request)
-        if not (work.landed or work.has_pulls or self.tpot_s):
+            (work.pulls if pulls(request) else work.waiting).append(request)
+        if not (work.landed or work.pulls or self.tpot_s):
             return None
         for request in self.running:
             left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             if left > 1:
                 work.prompts.append(request)
-            else:
+            elif not last_step_runs(request):
                 work.decodes += left
         for request in self.kv_holding_waiting:
             if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
-        has_prompts = work.prompts or work.waiting
-        return work if has_prompts and (work.landed or work.decodes or (work.has_pulls and work.prompts)) else None
+        has_prompts = work.prompts or work.waiting or (work.pulls and self.tpot_s)
+        return work if has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)) else None
 
     def _has_landed(self, request: Any) -> bool:
         is_due = request.status is not RequestStatus.WAITING_FOR_STREAMING_REQ and not (
@@ -164,7 +162,7 @@ class ChunkBounding(_Scheduler):
             return Chunk(most, Limit.WORK)
         now_s = monotonic_s()
         prompts = []
-        for request in (*work.prompts, *work.waiting):
+        for request in (*work.prompts, *work.waiting, *work.pulls):
             left = self._left_tokens(request)
             if left > 0:
                 computed = max(0, request.num_tokens - left)
@@ -189,7 +187,7 @@ class ChunkBounding(_Scheduler):
         budget, limited = self.max_num_scheduled_tokens, []
         self.max_num_scheduled_tokens = min(budget, work.decodes + len(work.landed) + chunk.tokens)
         # A pull takes none, but vLLM looks at nobody who waits once all are spent.
-        left = chunk.tokens - (1 if work.has_pulls else 0)
+        left = chunk.tokens - (1 if work.pulls else 0)
         for request in work.prompts if self._shares_out() else ():
             wanted = request.num_tokens_with_spec - request.num_computed_tokens
             granted = max(0, min(wanted, left))

@@ -21,6 +21,13 @@ class LimitedRequest(Request):
         return tokens if self.step_end is None else min(tokens, self.step_end)
 
 
+def last_step_runs(request: Any) -> bool:
+    """As vLLM's own check: the step that samples the last token that was asked for has not come back yet."""
+    placeholders = request.num_output_placeholders
+    end = request.num_prompt_tokens + request.max_tokens
+    return bool(placeholders and request.num_computed_tokens + 2 - placeholders >= end)
+
+
 def limit(request: Any, tokens: int) -> None:
     """Until `lift` a step computes at most so many tokens of it."""
     if not isinstance(request, LimitedRequest):

@@ -29,6 +29,7 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
+    "shared_worker/engine_scheduler.py": ("Scheduler._inflight_prefill_reserved_blocks",),
 }
 
 

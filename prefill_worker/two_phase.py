@@ -17,6 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
+from kv_transfer.limited_request import last_step_runs
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
 from prefill_worker.policies import Contender, Policy, Tenure, by_priority
 from prefill_worker.preemption import CostModel, Preemption, choose
@@ -148,9 +149,9 @@ class TwoPhase(SessionInput):
     def _contender(self, request: Any, tenure: Tenure, index: int, now_s: float) -> Contender:
         ready = self._ready_tokens(request)
         blocks = vllm_private.request_blocks(self, request.request_id)
-        last_step_runs = _last_step_runs(request)
+        is_last = last_step_runs(request)
         remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
-        if last_step_runs or self._has_to_wait(request, holds_blocks=bool(blocks)):
+        if is_last or self._has_to_wait(request, holds_blocks=bool(blocks)):
             remaining = 0
         return Contender(
             request_id=request.request_id,
@@ -167,7 +168,7 @@ class TwoPhase(SessionInput):
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
-            evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
+            evictable=vllm_private.may_free_blocks(self, request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
         )
@@ -376,10 +377,3 @@ def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
     queue.remove_requests(list(queue))
     for request in requests:
         queue.add_request(request)
-
-
-def _last_step_runs(request: Any) -> bool:
-    """As vLLM's own check: the step that samples the last token that was asked for has not come back yet."""
-    placeholders = request.num_output_placeholders
-    end = request.num_prompt_tokens + request.max_tokens
-    return bool(placeholders and request.num_computed_tokens + 2 - placeholders >= end)

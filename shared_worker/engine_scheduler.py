@@ -91,6 +91,10 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
         is_refused = request.request_id in self._refused and not contender.held_blocks
         return 0 if self._needs_one_token(request) and not is_refused else super()._turn(contender)
 
+    def _inflight_prefill_reserved_blocks(self) -> int:
+        """A pull is admitted beside those that vLLM keeps blocks for: the plan has charged everybody's whole prompt."""
+        return 0 if self._plans_steps else super()._inflight_prefill_reserved_blocks()
+
     @contextmanager
     def _only(self, plan: StepPlan) -> Iterator[None]:
         """The gate has been heeded by the plan, which has an order of its own."""

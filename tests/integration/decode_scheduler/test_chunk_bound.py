@@ -141,3 +141,13 @@ def test_a_pull_begins_and_what_has_landed_is_computed_in_the_next_step_whatever
     assert not engine.answers.get("longer")
     until(engine, lambda: len(engine.answers.get("pulled", ())) == 3)
     assert engine.answers["pulled"] == expected_tokens(text("pulled", 10), 3)
+
+
+def test_a_pull_that_finds_its_prompt_here_is_computed_within_the_bound(make_engine: MakeEngine) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S)
+    decoding(engine)
+    # There is nothing to be pulled any more.
+    engine.add("late", text("late", 10), 2, transfer={"do_remote_prefill": True})
+    engine.turn()
+
+    assert chunks(engine, "late") == [BOUND]

@@ -13,7 +13,7 @@ from kv_transfer.vllm_private import OVERRIDDEN
 from tests import ROOT
 
 # Where vLLM is subclassed or driven.
-PACKAGES = ("imitated_gpu", "kv_transfer", "decode_worker", "prefill_worker", "worker_runtime")
+PACKAGES = ("imitated_gpu", "kv_transfer", "decode_worker", "prefill_worker", "shared_worker", "worker_runtime")
 # Of Python itself: `os._exit`, and what named tuples offer.
 PYTHONS_OWN = {"_exit", "_make", "_replace", "_asdict", "_fields"}
 
