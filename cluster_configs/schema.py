@@ -63,6 +63,11 @@ class ObjectivesSection(Section):
         "leaves, unless ttft_s would be missed. 0: no bound.",
     )
 
+    @property
+    def for_engines(self) -> "ObjectivesSection":
+        """Without a bound engines go by none of it: another one is no reason to end an engine."""
+        return self if self.tpot_s else ObjectivesSection()
+
 
 class ModelSection(Section):
     """Which model is served."""

@@ -61,6 +61,7 @@ class ChunkBounding(_Scheduler):
     """See the module."""
 
     running: list[Any]
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

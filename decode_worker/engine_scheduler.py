@@ -1,5 +1,7 @@
-"""The schedulers of decode workers: vLLM's own, with steps bounded by `decode_worker.step_bound`, the admission of
-`decode_worker.batching` and the eviction of `kv_transfer.tiers.prefix_tiers`."""
+"""The schedulers of decode workers: vLLM's own, with bounded steps, decode batches by prefix and tiers.
+
+The parts are `decode_worker.step_bound`, `decode_worker.batching` and `kv_transfer.tiers.prefix_tiers`.
+"""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -1,8 +1,7 @@
-"""How many prompt tokens a step computes beside running decodes: what their TPOT objective leaves, and more where that
-would cost more than it keeps. Pure.
+"""How many prompt tokens a step computes beside running decodes: what their TPOT objective leaves, but for some cases.
 
-The bound is on seconds, by what steps of this engine are measured to cost, so that it is the same on every GPU and for
-every length of prompt. It yields:
+Pure. The bound is on seconds, by what steps of this engine are measured to cost, so that it is right on every GPU and
+for every length of prompt. It yields:
     a first token would be late at this pace      as far as that prompt needs, up to a whole step
     blocks are so short that decodes may take     a prompt that has begun is finished at once: else what was computed
     those that a prompt in its middle needs       of it may be lost to a decode, and be computed again

@@ -24,7 +24,7 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster_configs.schema import ObjectivesSection, PoolSection, RachisConfig
+from cluster_configs.schema import PoolSection, RachisConfig
 from cluster_core import versions
 from cluster_core.errors import StartError
 from cluster_core.ids import SERVICE_VARIABLE
@@ -283,16 +283,13 @@ class Controller:
             *(config.model, config.engine, config.handoff, role),
             config.streaming,
             self._host(),
-            config.tiers,
-            config.decode,
-            config.index,
+            *(config.tiers, config.decode, config.index),
             # Which adapters there are is the service's own, and no reason to end an engine.
             config.lora.model_copy(update={"adapters": ()}),
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
             secret_file=config.security.secret_path,
-            # Without a bound no engine goes by them, and another one ends none.
-            objectives=config.objectives if config.objectives.tpot_s else ObjectivesSection(),
+            objectives=config.objectives.for_engines,
         )
 
     def _host(self) -> str:

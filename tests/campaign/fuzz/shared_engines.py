@@ -153,7 +153,7 @@ class SharedSimulation(Simulation):
             if each.request_id in self.pulled
             and (each.status is not LOADING or each.request_id in scheduler.finished_recving_kv_req_ids)
             and each.request_id not in scheduler.failed_recving_kv_req_ids
-            and each.num_computed_tokens >= each.num_tokens - 1
+            and each.num_computed_tokens >= max(1, each.num_tokens - 1)
         ]
         has_room = running + len(found) <= self.world.places and self.engine.free_blocks() > running + len(found)
         return found if has_room and not self.world.adapters else []
