@@ -100,6 +100,7 @@ fuzz: setup ## Random sessions, decode batches and grammars, simulated and on re
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz shared --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
+	$(BIN)/python -m tests.campaign.fuzz real --shared --sessions 1000
 	$(BIN)/python -m tests.structured --grammars 300 --kills 4
 
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time; property tests with many examples

@@ -124,12 +124,14 @@ def real(
     sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 1_000,
     seed: Seed = 0,
     plant: PlantName = None,
+    does_both: Annotated[bool, typer.Option("--shared", help="An engine that does both.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One real prefill engine in fp32, policies and preemption strategies in turn."""
+    """One real engine in fp32, of prefill, or with whole requests that decode besides; all policies in turn."""
     from tests.campaign.fuzz.real_engine import RealEngine, play
+    from worker_runtime.engine_settings import EngineRole
 
-    engine, began_s = RealEngine(), monotonic_s()
+    engine, began_s = RealEngine(EngineRole.SHARED if does_both else EngineRole.PREFILL), monotonic_s()
     try:
         with _planted(Kind.REAL, plant):
             tally = _until(Kind.REAL, sessions, play(engine, seed), as_json)
