@@ -82,8 +82,7 @@ class RealEngine:
     @property
     def chunks(self) -> Counter[Limit]:
         """Of one that does both: steps beside decodes, by what decided their chunk."""
-        chunks: Counter[Limit] = getattr(self.scheduler, "chunks", Counter())
-        return chunks
+        return self.scheduler.chunks if self.role is EngineRole.SHARED else Counter()
 
     def use(self, policy: str, preemption: str) -> None:
         """From now on; the engine is idle."""
