@@ -87,9 +87,14 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
         return super()._has_turns() or any(self._needs_one_token(request) for request in waiting)
 
     def _turn(self, contender: Contender) -> int:
+        """What has landed goes with those that have begun to answer, what will be pulled between them and prompts."""
         request = self.requests[contender.request_id]
-        is_refused = request.request_id in self._refused and not contender.held_blocks
-        return 0 if self._needs_one_token(request) and not is_refused else super()._turn(contender)
+        if self._needs_one_token(request):
+            if not self._waits_to_pull(request):
+                return 0
+            if request.request_id not in self._refused:
+                return 1
+        return 2 * super()._turn(contender)
 
     def _inflight_prefill_reserved_blocks(self) -> int:
         """A pull is admitted beside those that vLLM keeps blocks for: the plan has charged everybody's whole prompt."""
@@ -111,7 +116,7 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
         return isinstance(self.waiting, GatedQueue) and self.waiting.hides(request)
 
     def _waits_to_pull(self, request: Any) -> bool:
-        return not request.num_computed_tokens and pulls(request)
+        return not request.num_computed_tokens and not request.num_preemptions and pulls(request)
 
     def _needs_one_token(self, request: Any) -> bool:
         """It does not run, and will not compute more of a prompt: its KV has come, or will be pulled."""

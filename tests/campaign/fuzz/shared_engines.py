@@ -35,7 +35,7 @@ COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
 # Of answers: long enough that prompts come meanwhile.
 _ANSWERS = (1, 4, 12, 40)
 _YIELDS = (Limit.TTFT, Limit.MEMORY)
-# Steps that compute something, in which what has landed may go without: those that were under way.
+# Steps that compute prompts, in which what has landed may go without: those that were under way.
 _MOST_STEPS_LANDED = 3
 
 
@@ -133,7 +133,8 @@ class SharedSimulation(Simulation):
             self._check_bound(
                 sum(tokens for tokens in computed.values() if tokens > 1), len(decoding - computed.keys())
             )
-        for name in landed if computed else ():
+        # Where blocks are short for decodes as well, leases hold them.
+        for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
             self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
             assert self.passed_over[name] <= _MOST_STEPS_LANDED, f"{name} has landed and waits behind prompts"
         return output

@@ -97,11 +97,11 @@ class SlowLoadConnector(HostTiering, NoTransfer):
         return remote - num_computed_tokens, True
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if request.kv_transfer_params:
+            # As NIXL's: a pull begins once, if there is anything to be pulled.
+            request.kv_transfer_params["do_remote_prefill"] = False
         if num_external_tokens and request.request_id in self._remote:
             self._remote.remove(request.request_id)
-            if request.kv_transfer_params:
-                # As NIXL's: a pull begins once.
-                request.kv_transfer_params["do_remote_prefill"] = False
             end = min(self.remote_tokens.pop(request.request_id), request.num_tokens)
             (device_blocks,) = blocks.get_block_ids()
             tokens = tuple(request._all_token_ids[:end])
