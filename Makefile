@@ -105,7 +105,9 @@ test-console: setup $(BUF) ## The console in headless Chromium; as root, install
 fuzz: setup ## Random sessions, decode batches and grammars, simulated and on real engines, against fresh requests
 	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
+	$(BIN)/python -m tests.campaign.fuzz shared --requests 10000
 	$(BIN)/python -m tests.campaign.fuzz real --sessions 1000
+	$(BIN)/python -m tests.campaign.fuzz real --shared --sessions 1000
 	$(BIN)/python -m tests.structured --grammars 300 --kills 4
 
 faults: setup ## 5,000 seeded runs of the whole service under faults, in simulated time; property tests with many examples

@@ -139,7 +139,10 @@ async def in_process_engine(
 ) -> AsyncIterator[tuple["VllmEngine", EngineInfo]]:
     """An engine in this process, stopped after the block. One after the other, as many as are wanted."""
     settings = EngineSettings(
-        config.model, config.engine, config.handoff, role, config.streaming, tiers=config.tiers, decode=config.decode
+        *(config.model, config.engine, config.handoff, role, config.streaming),
+        tiers=config.tiers,
+        decode=config.decode,
+        objectives=config.objectives,
     )
     os.environ.update(engine_environment(settings))
     # Imported here because it reads the environment.

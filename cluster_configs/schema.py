@@ -55,9 +55,18 @@ class ObjectivesSection(Section):
     """What the service is meant to keep; alerts and autoscaling go by it."""
 
     ttft_s: Seconds = Field(5.0, description="Time to first token of 90% of all requests.")
-    tpot_s: Seconds = Field(
-        0.2, description="Time per output token after the first, of 90% of all requests: shown beside what it is."
+    tpot_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Time per output token after the first, of 90% of all requests. Beside running decodes a step "
+        "computes no more of prompts than this leaves, unless ttft_s would be missed. 0: none, and no bound.",
     )
+
+    @property
+    def for_engines(self) -> "ObjectivesSection":
+        """Without a bound engines go by none of it: another one is no reason to end an engine."""
+        return self if self.tpot_s else ObjectivesSection()
 
 
 class ModelSection(Section):

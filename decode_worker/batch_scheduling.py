@@ -6,6 +6,8 @@ request holds nothing. With the policy `fcfs`, and for a model whose KV is not o
 request, nothing is changed at all.
 
 A request is known to `requests` and the queues of vLLM, and to the core as waiting or in the batch (running, loading).
+Where an engine has requests that join no decode batch (`_joins_batch`), the core does not know those: they are shown
+with every plan, each in its place among those of the core.
 """
 
 import logging
@@ -29,6 +31,7 @@ from decode_worker.batch_settings import KEY, BatchSettings
 from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
 from decode_worker.policy_store import PolicyFile
+from decode_worker.pulled import pulls
 from decode_worker.rewards import FormedBatch, RewardLedger
 from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
@@ -101,7 +104,7 @@ class BatchScheduling(_Scheduler):
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
-        if self.batching is not None and request.request_id not in self.batching:
+        if self.batching is not None and request.request_id not in self.batching and self._joins_batch(request):
             began_s = monotonic_s()
             self.batching.insert(
                 request.request_id,
@@ -109,7 +112,7 @@ class BatchScheduling(_Scheduler):
                 began_s,
                 request.priority,
                 _deadline_s(request),
-                pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
+                pulls=pulls(request),
             )
             self.batch_counters.planned(monotonic_s() - began_s)
 
@@ -120,19 +123,20 @@ class BatchScheduling(_Scheduler):
         began_s = monotonic_s()
         self._note_loads(batching, began_s)
         # A request that holds blocks and does not run is of the batch: it loads, or has loaded.
-        places = self.max_num_active_reqs - len(self.running) - len(self.kv_holding_waiting)
+        holding = sum(each.request_id in batching for each in self.kv_holding_waiting)
+        places = self.max_num_active_reqs - len(self.running) - holding
         mode = self.guard.mode(began_s)
         self.batch_mode = mode.value
         by_arrival = mode is not Mode.POLICY
-        plan = self._plan(batching, places, began_s, by_arrival=by_arrival) if places > 0 else _NOBODY
-        self.waiting.close(plan.request_ids)
+        plan = self._plan_batch(batching, places, began_s, by_arrival=by_arrival) if places > 0 else _NOBODY
+        self.waiting.close(self._shown(batching, plan))
         planned_s = monotonic_s()
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.waiting.open()
         scheduled_s = monotonic_s()
-        admitted = self._settle(batching, plan, places, scheduled_s) if places > 0 else []
+        admitted = self._settle_batch(batching, plan, places, scheduled_s) if places > 0 else []
         batch = self._rewards.formed(plan.decisions(admitted), by_arrival=by_arrival) if self._rewards else None
         self._steps[id(output)] = (began_s, batch, batching.waiting_requests > 0)
         self.batch_counters.planned(monotonic_s() - scheduled_s + planned_s - began_s)
@@ -165,7 +169,7 @@ class BatchScheduling(_Scheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         super()._preempt_request(request, timestamp, drop_stale_output)
-        if self.batching is not None:
+        if self.batching is not None and request.request_id in self.batching:
             self.batching.preempted(request.request_id, monotonic_s())
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
@@ -187,11 +191,26 @@ class BatchScheduling(_Scheduler):
 
     # Its own.
 
-    def _plan(self, batching: Batching, places: int, now_s: float, *, by_arrival: bool) -> Plan:
+    def _joins_batch(self, request: Request) -> bool:
+        """Whether it will decode here among the others, so that the core says when it begins."""
+        return True
+
+    def _shown(self, batching: Batching, plan: Plan) -> list[str]:
+        """Whom vLLM may admit, in this order: pulls, which take nothing of a step, before what is computed; others that
+        the core does not know keep their places in the queue."""
+        planned = sorted(plan.joining, key=lambda each: not each.member.pulls)
+        if len(self.waiting) == batching.waiting_requests:
+            return [each.member.request_id for each in planned]
+        pulled = [each.member.request_id for each in planned if each.member.pulls]
+        computed = iter([each.member.request_id for each in planned if not each.member.pulls])
+        in_place = (next(computed, None) if each.request_id in batching else each.request_id for each in self.waiting)
+        return [*pulled, *(name for name in in_place if name is not None), *computed]
+
+    def _plan_batch(self, batching: Batching, places: int, now_s: float, *, by_arrival: bool) -> Plan:
         most = min(places, self._most_joining) + self._passed_over
         return batching.plan(now_s, most, by_arrival=by_arrival)
 
-    def _settle(self, batching: Batching, plan: Plan, places: int, now_s: float) -> list[str]:
+    def _settle_batch(self, batching: Batching, plan: Plan, places: int, now_s: float) -> list[str]:
         """Settles a plan with the core; returns which of its requests vLLM has admitted."""
         status = {name: self.requests[name].status for name in plan.request_ids}
         admitted = [name for name, each in status.items() if each in _IN_BATCH]
@@ -211,7 +230,7 @@ class BatchScheduling(_Scheduler):
         if len(self.waiting) != batching.waiting_requests:
             # A pull failed before anything of it was of use: vLLM has put the request back.
             for request in self.waiting:
-                if not batching.waits(request.request_id):
+                if request.request_id in batching and not batching.waits(request.request_id):
                     vllm_private.drop_reservation(self, request)
                     batching.preempted(request.request_id, now_s)
 

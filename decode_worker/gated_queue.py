@@ -14,13 +14,20 @@ class GatedQueue(RequestQueue):
         self._requests: OrderedDict[str, Request] = OrderedDict((each.request_id, each) for each in requests)
         # What a step may see, last first; None: the gate is open.
         self._shown: list[str] | None = None
+        self._seen: frozenset[str] = frozenset()
 
     def close(self, shown: Sequence[str]) -> None:
         """Shows these alone, in this order, until `open`."""
         self._shown = list(reversed(shown))
+        self._seen = frozenset(shown)
 
     def open(self) -> None:
         self._shown = None
+
+    def hides(self, request: Request) -> bool:
+        """Whether it waits here, and a step may not see it."""
+        name = request.request_id
+        return self._shown is not None and name in self._requests and name not in self._seen
 
     def add_request(self, request: Request) -> None:
         self._requests[request.request_id] = request

@@ -9,7 +9,7 @@ private member that is touched elsewhere.
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SUPPORTED_VLLM = "0.32.0"
@@ -17,6 +17,7 @@ SUPPORTED_VLLM = "0.32.0"
 # Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
 OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "decode_worker/batch_scheduling.py": ("Scheduler._free_request", "Scheduler._preempt_request"),
+    "decode_worker/chunk_bounding.py": ("Scheduler._free_request",),
     "kv_transfer/claims/block_events.py": ("BlockPool._emit_block_removed_events",),
     "kv_transfer/handoff/emitted_output.py": ("Scheduler._handle_blocked_waiting_request",),
     "decode_worker/adapter_places.py": ("Scheduler._handle_blocked_waiting_request",),
@@ -28,6 +29,7 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
+    "shared_worker/engine_scheduler.py": ("Scheduler._inflight_prefill_reserved_blocks",),
 }
 
 
@@ -77,6 +79,13 @@ def decode_batch_of(engine: Any, at_most: int) -> Any:
     """The decode scheduler's batch in detail, or None."""
     batch = getattr(scheduler_of(engine), "decode_batch", None)
     return batch(at_most) if batch is not None else None
+
+
+def tell_costs(engine: Any, measured: Callable[[], Any]) -> None:
+    """A scheduler that bounds its steps by what work costs asks `measured` for that from now on."""
+    use_costs = getattr(scheduler_of(engine), "use_costs", None)
+    if use_costs is not None:
+        use_costs(measured)
 
 
 def bound_metadata(connector: Any) -> Any:

@@ -71,9 +71,14 @@ class StreamingMixin(TwoPhase):
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if not self._sessions and not self._runs_too_many_adapters():
+        if not self._plans_steps:
             return super().schedule(throttle_prefills)
         return self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
+
+    @property
+    def _plans_steps(self) -> bool:
+        """Else vLLM's own schedule does."""
+        return bool(self._sessions) or self._runs_too_many_adapters()
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []

@@ -76,7 +76,7 @@ def plan_step(
     overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
     otherwise small ones could keep a large one out for ever. most_adapters: different adapters of one step; those that
     come first say which. partial_tokens: what sessions that still take input may compute in all, in a step without a
-    complete one; in others nothing. None: there is no such bound.
+    complete prompt; in others nothing. None: there is no such bound.
     """
     partial_left = inf if partial_tokens is None else partial_tokens
     plan = StepPlan([], [])
@@ -98,7 +98,7 @@ def plan_step(
         else:
             plan.grants.append(Grant(each, tokens))
             token_budget -= tokens
-            if partial_tokens is not None:
+            if partial_tokens is not None and not each.decodes:
                 partial_left = 0 if each.complete else partial_left - tokens
             room.charge(each, blocks)
             adapters |= {each.adapter} - {0}

@@ -65,6 +65,9 @@ class Contender:
     # The lowest is computed first, whatever the policy says of the others.
     priority: int = 0
 
+    # It has begun to answer: it is no prompt beside which others wait.
+    decodes: bool = False
+
     # What could be computed now, less what its wait is worth since its prompt has been whole.
     left_tokens: float = 0.0
 

@@ -1,8 +1,9 @@
 """vLLM's request, of which the scheduler sees fewer tokens than are known."""
 
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
 from kv_transfer import vllm_private
+from kv_transfer.limited_request import LimitedRequest
 
 # What vLLM calls a streaming session that waits for its next input.
 PARKED = RequestStatus.WAITING_FOR_STREAMING_REQ
@@ -11,7 +12,7 @@ LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 NEVER = float("inf")
 
 
-class StreamingRequest(Request):
+class StreamingRequest(LimitedRequest):
     """See the module."""
 
     # At the end of the prompt, not computed before the input is closed.
@@ -30,7 +31,3 @@ class StreamingRequest(Request):
     def num_tokens(self) -> int:
         visible = len(vllm_private.token_ids(self)) - self.held_tokens
         return visible if self.step_limit is None else min(visible, self.step_limit)
-
-    @property
-    def num_tokens_with_spec(self) -> int:
-        return self.num_tokens + len(self.spec_token_ids)

@@ -17,6 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
+from kv_transfer.limited_request import last_step_runs
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
 from prefill_worker.policies import Contender, Policy, Tenure, by_priority
 from prefill_worker.preemption import CostModel, Preemption, choose
@@ -79,7 +80,7 @@ class TwoPhase(SessionInput):
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
         ordered = by_priority(self._order(self._contenders(now_s), now_s))
-        if self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running):
+        if self._has_turns():
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
@@ -115,6 +116,9 @@ class TwoPhase(SessionInput):
             return False
         return len({vllm_private.adapter_of(request) for request in self.running} - {0}) > self._most_adapters
 
+    def _has_turns(self) -> bool:
+        return bool(self._refused or self._lost_idle or any(request.num_output_tokens for request in self.running))
+
     def _turn(self, contender: Contender) -> int:
         """What goes before the policy's order, so that a step always gets something done.
 
@@ -145,9 +149,9 @@ class TwoPhase(SessionInput):
     def _contender(self, request: Any, tenure: Tenure, index: int, now_s: float) -> Contender:
         ready = self._ready_tokens(request)
         blocks = vllm_private.request_blocks(self, request.request_id)
-        last_step_runs = _last_step_runs(request)
+        is_last = last_step_runs(request)
         remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
-        if last_step_runs or self._has_to_wait(request, holds_blocks=bool(blocks)):
+        if is_last or self._has_to_wait(request, holds_blocks=bool(blocks)):
             remaining = 0
         return Contender(
             request_id=request.request_id,
@@ -164,7 +168,7 @@ class TwoPhase(SessionInput):
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
-            evictable=vllm_private.may_free_blocks(self, request) and not last_step_runs,
+            evictable=vllm_private.may_free_blocks(self, request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
         )
@@ -373,10 +377,3 @@ def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
     queue.remove_requests(list(queue))
     for request in requests:
         queue.add_request(request)
-
-
-def _last_step_runs(request: Any) -> bool:
-    """As vLLM's own check: the step that samples the last token that was asked for has not come back yet."""
-    placeholders = request.num_output_placeholders
-    end = request.num_prompt_tokens + request.max_tokens
-    return bool(placeholders and request.num_computed_tokens + 2 - placeholders >= end)

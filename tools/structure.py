@@ -23,9 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
-    "command_line", "control_plane", "prefill_worker", "decode_worker", "worker_runtime", "kv_transfer", "protos",
-    "cluster_wire", "cluster_core", "cluster_configs", "builtin_model", "cluster_sim", "fault_sim", "imitated_gpu",
-    "benchmarks", "tools", "tests",
+    "command_line", "control_plane", "shared_worker", "prefill_worker", "decode_worker", "worker_runtime",
+    "kv_transfer", "protos", "cluster_wire", "cluster_core", "cluster_configs", "builtin_model", "cluster_sim",
+    "fault_sim", "imitated_gpu", "benchmarks", "tools", "tests",
 )  # fmt: skip
 MAP = Path("docs/modules.md")
 MOST_MODULE_LINES = 400

@@ -30,6 +30,7 @@ class EngineFigures:
         self._block_bytes = vllm_private.block_bytes(engine)
         self.counters = EngineCounters()
         self.costs = StepCosts()
+        vllm_private.tell_costs(engine, self.costs.costs)
         self.status = EngineStatus()
 
     def count_step(self, seconds: float) -> None:

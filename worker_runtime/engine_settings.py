@@ -10,6 +10,7 @@ from cluster_configs.schema import (
     IndexSection,
     LoraSection,
     ModelSection,
+    ObjectivesSection,
     StreamingSection,
     TiersSection,
 )
@@ -28,10 +29,11 @@ _OWN_PORTS = 2
 
 
 class EngineRole(Enum):
-    """PREFILL leases KV blocks, DECODE pulls them, ALONE is one plain engine without a connector."""
+    """PREFILL leases KV blocks, DECODE pulls them, SHARED does both; ALONE is one plain engine without a connector."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+    SHARED = "shared"
     ALONE = "alone"
 
 
@@ -58,6 +60,7 @@ class EngineSettings:
     ports: PortRange | None = None
     # Of the service's secret, on the worker's host.
     secret_file: str | None = None
+    objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
 
 
 def ports_needed(engine: EngineSection) -> int:

@@ -24,7 +24,7 @@ _REFUSED = frozenset({
     "speculative_config", "tokenizer", "tokenizer_revision", "worker_cls", "worker_extension_cls",
 })  # fmt: skip
 _STREAMING_KEYS = ("policy", "preemption", "starvation_s", "cost_profile")
-_KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
+_KV_ROLES = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer", EngineRole.SHARED: "kv_both"}
 
 
 def engine_args(settings: EngineSettings) -> EngineArgs:
@@ -128,16 +128,14 @@ def _scheduler(settings: EngineSettings) -> dict[str, Any]:
     # vLLM schedules asynchronously on a GPU, never on a CPU.
     kind = "Async" if settings.engine.device == "cuda" else ""
     tiers = {"rachis_tiers": settings.tiers.model_dump(exclude={"host_gib", "host_ratio"})}
-    if settings.role is EngineRole.DECODE:
-        return {
-            "scheduler_cls": f"decode_worker.engine_scheduler.{kind}DecodeScheduler",
-            "additional_config": tiers | {"rachis_decode": settings.decode.model_dump()},
-        }
-    streaming = {key: getattr(settings.streaming, key) for key in _STREAMING_KEYS}
-    return {
-        "scheduler_cls": f"prefill_worker.engine_scheduler.{kind}StreamingScheduler",
-        "additional_config": tiers | {"rachis_streaming": streaming},
-    }
+    prefills = {"rachis_streaming": {key: getattr(settings.streaming, key) for key in _STREAMING_KEYS}}
+    decodes = {"rachis_decode": settings.decode.model_dump(), "rachis_objectives": settings.objectives.model_dump()}
+    scheduler, told = {
+        EngineRole.PREFILL: (f"prefill_worker.engine_scheduler.{kind}StreamingScheduler", prefills),
+        EngineRole.DECODE: (f"decode_worker.engine_scheduler.{kind}DecodeScheduler", decodes),
+        EngineRole.SHARED: (f"shared_worker.engine_scheduler.{kind}SharedScheduler", prefills | decodes),
+    }[settings.role]
+    return {"scheduler_cls": scheduler, "additional_config": tiers | told}
 
 
 def _kv_transfer_config(settings: EngineSettings) -> KVTransferConfig:

@@ -78,8 +78,8 @@ class VllmEngine:
                 self._thread.put(lambda work: work.jobs.abandon(stream))
 
     def open_session(self, job: EngineJob, mode: SessionMode) -> EngineSession:
-        if self._settings.role is not EngineRole.PREFILL:
-            raise NotSupportedError("only prefill engines have sessions")
+        if self._settings.role not in (EngineRole.PREFILL, EngineRole.SHARED):
+            raise NotSupportedError("only engines that prefill for others have sessions")
         stream, put = JobStream(job), self._thread.put
         stream.session = SessionHandle(
             len(job.token_ids),

@@ -283,14 +283,13 @@ class Controller:
             *(config.model, config.engine, config.handoff, role),
             config.streaming,
             self._host(),
-            config.tiers,
-            config.decode,
-            config.index,
+            *(config.tiers, config.decode, config.index),
             # Which adapters there are is the service's own, and no reason to end an engine.
             config.lora.model_copy(update={"adapters": ()}),
             network=config.pools.network,
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
             secret_file=config.security.secret_path,
+            objectives=config.objectives.for_engines,
         )
 
     def _host(self) -> str:

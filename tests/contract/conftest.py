@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from cluster_configs.schema import LoraSection, RachisConfig
+from cluster_configs.schema import LoraSection, ObjectivesSection, RachisConfig
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EmittedTokens, EngineJob, EngineOutput, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, EngineLoad
@@ -23,7 +23,7 @@ PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rom
 _names = itertools.count()
 
 
-_VLLM = [pytest.param(name, marks=pytest.mark.integration) for name in ("vllm", "imitated")]
+_VLLM = [pytest.param(name, marks=pytest.mark.integration) for name in ("vllm", "shared", "imitated")]
 
 
 @pytest.fixture(scope="module", params=["fake", "blocks", *_VLLM])
@@ -37,6 +37,8 @@ async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine,
             engine = block_engine()
         case "imitated":
             engine = imitated_engine(EngineRole.PREFILL)
+        case "shared":
+            engine = vllm_engine(EngineRole.SHARED, ObjectivesSection(tpot_s=0.02))
         case _:
             engine = vllm_engine(EngineRole.PREFILL)
     deaths: list[str] = []
@@ -94,10 +96,11 @@ def broken_adapter(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.
     return Adapter("broken", write_adapter(tmp_path_factory.mktemp("broken") / "adapter", 7, width=2))
 
 
-def vllm_engine(role: EngineRole) -> Engine:
+def vllm_engine(role: EngineRole, objectives: ObjectivesSection | None = None) -> Engine:
     config = RachisConfig()
     lora = LoraSection(max_loaded=2, max_in_batch=1)
-    settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora)
+    told = objectives or config.objectives
+    settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora, objectives=told)
     os.environ.update(engine_environment(settings))
     from worker_runtime.vllm_engine import VllmEngine
 

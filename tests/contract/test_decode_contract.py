@@ -17,9 +17,15 @@ SHARED = tuple(token % 251 for token in range(3, 259))
 OTHER = tuple(token % 241 for token in range(100, 356))
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("vllm", marks=pytest.mark.integration)])
+_ROLES = {"vllm": EngineRole.DECODE, "shared": EngineRole.SHARED}
+
+
+@pytest.fixture(
+    scope="module", params=["fake", *(pytest.param(name, marks=pytest.mark.integration) for name in _ROLES)]
+)
 async def decoder(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
-    engine = FakeEngine(forms_batches=True) if request.param == "fake" else vllm_engine(EngineRole.DECODE)
+    is_fake = request.param == "fake"
+    engine = FakeEngine(forms_batches=True) if is_fake else vllm_engine(_ROLES[request.param])
     await engine.start(lambda phase: None, lambda why: None)
     yield engine
     await engine.stop()

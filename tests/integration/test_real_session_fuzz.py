@@ -9,6 +9,7 @@ from tests.campaign.fuzz.__main__ import find_planted
 from tests.campaign.fuzz.planted import PLANTS
 from tests.campaign.fuzz.tally import Tally, until
 from tests.engine_process import in_engine_process
+from worker_runtime.engine_settings import EngineRole
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +35,23 @@ def test_real_engine_finds_planted_bugs(real: tuple[Tally, dict[str, int | None]
     _, found = real
     assert set(found) == {name for name, plant in PLANTS.items() if plant.real}
     assert all(after is not None for after in found.values()), found
+
+
+def test_sessions_beside_whole_requests_on_an_engine_that_does_both_answer_as_fresh_ones_do() -> None:
+    tally = in_engine_process(shared_trials)
+    assert not tally.wrong, tally.wrong
+    assert min(tally.sessions, tally.requests, tally.cancelled, tally.appends, tally.updates, tally.bounded) > 0
+    assert min(tally.copied_out, tally.copied_back) > 0
+
+
+def shared_trials() -> Tally:
+    from tests.campaign.fuzz import real_engine
+
+    engine = real_engine.RealEngine(EngineRole.SHARED)
+    try:
+        return until(SESSIONS, real_engine.play(engine, SEED))
+    finally:
+        engine.close()
 
 
 def real_trials() -> tuple[Tally, dict[str, int | None]]:

@@ -30,6 +30,16 @@ def test_a_decode_engine_is_told_how_to_form_its_batch() -> None:
     assert told.scheduler_cls == "decode_worker.engine_scheduler.DecodeScheduler"
 
 
+def test_an_engine_that_does_both_is_told_what_each_of_them_is() -> None:
+    told = arguments(EngineRole.SHARED)
+
+    both = arguments(EngineRole.PREFILL).additional_config | arguments(EngineRole.DECODE).additional_config
+    assert told.additional_config == both
+    assert told.additional_config["rachis_objectives"] == {"ttft_s": 5.0, "tpot_s": 0.0}
+    assert told.scheduler_cls == "shared_worker.engine_scheduler.SharedScheduler"
+    assert told.kv_transfer_config.kv_role == "kv_both"
+
+
 def test_an_engine_on_a_gpu_is_told_how_kv_and_weights_are_stored() -> None:
     pool = {"gpus_per_worker": 1}
     told = arguments(

@@ -162,6 +162,7 @@ def test_no_private_method_is_overridden_that_the_list_leaves_out() -> None:
     from kv_transfer.engine_connector import RachisNixlConnector
     from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
     from prefill_worker.streaming_request import StreamingRequest
+    from shared_worker.engine_scheduler import SharedScheduler
     from tests.pure.kv_transfer.test_vllm_private import named
 
     overridden: dict[str, set[str]] = {}
@@ -170,6 +171,7 @@ def test_no_private_method_is_overridden_that_the_list_leaves_out() -> None:
         DecodeScheduler,
         EventfulBlockPool,
         RachisNixlConnector,
+        SharedScheduler,
         StreamingRequest,
         StreamingScheduler,
         device_pool.TieredBlockPool,

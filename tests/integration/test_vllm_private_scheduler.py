@@ -23,6 +23,7 @@ SCHEDULER_METHODS = (
     "_enqueue_waiting_request",
     "_free_request_blocks",
     "_handle_blocked_waiting_request",
+    "_inflight_prefill_reserved_blocks",
     "_preempt_request",
     "_request_blocks_can_be_freed",
     "_update_after_schedule",

@@ -1,5 +1,4 @@
-"""Two workers as plain processes, without Ray and router, one of each pool or both decode workers: for tests that need
-hold of both.
+"""Two workers as plain processes, without Ray and router, one of each pool or two alike: for tests that need both.
 
 They are as on two hosts whose clocks are wrong.
 """
@@ -24,7 +23,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
+from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, ObjectivesSection
 from cluster_core import clock
 from cluster_core.ids import new_request_id
 from cluster_core.ports import hold_port
@@ -38,7 +37,7 @@ from worker_runtime.host import WorkerHost, WorkerSettings
 SERVICE = "svc-test"
 START_TIMEOUT_S = 280.0
 # The clocks of the two hosts are 20 minutes apart.
-CLOCK_AHEAD_S = {"prefill": -600, "decode": 600, "decode-1": -600}
+CLOCK_AHEAD_S = {"prefill": -600, "decode": 600, "decode-1": -600, "shared": 600, "shared-1": -600}
 
 
 @dataclass(slots=True)
@@ -133,6 +132,15 @@ async def decode_pair(
 
 
 @contextlib.asynccontextmanager
+async def shared_pair(
+    folder: Path, handoff: HandoffSection, engine: EngineSection
+) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
+    """Two workers that do both, killed at the end."""
+    async with _processes(folder, handoff, {"shared": engine, "shared-1": engine}, {}) as (one, other):
+        yield one, other
+
+
+@contextlib.asynccontextmanager
 async def _processes(
     folder: Path, handoff: HandoffSection, engines: Mapping[str, EngineSection], environment: Mapping[str, str]
 ) -> AsyncIterator[list[WorkerProcess]]:
@@ -162,13 +170,16 @@ def _run(name: str, url: str, engine: EngineSection, handoff: HandoffSection, en
     os.environ.update(environment)
     from decode_worker.service import DecodeService
     from prefill_worker.service import PrefillService
+    from shared_worker.service import SharedService
 
     role = EngineRole(name.partition("-")[0])
     skewed = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() + CLOCK_AHEAD_S[name] * 10**9})
     # As on a host whose clock is wrong: the clock is read in this one module.
     mock.patch.object(clock, "time", skewed).start()
-    settings = EngineSettings(ModelSection(), engine, handoff, role)
-    service = PrefillService if role is EngineRole.PREFILL else DecodeService
+    objectives = ObjectivesSection(tpot_s=0.02 if role is EngineRole.SHARED else 0.0)
+    settings = EngineSettings(ModelSection(), engine, handoff, role, objectives=objectives)
+    services = {EngineRole.PREFILL: PrefillService, EngineRole.DECODE: DecodeService, EngineRole.SHARED: SharedService}
+    service = services[role]
     host = WorkerHost(WorkerSettings(name, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)
     host.start_in_background()
     host.wait_ready(START_TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""`python -m tests.campaign.fuzz simulated|real|decode`: random sessions or requests to decode schedulers, and exit
-code 1 when anything was wrong.
+"""`python -m tests.campaign.fuzz simulated|real|decode|shared`: random sessions, requests to decode schedulers, or both
+to schedulers that do both, and exit code 1 when anything was wrong.
 
-`--plant NAME` plants one of the bugs of `planted` or `planted_decode`, which has to be found; `controls`
-plants one after the other. World N of a seed is always the same, and so is what it finds. The real engine's trials
-share one engine.
+`--plant NAME` plants one of the bugs of `planted`, `planted_decode` or `planted_shared`, which has to be found;
+`controls` plants one after the other. World N of a seed is always the same, and so is what it finds. The real engine's
+trials share one engine.
 """
 
 import json
@@ -40,11 +40,12 @@ class Kind(Enum):
     SIMULATED = "simulated"
     REAL = "real"
     DECODE = "decode"
+    SHARED = "shared"
 
     @property
     def counted(self) -> str:
         """What a tally counts for it."""
-        return "requests" if self is Kind.DECODE else "sessions"
+        return "requests" if self in (Kind.DECODE, Kind.SHARED) else "sessions"
 
     @property
     def plants(self) -> "Mapping[str, Plant]":
@@ -52,6 +53,10 @@ class Kind(Enum):
             from tests.campaign.fuzz.planted_decode import DECODE_PLANTS
 
             return DECODE_PLANTS
+        if self is Kind.SHARED:
+            from tests.campaign.fuzz.planted_shared import SHARED_PLANTS
+
+            return SHARED_PLANTS
         from tests.campaign.fuzz.planted import PLANTS
 
         return {name: plant for name, plant in PLANTS.items() if self is Kind.SIMULATED or plant.real}
@@ -98,16 +103,35 @@ def decode(
 
 
 @app.command()
+def shared(
+    requests: Annotated[int, typer.Option(min=1, help="At least so many are compared, besides sessions.")] = 10_000,
+    seed: Seed = 0,
+    plant: PlantName = None,
+    world: World = None,
+    as_json: AsJson = False,
+) -> None:
+    """Real schedulers that do both, with sessions, hand-offs, pulls, decode batches and chunk bounds, V1 and V2."""
+    from tests.campaign.fuzz.shared_engines import play
+
+    began_s = monotonic_s()
+    with _planted(Kind.SHARED, plant):
+        tally = _until(Kind.SHARED, 1 if world is not None else requests, play(seed, world or 0), as_json)
+    _conclude(Kind.SHARED, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+
+
+@app.command()
 def real(
     sessions: Annotated[int, typer.Option(min=1, help="At least so many are compared.")] = 1_000,
     seed: Seed = 0,
     plant: PlantName = None,
+    does_both: Annotated[bool, typer.Option("--shared", help="An engine that does both.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One real prefill engine in fp32, policies and preemption strategies in turn."""
+    """One real engine in fp32, of prefill, or with whole requests that decode besides; all policies in turn."""
     from tests.campaign.fuzz.real_engine import RealEngine, play
+    from worker_runtime.engine_settings import EngineRole
 
-    engine, began_s = RealEngine(), monotonic_s()
+    engine, began_s = RealEngine(EngineRole.SHARED if does_both else EngineRole.PREFILL), monotonic_s()
     try:
         with _planted(Kind.REAL, plant):
             tally = _until(Kind.REAL, sessions, play(engine, seed), as_json)
@@ -137,14 +161,12 @@ def controls(
 
 
 def _find_in_simulation(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:
-    from tests.campaign.fuzz import decode_batches, simulated
+    from tests.campaign.fuzz import decode_batches, shared_engines, simulated
 
+    play = {Kind.DECODE: decode_batches.play, Kind.SHARED: shared_engines.play}.get(kind, simulated.play)
     for name in kind.plants:
         with _planted(kind, name):
-            yield (
-                name,
-                _found_after(kind, most, decode_batches.play(seed) if kind is Kind.DECODE else simulated.play(seed)),
-            )
+            yield name, _found_after(kind, most, play(seed))
 
 
 def _find_in_real_engine(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:

@@ -7,9 +7,9 @@ and at last a wrong token. It speaks both protocols of vLLM's model runners:
     V1   keeps the state of a request until it is finished; a preempted one is resumed through the cached requests
     V2   has a limited number of places; finished and preempted requests free theirs; who comes back comes as new
 
-It carries out the copies of host swap; the loads of `slow_load` and copies in the background a few steps
-late. What fails leaves rubbish. A load that fails is reported as vLLM's own workers do: the request, where nothing of
-it landed, or else the blocks in which there is rubbish.
+It carries out the copies of host swap; the loads of `slow_load` and copies in the background a few steps late; it reads
+what is leased a few steps later. What fails leaves rubbish. A load that fails is reported as vLLM's own workers do: the
+request, where nothing of it landed, or else the blocks in which there is rubbish.
 """
 
 import zlib
@@ -24,9 +24,11 @@ from kv_transfer.handoff.emitted_output import emitted_of
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
 from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.slow_load import SlowLoad
+from tests.campaign.fuzz.slow_load import Lease, SlowLoad
 
 LOAD_STEPS = 3
+# From the end of a prefill to the pull of its blocks, by the number of their tokens.
+_LEASE_STEPS = (1, 12, 4)
 # Of the copies in the background, by their numbers.
 _BACKGROUND_STEPS = (0, 1, 5, 2)
 _FAILS_EVERY = 9
@@ -86,10 +88,14 @@ class KvCheckingRunner:
         self.failed_loads = 0
         self._steps = 0
         self._background: list[tuple[int, BackgroundCopy]] = []
+        self._leases: list[tuple[int, Lease]] = []
+        # Leases that were read, and whether all was there.
+        self.read_leases: dict[str, bool] = {}
 
     def step(self, output: Any) -> ModelRunnerOutput:
         self._steps += 1
         self._copy(output)
+        sent = self._read_leases(output)
         landed = self._land(output)
         failed, invalid_blocks = self._failures(landed)
         report = self._copy_in_background(output)
@@ -115,6 +121,7 @@ class KvCheckingRunner:
             prompt_logprobs_dict={},
             pooler_output=[],
             kv_connector_output=KVConnectorOutput(
+                finished_sending=sent,
                 finished_recving={load.request_id for load in landed},
                 failed_recving=failed,
                 invalid_block_ids=invalid_blocks,
@@ -164,6 +171,21 @@ class KvCheckingRunner:
                 if position >= load.start:
                     self._write(load.blocks, position, digest if position < lands_until else -1)
         return due
+
+    def _read_leases(self, output: Any) -> set[str]:
+        """Reads those that are due as another engine does; returns whose they are."""
+        for lease in getattr(output.kv_connector_metadata, "leases", []):
+            self._leases.append((self._steps + _LEASE_STEPS[len(lease.token_ids) % len(_LEASE_STEPS)], lease))
+        due = [lease for at, lease in self._leases if at <= self._steps]
+        self._leases = [(at, lease) for at, lease in self._leases if at > self._steps]
+        for lease in due:
+            digest, intact = lease.root, True
+            for position, token in enumerate(lease.token_ids):
+                digest = digest_of(digest, token)
+                block, place = lease.blocks[position // self._block_size], position % self._block_size
+                intact = intact and self._kv[block][place] == digest
+            self.read_leases[lease.request_id] = intact
+        return {lease.request_id for lease in due}
 
     def _failures(self, landed: Sequence[SlowLoad]) -> tuple[set[str], set[int]]:
         """(requests of which nothing landed, blocks of others in which there is rubbish)."""

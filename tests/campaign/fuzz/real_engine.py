@@ -1,5 +1,7 @@
-"""Random sessions through one real prefill engine in fp32, against fresh requests with the final prompt.
+"""Random sessions through one real engine in fp32, against fresh requests with the final prompt.
 
+The engine is one of prefill or one that does both: then whole requests decode beside the sessions, and
+steps are bounded.
 The engine is stepped by hand. Each answer is compared twice: with that of a fresh request that reads no cache, and with
 that of one that may hit whatever the sessions have published. Tokens must be the same, and their log-probabilities as
 near as fp32 brings them: one wrong key among hundreds seldom changes which token is the likeliest. Policy and
@@ -8,14 +10,23 @@ preemption change from trial to trial, while the engine is idle.
 
 import os
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
 from typing import Any
 
-from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, StreamingSection, TiersSection
+from cluster_configs.schema import (
+    EngineSection,
+    HandoffSection,
+    ModelSection,
+    ObjectivesSection,
+    StreamingSection,
+    TiersSection,
+)
 from cluster_core.engine_jobs import EngineJob, SamplingSpec, SessionMode
+from cluster_core.engine_reports import EngineCosts
+from decode_worker.step_bound import Limit
 from kv_transfer import vllm_private
 from prefill_worker.policies import POLICIES, make_policy
 from tests.campaign.fuzz.session_moves import Client, Kind, Move
@@ -33,12 +44,18 @@ LOGPROB_TOLERANCE = 1e-4
 SETTINGS = tuple(product(POLICIES, ("swap", "recompute", "cost")))
 _MOST_TOKENS = 4
 _MOST_STEPS = 4000
+# Of whole requests: so long that sessions are computed beside it.
+_LONG_ANSWER = 12
+# As if a step took 10 ms, and 1 ms for each token of a prompt: 37 of them beside decodes.
+_TPOT_S = 0.05
+_COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
 
 
 class RealEngine:
-    """A prefill engine as workers start it, with a tiny pool; stepped by `step`."""
+    """An engine as workers start it, with a tiny pool; stepped by `step`."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: EngineRole = EngineRole.PREFILL) -> None:
+        self.role = role
         engine = EngineSection(
             kv_blocks=BLOCKS,
             max_model_len=MODEL_LEN,
@@ -47,7 +64,11 @@ class RealEngine:
         )
         streaming = StreamingSection(starvation_s=STARVATION_S)
         tiers = TiersSection(host_gib=HOST_GIB, promotion_pause=2)
-        settings = EngineSettings(ModelSection(), engine, HandoffSection(), EngineRole.PREFILL, streaming, tiers=tiers)
+        settings = EngineSettings(
+            *(ModelSection(), engine, HandoffSection(), role, streaming),
+            tiers=tiers,
+            objectives=ObjectivesSection(tpot_s=_TPOT_S),
+        )
         os.environ.update(engine_environment(settings))
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -56,6 +77,12 @@ class RealEngine:
         self.engine = LLMEngine.from_engine_args(engine_args(settings))
         self.scheduler: Any = vllm_private.scheduler_of(self.engine)
         self.answers: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        vllm_private.tell_costs(self.engine, lambda: _COSTS)
+
+    @property
+    def chunks(self) -> Counter[Limit]:
+        """Of one that does both: steps beside decodes, by what decided their chunk."""
+        return self.scheduler.chunks if self.role is EngineRole.SHARED else Counter()
 
     def use(self, policy: str, preemption: str) -> None:
         """From now on; the engine is idle."""
@@ -126,6 +153,14 @@ class _Session:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A request without a session."""
+
+    token_ids: list[int]
+    max_tokens: int
+
+
 class _Trial:
     """A few sessions at once, then the comparison."""
 
@@ -134,11 +169,14 @@ class _Trial:
         self.client = Client(rng, longest=MODEL_LEN - 2 * _MOST_TOKENS, bases=2)
         self.open: dict[str, _Session] = {}
         self.closed: dict[str, _Session] = {}
+        self.whole: dict[str, _Whole] = {}
 
     def run(self, sessions: int) -> None:
-        before = replace(self.real.scheduler.tiers.counters)
+        before, chunks = replace(self.real.scheduler.tiers.counters), Counter(self.real.chunks)
         for index in range(sessions):
             self._open(f"t{self.number}x{index}")
+            if self.real.role is EngineRole.SHARED:
+                self._add_whole(f"w{self.number}x{index}")
         while self.open:
             self._carry_out(self.rng.choice(list(self.open)))
             self.real.step(self.rng.randrange(3))
@@ -147,6 +185,7 @@ class _Trial:
         self._compare()
         self.real.check_idle()
         self.tally.count_tiers(before, self.real.scheduler.tiers.counters)
+        self.tally.bounded += self.real.chunks[Limit.TPOT] - chunks[Limit.TPOT]
 
     def _open(self, name: str) -> None:
         from worker_runtime.engine_sessions import SessionPrompt
@@ -159,6 +198,10 @@ class _Trial:
         self.open[name] = _Session(session, mode, prompt, max_tokens)
         if rng.random() < 0.5:
             self.real.step(rng.randrange(3))
+
+    def _add_whole(self, name: str) -> None:
+        whole = self.whole[name] = _Whole(self.client.prompt(), self.rng.choice((1, _LONG_ANSWER)))
+        self.real.fresh(name, whole.token_ids, whole.max_tokens, reads_cache=True)
 
     def _carry_out(self, name: str) -> None:
         session = self.open[name]
@@ -192,16 +235,18 @@ class _Trial:
             self.tally.invalidated_tokens += record.tokens.invalidated_tokens
 
     def _compare(self) -> None:
-        answers = {name: self.real.answers.pop(name, []) for name in self.closed}
+        ended: dict[str, _Session | _Whole] = {**self.closed, **self.whole}
+        answers = {name: self.real.answers.pop(name, []) for name in ended}
         for reads_cache, kind in ((False, "a fresh one"), (True, "one that read the cache")):
-            for name, session in self.closed.items():
-                self.real.fresh(name, session.token_ids, session.max_tokens, reads_cache=reads_cache)
+            for name, each in ended.items():
+                self.real.fresh(name, each.token_ids, each.max_tokens, reads_cache=reads_cache)
             self.real.finish()
-            for name in self.closed:
+            for name in ended:
                 fresh = self.real.answers.pop(name)
                 if not _same(fresh, answers[name]):
                     self.tally.wrong.append(f"{name}: {answers[name]}, {kind} gave {fresh}")
         self.tally.sessions += len(self.closed)
+        self.tally.requests += len(self.whole)
 
 
 def _same(first: list[tuple[int, float]], second: list[tuple[int, float]]) -> bool:

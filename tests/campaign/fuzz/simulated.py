@@ -38,7 +38,7 @@ class _Session:
     max_tokens: int
 
 
-class _Simulation:
+class Simulation:
     def __init__(self, world: World, seed: int, clock: SteppedClock) -> None:
         self.world = world
         self.clock = clock
@@ -68,7 +68,7 @@ class _Simulation:
             if not self.engine.turn() and self.started == everybody and not self.open:
                 break
             self.engine.check_invariants()
-            self._check_progress()
+            self._check_step()
             self.engine.outputs.clear()
         else:
             raise AssertionError(f"stuck: {sorted(self.engine.scheduler.requests)}")
@@ -83,13 +83,16 @@ class _Simulation:
             self.quiet_steps = self.random.randrange(*_QUIET_STEPS)
         return self.quiet_steps > 0
 
+    def _check_step(self) -> None:
+        self._check_progress()
+
     def _check_progress(self) -> None:
         """Where somebody can be computed, some step soon computes something.
 
-        Not asked of worlds with loads from elsewhere, which no prefill worker of a service has: a prompt whose load is
+        Not asked of prefill workers with loads from elsewhere, which none of a service has: a prompt whose load is
         longer than a step's budget can starve there beside an idle session, as one in host memory once could.
         """
-        if self.world.loads:
+        if self.world.loads and not self.world.is_shared:
             return
         has_computed = any(output.total_num_scheduled_tokens for output in self.engine.outputs)
         waiting = [] if has_computed else self.engine.computable()
@@ -105,17 +108,24 @@ class _Simulation:
         is_plain = rng.random() * (world.sessions + world.requests) < world.requests
         prompt = self.client.prompt() if is_plain else self.client.first_prompt()
         if rng.random() < world.loads and prompt:
-            self.engine.remote_tokens[name] = rng.randrange(1, len(prompt) + 1)
-            self.tally.loads += 1
+            self._draw_load(name, prompt, is_plain=is_plain)
         number = self.adapters[name] = self.adapting.randrange(world.adapters + 1)
         priority = (0, 1, 0, -1)[self.started % 4] if world.has_priorities else 0
         if is_plain:
             self.expected[name] = expected_tokens(prompt, max_tokens, number)
             self.tally.requests += 1
-            self.engine.add(name, prompt, max_tokens, lora_request=adapter(number), priority=priority)
+            self._add(name, prompt, max_tokens, lora_request=adapter(number), priority=priority)
             return
         session = self.open[name] = _Session(rng.choice(list(SessionMode)), prompt, max_tokens)
         self.engine.open(name, prompt, max_tokens, session.mode, lora_request=adapter(number), priority=priority)
+
+    def _draw_load(self, name: str, prompt: list[int], *, is_plain: bool) -> None:
+        self.engine.remote_tokens[name] = self.random.randrange(1, len(prompt) + 1)
+        self.tally.loads += 1
+
+    def _add(self, name: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        """A plain request."""
+        self.engine.add(name, prompt, max_tokens, **fields)
 
     def _carry_out(self, name: str) -> None:
         session, engine = self.open[name], self.engine
@@ -152,7 +162,7 @@ class _Simulation:
 def simulate(world: World, seed: int) -> Tally:
     """Raises AssertionError when blocks are lost or nothing moves; wrong answers are in the tally."""
     with SteppedClock() as clock:
-        return _Simulation(world, seed, clock).run()
+        return Simulation(world, seed, clock).run()
 
 
 def play(seed: int, first: int = 0, **fixed: Any) -> Iterator[Tally]:

@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cluster_core.engine_jobs import SessionMode, SessionRecord
-from decode_worker import batch_settings
+from decode_worker import batch_settings, chunk_bounding
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
 from kv_transfer import vllm_private
@@ -36,6 +36,7 @@ from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import BOUND_PARTIAL, POLICIES
 from prefill_worker.streaming_request import LOADING, PARKED
+from shared_worker.engine_scheduler import AsyncSharedScheduler, SharedScheduler
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 
 BLOCK_SIZE = 16
@@ -84,6 +85,11 @@ class World:
     is_measured: bool = False
     # Clients say who goes first.
     has_priorities: bool = False
+    # Of a scheduler that does both; with `decode`.
+    is_shared: bool = False
+    # Objectives of a scheduler that decodes; 0: its steps are not bounded.
+    tpot_s: float = 0.0
+    ttft_s: float = 5.0
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -115,6 +121,8 @@ class World:
 
     @property
     def scheduler_class(self) -> type:
+        if self.is_shared:
+            return AsyncSharedScheduler if self.depth > 1 else SharedScheduler
         if self.decode is not None:
             return AsyncDecodeScheduler if self.depth > 1 else DecodeScheduler
         return AsyncStreamingScheduler if self.depth > 1 else StreamingScheduler
@@ -152,9 +160,14 @@ class SimulatedEngine:
         remote: dict[str, int] = self.scheduler.connector.remote_tokens
         return remote
 
-    def request(self, name: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
+    def request(
+        self, name: str, prompt: list[int], max_tokens: int, transfer: dict[str, Any] | None = None, **fields: Any
+    ) -> Request:
+        """transfer: what vLLM's connector is told of its KV."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        return Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
+        request = Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
+        request.kv_transfer_params = transfer
+        return request
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
         self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
@@ -256,7 +269,7 @@ class SimulatedEngine:
         assert self.free_blocks() == self.world.blocks - 1
         assert scheduler.connector.swaps.free_slots == self.world.host_slots
         assert not scheduler.requests
-        if self.world.decode is None:
+        if self.world.decode is None or self.world.is_shared:
             # A leak of state of requests that have ended is visible nowhere else.
             assert not scheduler._sessions
             assert not scheduler._late_input
@@ -329,6 +342,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
             tiered_scheduling.KEY: _tiers(world) if world.tiers else None,
             batch_settings.KEY: asdict(world.decode) if world.decode is not None else None,
+            chunk_bounding.KEY: {"tpot_s": world.tpot_s, "ttft_s": world.ttft_s},
         },
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.

@@ -21,7 +21,8 @@ class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
     joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
-    cached prefixes between device and host memory. emitted: requests that arrived with a part of their answer.
+    cached prefixes between device and host memory. emitted: requests that arrived with a part of their answer. leases:
+    prompts that were handed off. bounded, yielded: steps whose chunk was that of the objective, or more.
     """
 
     sessions: int = 0
@@ -29,6 +30,9 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     cancelled: int = 0
     emitted: int = 0
+    leases: int = 0
+    bounded: int = 0
+    yielded: int = 0
     appends: int = 0
     updates: int = 0
     swaps: int = 0

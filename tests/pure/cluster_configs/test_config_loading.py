@@ -15,6 +15,7 @@ from cluster_configs.loading import (
     profile_names,
     tree_of,
 )
+from cluster_configs.schema import ObjectivesSection
 from cluster_core.errors import ConfigError
 
 PORT_VARIABLE = {"RACHIS_ROUTER__PORT": "7003"}
@@ -288,3 +289,8 @@ def test_an_imitated_gpu_is_one_of_a_cost_model() -> None:
 def test_what_an_imitated_gpu_cannot_be_is_refused(key: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(flags={**IMITATED, key: value})
+
+
+def test_engines_go_by_objectives_that_bound_their_steps_and_by_no_others() -> None:
+    assert ObjectivesSection(ttft_s=2.0).for_engines == ObjectivesSection()
+    assert ObjectivesSection(ttft_s=2.0, tpot_s=0.05).for_engines == ObjectivesSection(ttft_s=2.0, tpot_s=0.05)

@@ -13,7 +13,7 @@ from kv_transfer.vllm_private import OVERRIDDEN
 from tests import ROOT
 
 # Where vLLM is subclassed or driven.
-PACKAGES = ("imitated_gpu", "kv_transfer", "decode_worker", "prefill_worker", "worker_runtime")
+PACKAGES = ("imitated_gpu", "kv_transfer", "decode_worker", "prefill_worker", "shared_worker", "worker_runtime")
 # Of Python itself: `os._exit`, and what named tuples offer.
 PYTHONS_OWN = {"_exit", "_make", "_replace", "_asdict", "_fields"}
 
@@ -51,13 +51,15 @@ class Source:
 def foreign(sources: Mapping[str, Source]) -> dict[str, set[str]]:
     """By module, private members that are not ours, as far as the text shows.
 
-    On `self` or `cls`: those that no module defines. On anything else: those that this module does not define, and all
-    that are called on `super()`.
+    On `self` or `cls`: those that no module defines. On `super()`: those that no other module defines, and all that the
+    list names. On anything else: those that this module does not define.
     """
     ours = frozenset[str]().union(*(source.defined for source in sources.values()))
+    theirs = set().union(*named().values())
     found = {}
     for module, source in sources.items():
-        known = {"self": ours, "cls": ours, "super()": frozenset[str]()}
+        others = frozenset[str]().union(*(each.defined for name, each in sources.items() if name != module))
+        known = {"self": ours, "cls": ours, "super()": others - theirs}
         names = {name for owner, name in source.touched if name not in known.get(owner, source.defined)}
         if names - PYTHONS_OWN:
             found[module] = names - PYTHONS_OWN

@@ -1,0 +1,204 @@
+"""Keeps prompts from holding up those that decode: a step's chunk is bounded, and nobody who needs one token waits.
+
+A mixin over `Scheduler` and `AsyncScheduler`, the first in the bases. Each step: of the budget every decode has its
+token first, then every landed request, and prompts have the rest, as far as the TPOT objective of the decodes allows
+(`decode_worker.step_bound`). vLLM's own `schedule` carries it out: it gets a smaller budget, and running prompts that
+are limited to their part of it. Without an objective, a request that has landed or a pull that waits, nothing is
+changed at all.
+
+A landed request is one whose KV was pulled: it needs one token computed, to go on from where the other worker was.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from cluster_core.clock import monotonic_s
+from cluster_core.engine_reports import EngineCosts
+from decode_worker.pulled import pulls
+from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, bounded_chunk
+from kv_transfer import vllm_private
+from kv_transfer.limited_request import last_step_runs, lift, limit
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object
+
+KEY = "rachis_objectives"
+# Of those that wait, how many are looked at: more than a step ever begins.
+_WAITING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When a request came, and how much of its prompt lay on the device then."""
+
+    at_s: float
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class _Work:
+    """What there is to compute. prompts: those that run already. pulls: those that wait to be pulled; what is late, or
+    lies here already, is computed after all."""
+
+    decodes: int = 0
+    landed: list[Any] = field(default_factory=list)
+    prompts: list[Any] = field(default_factory=list)
+    waiting: list[Any] = field(default_factory=list)
+    pulls: list[Any] = field(default_factory=list)
+
+
+class ChunkBounding(_Scheduler):
+    """See the module."""
+
+    running: list[Any]
+    max_num_scheduled_tokens: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given: Mapping[str, Any] = self.vllm_config.additional_config.get(KEY) or {}
+        # 0: there is no bound.
+        self.tpot_s: float = given.get("tpot_s", 0.0)
+        self.ttft_s: float = given.get("ttft_s", inf)
+        # Steps beside decodes, by what decided their chunk.
+        self.chunks: Counter[Limit] = Counter()
+        self._measured: Callable[[], EngineCosts] = EngineCosts
+        self._asked: dict[str, _Asked] = {}
+
+    def use_costs(self, measured: Callable[[], EngineCosts]) -> None:
+        """measured: what work costs in this engine. Until then no step is bounded."""
+        self._measured = measured
+
+    # vLLM's scheduler interface.
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if self.tpot_s and request.request_id not in self._asked:
+            self._asked[request.request_id] = _Asked(monotonic_s(), self._cached_tokens(request))
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        work = self._work()
+        if work is None:
+            return super().schedule(throttle_prefills)
+        self._put_first(work.landed)
+        chunk = self._chunk(work)
+        with self._within(work, chunk):
+            return super().schedule(throttle_prefills)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._asked.pop(request.request_id, None)
+        return super()._free_request(request, delay_free_blocks)
+
+    # What a scheduler with other kinds of requests says of them.
+
+    def _due_at_s(self, request: Any) -> float:
+        """When the first token of a request is late, on the monotonic clock; never, where a client has it."""
+        asked = self._asked.get(request.request_id)
+        return inf if asked is None or request.num_output_tokens else asked.at_s + self.ttft_s
+
+    def _left_tokens(self, request: Any) -> int:
+        """What is to be computed of a prompt."""
+        asked = self._asked.get(request.request_id)
+        cached = asked.cached_tokens if asked is not None else 0
+        return int(request.num_tokens - max(request.num_computed_tokens, cached))
+
+    def _shares_out(self) -> bool:
+        """Whether running prompts are limited here; else whoever plans the step does it within the budget."""
+        return True
+
+    # Its own.
+
+    def _cached_tokens(self, request: Request) -> int:
+        if pulls(request) or not request.num_tokens:
+            return 0
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    def _work(self) -> _Work | None:
+        """None: vLLM's own schedule does."""
+        work = _Work(landed=[each for each in self.kv_holding_waiting if self._has_landed(each)])
+        for request in islice(self.waiting, _WAITING):
+            (work.pulls if pulls(request) else work.waiting).append(request)
+        if not (work.landed or work.pulls or self.tpot_s):
+            return None
+        for request in self.running:
+            left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+            if left > 1:
+                work.prompts.append(request)
+            elif not last_step_runs(request):
+                work.decodes += left
+        for request in self.kv_holding_waiting:
+            if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+                work.waiting.insert(0, request)
+        has_prompts = work.prompts or work.waiting or (work.pulls and self.tpot_s)
+        return work if has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)) else None
+
+    def _has_landed(self, request: Any) -> bool:
+        is_due = request.status is not RequestStatus.WAITING_FOR_STREAMING_REQ and not (
+            request.num_stale_output_tokens and not request.drop_stale_output
+        )
+        if not is_due or not vllm_private.is_ready(self, request):
+            return False
+        return bool(request.num_computed_tokens and request.num_tokens - request.num_computed_tokens <= 1)
+
+    def _put_first(self, landed: list[Any]) -> None:
+        """vLLM serves those that hold blocks before others, in order."""
+        queue = self.kv_holding_waiting
+        if landed and list(islice(queue, len(landed))) != landed:
+            queue.remove_requests(landed)
+            for request in reversed(landed):
+                queue.prepend_request(request)
+
+    def _chunk(self, work: _Work) -> Chunk:
+        most = max(0, self.max_num_scheduled_tokens - work.decodes - len(work.landed))
+        if not self.tpot_s or not (work.decodes or work.landed):
+            return Chunk(most, Limit.WORK)
+        now_s = monotonic_s()
+        prompts = []
+        for request in (*work.prompts, *work.waiting, *work.pulls):
+            left = self._left_tokens(request)
+            if left > 0:
+                computed = max(0, request.num_tokens - left)
+                prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
+        chunk = bounded_chunk(prompts, self._measured(), self.tpot_s, self._room(work, most))
+        self.chunks[chunk.limit] += 1
+        return chunk
+
+    def _room(self, work: _Work, most_tokens: int) -> StepRoom:
+        needed = sum(
+            -(-request.num_tokens // self.block_size) - -(-request.num_computed_tokens // self.block_size)
+            for request in work.prompts
+        )
+        free = vllm_private.pool_of(self).get_num_free_blocks()
+        begun = sum(request.num_tokens - request.num_computed_tokens for request in work.prompts)
+        return StepRoom(most_tokens, self.block_size, begun, is_short=free < needed + work.decodes + len(work.landed))
+
+    @contextmanager
+    def _within(self, work: _Work, chunk: Chunk) -> Iterator[None]:
+        """While the block runs, vLLM has the tokens of decodes, of landed requests and of the chunk, and running
+        prompts take no more than the chunk."""
+        budget, limited = self.max_num_scheduled_tokens, []
+        self.max_num_scheduled_tokens = min(budget, work.decodes + len(work.landed) + chunk.tokens)
+        # A pull takes none, but vLLM looks at nobody who waits once all are spent.
+        left = chunk.tokens - (1 if work.pulls else 0)
+        for request in work.prompts if self._shares_out() else ():
+            wanted = request.num_tokens_with_spec - request.num_computed_tokens
+            granted = max(0, min(wanted, left))
+            left -= granted
+            if granted < wanted:
+                limit(request, granted)
+                limited.append(request)
+        try:
+            yield
+        finally:
+            self.max_num_scheduled_tokens = budget
+            for request in limited:
+                lift(request)

@@ -1,0 +1,114 @@
+"""How many prompt tokens a step computes beside running decodes: what their TPOT objective leaves, but for some cases.
+
+Pure. The bound is on seconds, by what steps of this engine are measured to cost, so that it is right on every GPU and
+for every length of prompt. It yields:
+    a first token would be late at this pace      as far as that prompt needs, up to a whole step
+    blocks are so short that decodes may take     a prompt that has begun is finished at once: else what was computed
+    those that a prompt in its middle needs       of it may be lost to a decode, and be computed again
+    not even one block of tokens fits             one is computed: no prompt waits for ever
+Source: docs/decisions/0062.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from cluster_core.chunk_bound import largest_chunk
+from cluster_core.engine_reports import EngineCosts
+
+# Of the TPOT objective, that a step may take: the rest is for what happens between two steps.
+ALPHA = 0.95
+
+
+class Limit(Enum):
+    """What has decided how many prompt tokens a step computes."""
+
+    # All that there is to compute, or all that a step can.
+    WORK = "work"
+    TPOT = "tpot"
+    TTFT = "ttft"
+    MEMORY = "memory"
+    PROGRESS = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """A prompt that could be computed in this step.
+
+    due_s: in how many seconds its first token will be late, negative where it is; infinite where no client waits for a
+    first token of it.
+    """
+
+    computed_tokens: int
+    left_tokens: int
+    due_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens of one step."""
+
+    tokens: int
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoom:
+    """What one step has for prompts. most_tokens: of its budget, what decodes leave. begun_tokens: what is left of
+    prompts that hold blocks; is_short: decodes may take the blocks that those need."""
+
+    most_tokens: int
+    block_tokens: int
+    begun_tokens: int = 0
+    is_short: bool = False
+
+
+def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> float:
+    """Seconds of a step that decodes, and computes so many tokens of these prompts, one after the other."""
+    seconds = costs.decode_step_s + (costs.prefill_s if tokens else 0.0)
+    for prompt in prompts:
+        part = min(tokens, prompt.left_tokens)
+        if not part:
+            break
+        pairs = part * (prompt.computed_tokens + part / 2)
+        seconds += part * costs.prefill_s_per_token + pairs * costs.prefill_s_per_pair
+        tokens -= part
+    return seconds
+
+
+def bounded_chunk(prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: float, room: StepRoom) -> Chunk:
+    """Beside decodes whose objective is `tpot_s`. prompts: in the order in which they will be computed."""
+    most = min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts))
+
+    def seconds(tokens: int) -> float:
+        return step_s(costs, prompts, tokens)
+
+    chunk = Chunk(largest_chunk(seconds, most, ALPHA * tpot_s), Limit.TPOT)
+    if chunk.tokens == most:
+        return Chunk(most, Limit.WORK)
+    least = min(room.block_tokens, most)
+    if chunk.tokens < least:
+        chunk = Chunk(least, Limit.PROGRESS)
+    if room.is_short and min(room.begun_tokens, most) > chunk.tokens:
+        chunk = Chunk(min(room.begun_tokens, most), Limit.MEMORY)
+    needed = _chunk_in_time(prompts, seconds, chunk.tokens, most)
+    return Chunk(needed, Limit.TTFT) if needed > chunk.tokens else chunk
+
+
+def _chunk_in_time(prompts: Sequence[PromptWork], seconds: Callable[[int], float], least: int, most: int) -> int:
+    """The smallest chunk of at least `least` with which no first token is late, if steps go on as this one; `most`
+    where there is none."""
+
+    def is_in_time(tokens: int) -> bool:
+        each_s, ahead = seconds(tokens), 0
+        for prompt in prompts:
+            ahead += prompt.left_tokens
+            if max(1.0, ahead / tokens) * each_s > prompt.due_s:
+                return False
+        return True
+
+    if is_in_time(least):
+        return least
+    return least + bisect_left(range(least, most), True, key=is_in_time)

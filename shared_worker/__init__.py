@@ -1,0 +1,1 @@
+"""Engines that prefill and decode: both pools' schedulers in one."""

@@ -1,0 +1,91 @@
+"""Bugs of a scheduler that does both, planted on purpose to show that its fuzzer would see them.
+
+Each is a context in which one thing is done wrong, as in `tests.campaign.fuzz.planted`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from decode_worker import chunk_bounding
+from decode_worker.chunk_bounding import ChunkBounding
+from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom
+from shared_worker.engine_scheduler import SharedMixin
+from tests.campaign.fuzz.planted import PLANTS, Plant
+from tests.campaign.fuzz.slow_load import SlowLoadConnector
+
+
+def _the_bound_is_ignored() -> AbstractContextManager[Any]:
+    def all_of_it(prompts: Sequence[PromptWork], costs: Any, tpot_s: float, room: StepRoom) -> Chunk:
+        return Chunk(min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts)), Limit.WORK)
+
+    return mock.patch.object(chunk_bounding, "bounded_chunk", all_of_it)
+
+
+def _running_prompts_are_not_limited() -> AbstractContextManager[Any]:
+    return mock.patch.object(chunk_bounding, "limit", lambda request, tokens: None)
+
+
+def _limits_outlive_their_step() -> AbstractContextManager[Any]:
+    return mock.patch.object(chunk_bounding, "lift", lambda request: None)
+
+
+@contextmanager
+def _landed_requests_wait_in_line() -> Iterator[None]:
+    with (
+        mock.patch.object(ChunkBounding, "_has_landed", lambda self, request: False),
+        mock.patch.object(SharedMixin, "_needs_one_token", lambda self, request: False),
+    ):
+        yield
+
+
+def _what_landed_in_part_counts_as_whole() -> AbstractContextManager[Any]:
+    update = Scheduler._update_waiting_for_remote_kv
+
+    def update_too_far(self: Any, request: Any) -> None:
+        update(self, request)
+        if request.num_computed_tokens:
+            request.num_computed_tokens = min(
+                request.num_tokens - 1, self.block_size * -(-request.num_computed_tokens // self.block_size)
+            )
+
+    return mock.patch.object(Scheduler, "_update_waiting_for_remote_kv", update_too_far)
+
+
+def _plans_do_not_heed_the_decode_batch() -> AbstractContextManager[Any]:
+    return mock.patch.object(SharedMixin, "_is_held_back", lambda self, request: False)
+
+
+def _leased_blocks_are_free_at_once() -> AbstractContextManager[Any]:
+    finished = SlowLoadConnector.request_finished
+
+    def free_at_once(self: Any, request: Any, block_ids: Any) -> tuple[bool, None]:
+        finished(self, request, block_ids)
+        return False, None
+
+    return mock.patch.object(SlowLoadConnector, "request_finished", free_at_once)
+
+
+SHARED_PLANTS: Mapping[str, Plant] = {
+    "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
+    "running_prompts_are_not_limited": Plant(
+        "a prompt that runs takes the tokens of decodes and of what has landed", _running_prompts_are_not_limited
+    ),
+    "limits_outlive_their_step": Plant("a prompt is never computed past its first chunk", _limits_outlive_their_step),
+    "landed_requests_wait_in_line": Plant(
+        "a request whose KV has come waits behind prompts", _landed_requests_wait_in_line
+    ),
+    "what_landed_in_part_counts_as_whole": Plant(
+        "a request replays its token over slots that never came", _what_landed_in_part_counts_as_whole
+    ),
+    "a_held_token_is_sampled": PLANTS["answers_before_input_is_closed"],
+    "plans_do_not_heed_the_decode_batch": Plant(
+        "who the decode batch holds back runs beside it, unknown to it", _plans_do_not_heed_the_decode_batch
+    ),
+    "leased_blocks_are_free_at_once": Plant(
+        "another engine reads what others have written over", _leased_blocks_are_free_at_once
+    ),
+}

@@ -1,0 +1,215 @@
+"""Random sessions, prompts for others, pulled and whole requests through one scheduler that does it all.
+
+The worlds of `simulated`, with decode batches of every policy, a chunk bound, and plain requests of four kinds: whole
+ones, prompts whose blocks are leased and read elsewhere, requests whose KV is pulled, and answers that go on from what
+another engine has emitted. Besides what is asked there:
+    the bound       beside decodes no step computes more of prompts than their objective allows, unless it says why
+    pulled first    what has landed is computed in the next step that has a place for it
+    leases          whoever pulls finds the KV of the prompt, however late
+    the batch       the core knows of those that decode here, and of nobody else, what vLLM knows
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from cluster_core.engine_reports import EngineCosts
+from decode_worker.batch_settings import BatchSettings
+from decode_worker.step_bound import ALPHA, Limit
+from decode_worker.stop_policies import POLICIES
+from kv_transfer.handoff.emitted_output import EMITTED_ARG
+from prefill_worker.policies import BOUND_PARTIAL
+from prefill_worker.policies import POLICIES as ORDERS
+from prefill_worker.streaming_request import LOADING
+from tests.campaign.fuzz.kv_checking_runner import expected_tokens, root_of
+from tests.campaign.fuzz.simulated import Simulation
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock, World, with_adapters
+from tests.campaign.fuzz.tally import Tally, raised
+
+# 10 ms for a step, and 1 ms for each token of a prompt.
+COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
+# Of answers: long enough that prompts come meanwhile.
+_ANSWERS = (1, 4, 12, 40)
+_YIELDS = (Limit.TTFT, Limit.MEMORY)
+# Steps that compute prompts, in which what has landed may go without: those that were under way.
+_MOST_STEPS_LANDED = 3
+
+
+def drawn(rng: random.Random) -> World:
+    world = World(
+        v2=rng.random() < 0.5,
+        depth=rng.choice((1, 2)),
+        policy=rng.choice(list(ORDERS)),
+        preemption=rng.choice(("recompute", "swap", "swap", "cost")),
+        starvation_s=rng.choice((0.02, 0.2, 2.0)),
+        blocks=rng.choice((24, 30, 60, 120)),
+        host_slots=rng.choice((0, 24, 80)),
+        places=rng.choice((4, 6, 12)),
+        token_budget=rng.choice((24, 96, 200)),
+        sessions=rng.choice((0, 8, 15)),
+        requests=30,
+        loads=rng.choice((0.0, 0.3, 0.6)),
+        eviction=rng.choice(("rachis", "rachis", "hotprefix", "lru")),
+        admission=rng.choice(("none", "everything", "selective")),
+        frequency_threshold=rng.choice((1, 2)),
+        decode=BatchSettings(
+            policy=rng.choice(list(POLICIES)),
+            chunk_tokens=rng.choice((BLOCK_SIZE, 2 * BLOCK_SIZE)),
+            wait_bound_s=rng.choice((0.05, 0.3)),
+            guard=rng.random() < 0.5,
+            probe_interval_s=0.5,
+            probe_s=0.1,
+            fallback_s=0.5,
+        ),
+        is_shared=True,
+        tpot_s=rng.choice((0.0, 0.02, 0.05)),
+        ttft_s=rng.choice((0.5, 5.0)),
+    )
+    world = replace(world, is_measured=world.policy in BOUND_PARTIAL, has_priorities=world.places == 12)
+    return with_adapters(world, rng) if rng.random() < 0.3 else world
+
+
+class SharedSimulation(Simulation):
+    """See the module."""
+
+    def __init__(self, world: World, seed: int, clock: SteppedClock) -> None:
+        super().__init__(world, seed, clock)
+        scheduler = self.engine.scheduler
+        scheduler.use_costs(lambda: COSTS)
+        scheduler.recompute_kv_load_failures = True
+        self.schedule, scheduler.schedule = scheduler.schedule, self._checked_schedule
+        # Of pulled requests that have landed: the steps without them.
+        self.passed_over: dict[str, int] = {}
+        self.pulled: set[str] = set()
+        self.unnoticed: set[str] = set()
+
+    def _draw_load(self, name: str, prompt: list[int], *, is_plain: bool) -> None:
+        if not is_plain:
+            return
+        rng, connector = self.random, self.engine.scheduler.connector
+        connector.remote_tokens[name] = len(prompt) if rng.random() < 0.7 else rng.randrange(1, len(prompt) + 1)
+        self.pulled.add(name)
+        self.tally.loads += 1
+        if rng.random() < 0.2:
+            connector.failing[name] = rng.choice((0, rng.randrange(len(prompt))))
+        if rng.random() < 0.2:
+            connector.undecided[name] = rng.randint(1, 5)
+
+    def _add(self, name: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        rng, root = self.random, root_of(fields["lora_request"])
+        transfer = None
+        if name in self.pulled:
+            transfer = {"do_remote_prefill": True}
+        elif rng.random() < 0.3:
+            max_tokens, transfer = 1, {"do_remote_decode": True}
+            self.tally.leases += 1
+        if max_tokens > 1:
+            max_tokens = rng.choice(_ANSWERS)
+        answer = expected_tokens(prompt, max_tokens, root)
+        emitted = answer[:1] if name in self.pulled and max_tokens > 1 else []
+        self.expected[name] = answer[len(emitted) :]
+        request = self.engine.request(name, prompt, max_tokens, transfer, **fields)
+        request.sampling_params.extra_args = {EMITTED_ARG: emitted} if emitted else None
+        self.tally.emitted += bool(emitted)
+        self.engine.scheduler.add_request(request)
+
+    # What every step has to keep.
+
+    def _checked_schedule(self) -> Any:
+        scheduler = self.engine.scheduler
+        yielded = sum(scheduler.chunks[each] for each in _YIELDS)
+        decoding = {
+            each.request_id for each in scheduler.running if each.num_output_tokens + each.num_output_placeholders
+        }
+        landed = self._landed()
+        output = self.schedule()
+        computed = output.num_scheduled_tokens
+        has_yielded = sum(scheduler.chunks[each] for each in _YIELDS) > yielded
+        if self.world.tpot_s and not has_yielded and any(computed.get(name) == 1 for name in decoding):
+            self._check_bound(
+                sum(tokens for tokens in computed.values() if tokens > 1), len(decoding - computed.keys())
+            )
+        # Where blocks are short for decodes as well, leases hold them.
+        for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
+            self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
+            assert self.passed_over[name] <= _MOST_STEPS_LANDED, f"{name} has landed and waits behind prompts"
+        return output
+
+    def _check_bound(self, prompt_tokens: int, left_out: int) -> None:
+        """left_out: decodes without a place for their adapter; vLLM gives their tokens to prompts."""
+        within = (ALPHA * self.world.tpot_s - COSTS.decode_step_s) / COSTS.prefill_s_per_token
+        allowed = max(BLOCK_SIZE, round(within)) + left_out
+        assert prompt_tokens <= allowed, f"{prompt_tokens} prompt tokens beside decodes, {allowed} are allowed"
+
+    def _landed(self) -> list[str]:
+        """Those that need one token, and find a place and a block."""
+        scheduler, running = self.engine.scheduler, len(self.engine.scheduler.running)
+        found = [
+            each.request_id
+            for each in scheduler.kv_holding_waiting
+            if each.request_id in self.pulled
+            and (each.status is not LOADING or each.request_id in scheduler.finished_recving_kv_req_ids)
+            and each.request_id not in scheduler.failed_recving_kv_req_ids
+            and each.num_computed_tokens >= max(1, each.num_tokens - 1)
+        ]
+        has_room = running + len(found) <= self.world.places and self.engine.free_blocks() > running + len(found)
+        return found if has_room and not self.world.adapters else []
+
+    def _check_step(self) -> None:
+        self._check_progress()
+        self.check_books()
+
+    def check_books(self) -> None:
+        scheduler = self.engine.scheduler
+        batching = scheduler.batching
+        if batching is None:
+            return
+        batching.tree.check_invariants()
+        alive = {name for name, each in scheduler.requests.items() if not each.is_finished()}
+        # The scheduler's own rule: who of all that it knows the core should know.
+        members = {name for name in alive if scheduler._joins_batch(scheduler.requests[name])}
+        waiting = {member.request_id for member in batching.waiting()}
+        batch = {member.request_id for member in batching.batch()}
+        assert waiting | batch == members, f"the core knows {waiting | batch}, and should know {members}"
+        queued = [each.request_id for each in (*scheduler.waiting, *scheduler.kv_holding_waiting, *scheduler.running)]
+        assert sorted(queued) == sorted(alive), "a request is lost, or there twice"
+        # A request that is put back after its load has failed is noticed with the next step.
+        unnoticed = {each.request_id for each in scheduler.waiting} & batch
+        assert not unnoticed & self.unnoticed, f"{unnoticed} wait, and run for the core"
+        self.unnoticed = unnoticed
+        pulling = {name for name in members if scheduler.requests[name].status is RequestStatus.WAITING_FOR_REMOTE_KVS}
+        assert pulling <= batch, "the core does not know who loads"
+        running = {each.request_id for each in scheduler.running} & members
+        assert running <= batch, f"{running - batch} run, and wait for the core"
+
+    def _compare(self) -> None:
+        super()._compare()
+        self.tally.wrong += [
+            f"{name}: what was leased is not there" for name, is_there in self.engine.runner.read_leases.items()
+            if not is_there
+        ]  # fmt: skip
+        chunks = self.engine.scheduler.chunks
+        self.tally.bounded += chunks[Limit.TPOT] + chunks[Limit.PROGRESS]
+        self.tally.yielded += sum(chunks[each] for each in _YIELDS)
+
+
+def simulate(world: World, seed: int) -> Tally:
+    """Raises AssertionError when blocks are lost, nothing moves or a bound is passed; the tally has wrong answers."""
+    with SteppedClock() as clock:
+        return SharedSimulation(world, seed, clock).run()
+
+
+def play(seed: int, first: int = 0, **fixed: Any) -> Iterator[Tally]:
+    """Worlds without end, from number `first` on: the tally of each, with what broke among its findings."""
+    for number in count(first):
+        world = replace(drawn(random.Random(f"shared {seed}/{number}")), **fixed)
+        try:
+            tally = simulate(world, number)
+        except Exception as error:  # noqa: BLE001 - whatever breaks in a world is a finding
+            tally = Tally(wrong=[raised(error)])
+        tally.wrong = [f"world {number} of seed {seed}, {world}: {each}" for each in tally.wrong]
+        yield tally

@@ -1,0 +1,50 @@
+"""Random requests of every kind to schedulers that do both get the answers of fresh ones; planted bugs are found.
+
+A short run of `python -m tests.campaign.fuzz shared`.
+"""
+
+import json
+from itertools import islice
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.campaign.fuzz.__main__ import app
+from tests.campaign.fuzz.planted_shared import SHARED_PLANTS
+from tests.campaign.fuzz.shared_engines import play
+from tests.campaign.fuzz.tally import until
+
+pytestmark = pytest.mark.integration
+
+REQUESTS = 400
+MOST_CONTROL_REQUESTS = 2000
+SEED = 1
+# Worlds that show a bug, so that those before need not be played.
+FIRST_WORLD: dict[str, int] = {"landed_requests_wait_in_line": 3}
+
+
+def test_requests_of_every_kind_answer_as_fresh_ones_do() -> None:
+    tally = until(REQUESTS, play(SEED), "requests")
+    assert not tally.wrong, tally.wrong
+    assert min(tally.sessions, tally.cancelled, tally.appends, tally.updates) > 0
+    assert min(tally.loads, tally.leases, tally.emitted, tally.recomputes, tally.swaps) > 0
+    assert min(tally.bounded, tally.yielded, tally.copied_out, tally.copied_back) > 0
+
+
+@pytest.mark.parametrize("name", SHARED_PLANTS)
+def test_simulation_finds_a_planted_bug(name: str) -> None:
+    with SHARED_PLANTS[name].planted():
+        tally = until(MOST_CONTROL_REQUESTS, play(SEED, FIRST_WORLD.get(name, 0)), "requests")
+        assert tally.wrong, SHARED_PLANTS[name].breaks
+
+
+def test_the_same_seed_plays_the_same_worlds() -> None:
+    assert list(islice(play(SEED), 2)) == list(islice(play(SEED), 2))
+
+
+def test_the_command_tells_what_came_out() -> None:
+    ran = CliRunner().invoke(app, ["shared", "--requests", "30", "--seed", str(SEED), "--json"])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert (told["engine"], told["seed"], told["plant"]) == ("shared", SEED, None)
+    assert (told["wrong"], told["findings"], told["requests"] >= 30) == (0, [], True)

@@ -1,0 +1,153 @@
+"""Prompts beside running decodes: how much of them a step computes, and who has what was pulled goes first."""
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from cluster_core.engine_reports import EngineCosts
+from decode_worker.step_bound import Limit
+from tests.campaign.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine, SteppedClock
+from tests.integration.decode_scheduler.requests import GREEDY, MakeEngine, status, text, until
+
+pytestmark = pytest.mark.integration
+
+PROTOCOLS = [(False, 1), (True, 2)]
+# 10 ms for a step, and 1 ms for each token of a prompt.
+COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
+TPOT_S = 0.050
+# Of 47.5 ms, 95% of the objective.
+BOUND = 37
+DECODES = 400
+
+
+def decoding(engine: SimulatedEngine, name: str = "decoder") -> None:
+    """A request that has begun to answer."""
+    engine.scheduler.use_costs(lambda: COSTS)
+    engine.add(name, text(name, 1), DECODES)
+    until(engine, lambda: bool(engine.answers.get(name)))
+    engine.outputs.clear()
+
+
+def chunks(engine: SimulatedEngine, name: str) -> list[int]:
+    """How many of its tokens each step has computed that computed any."""
+    steps = [output.num_scheduled_tokens for output in engine.outputs]
+    return [step[name] for step in steps if name in step]
+
+
+@pytest.mark.parametrize(("v2", "depth"), PROTOCOLS)
+def test_beside_decodes_a_prompt_is_computed_in_chunks_that_their_objective_allows(
+    make_engine: MakeEngine, v2: bool, depth: int
+) -> None:
+    engine = make_engine(v2=v2, depth=depth, decode=GREEDY, tpot_s=TPOT_S)
+    decoding(engine)
+    engine.add("long", text("long", 20), 2)
+    engine.add("longer", text("longer", 20), 2)
+    until(engine, lambda: bool(engine.answers.get("longer")))
+
+    prompts = [
+        sum(tokens for name, tokens in output.num_scheduled_tokens.items() if name != "decoder" and tokens > 1)
+        for output in engine.outputs
+    ]
+    assert max(prompts) == BOUND
+    assert sum(each == BOUND for each in prompts) >= 2 * 20 * BLOCK_SIZE // BOUND - 2
+    assert all(output.num_scheduled_tokens.get("decoder") == 1 for output in engine.outputs), "a decode waits"
+    assert engine.scheduler.chunks[Limit.TPOT] == sum(each == BOUND for each in prompts)
+    until(engine, lambda: len(engine.answers["long"]) == 2)
+    assert engine.answers["long"] == expected_tokens(text("long", 20), 2)
+
+
+@pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])
+def test_else_a_prompt_takes_the_whole_step(make_engine: MakeEngine, fields: dict[str, float]) -> None:
+    engine = make_engine(decode=GREEDY, **fields)
+    engine.scheduler.use_costs(lambda: COSTS)
+    if not fields:
+        decoding(engine)
+    engine.add("long", text("long", 20), 2)
+    engine.turn()
+
+    assert chunks(engine, "long") == [20 * BLOCK_SIZE]
+
+
+def test_a_prompt_whose_first_token_would_be_late_takes_what_it_needs(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, ttft_s=5.0)
+    decoding(engine)
+    engine.add("long", text("long", 20), 2)
+    engine.turn()
+    clock.advance(5.0)
+    engine.turn()
+
+    assert chunks(engine, "long") == [BOUND, 20 * BLOCK_SIZE - BOUND]
+    assert (engine.scheduler.chunks[Limit.TPOT], engine.scheduler.chunks[Limit.TTFT]) == (1, 1)
+
+
+def test_a_prompt_that_the_cache_has_is_not_late_for_what_it_need_not_compute(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, ttft_s=0.3)
+    engine.add("before", text("long", 20), 1)
+    engine.drain()
+    decoding(engine)
+    engine.add("long", text("long", 20) + text("tail", 6), 2)
+    engine.turn()
+
+    assert chunks(engine, "long") == [BOUND]
+
+
+def test_a_prompt_in_its_middle_is_finished_at_once_where_decodes_may_take_its_last_blocks(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, blocks=30)
+    for number in range(3):
+        decoding(engine, f"decoder {number}")
+    engine.add("long", text("long", engine.free_blocks() - 2), 1)
+    engine.turn()
+    engine.turn()
+
+    assert chunks(engine, "long")[0] == BOUND
+    assert len(chunks(engine, "long")) == 2
+    assert engine.scheduler.chunks[Limit.MEMORY] == 1
+
+
+def test_decodes_that_take_longer_than_they_may_do_not_stop_a_prompt(make_engine: MakeEngine) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, ttft_s=1000.0)
+    decoding(engine)
+    engine.scheduler.use_costs(lambda: EngineCosts(decode_step_s=1.0, prefill_s_per_token=0.001))
+    engine.add("long", text("long", 5), 2)
+    until(engine, lambda: bool(engine.answers.get("long")))
+
+    assert chunks(engine, "long")[:5] == [BLOCK_SIZE] * 5
+
+
+@pytest.mark.parametrize("tpot_s", [0.0, TPOT_S])
+@pytest.mark.parametrize(("v2", "depth"), PROTOCOLS)
+def test_a_pull_begins_and_what_has_landed_is_computed_in_the_next_step_whatever_prompts_run(
+    make_engine: MakeEngine, v2: bool, depth: int, tpot_s: float
+) -> None:
+    engine = make_engine(v2=v2, depth=depth, decode=GREEDY, token_budget=64, tpot_s=tpot_s)
+    decoding(engine)
+    for name in ("long", "longer"):
+        engine.add(name, text(name, 60), 2)
+    engine.turn()
+    engine.remote_tokens["pulled"] = 10 * BLOCK_SIZE
+    engine.add("pulled", text("pulled", 10), 3, transfer={"do_remote_prefill": True})
+    until(engine, lambda: status(engine, "pulled") is RequestStatus.WAITING_FOR_REMOTE_KVS, most_turns=2)
+    until(engine, lambda: "pulled" in engine.scheduler.finished_recving_kv_req_ids, LOAD_STEPS + 2 * depth)
+    engine.outputs.clear()
+    until(engine, lambda: bool(engine.outputs), most_turns=2)
+
+    assert engine.outputs[0].num_scheduled_tokens["pulled"] == 1
+    assert not engine.answers.get("longer")
+    until(engine, lambda: len(engine.answers.get("pulled", ())) == 3)
+    assert engine.answers["pulled"] == expected_tokens(text("pulled", 10), 3)
+
+
+def test_a_pull_that_finds_its_prompt_here_is_computed_within_the_bound(make_engine: MakeEngine) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S)
+    decoding(engine)
+    # There is nothing to be pulled any more.
+    engine.add("late", text("late", 10), 2, transfer={"do_remote_prefill": True})
+    engine.turn()
+
+    assert chunks(engine, "late") == [BOUND]
