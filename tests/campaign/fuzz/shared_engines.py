@@ -122,17 +122,20 @@ class SharedSimulation(Simulation):
     def _checked_schedule(self) -> Any:
         scheduler = self.engine.scheduler
         yielded = sum(scheduler.chunks[each] for each in _YIELDS)
+        # One that was preempted computes again what it had: a prompt to the others.
         decoding = {
-            each.request_id for each in scheduler.running if each.num_output_tokens + each.num_output_placeholders
+            each.request_id
+            for each in scheduler.running
+            if each.num_output_tokens + each.num_output_placeholders and _left_tokens(each) <= 1
         }
-        landed = self._landed()
+        holding = {each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1}
+        landed = self._with_room(self._landed())
         output = self.schedule()
         computed = output.num_scheduled_tokens
         has_yielded = sum(scheduler.chunks[each] for each in _YIELDS) > yielded
         if self.world.tpot_s and not has_yielded and any(computed.get(name) == 1 for name in decoding):
-            self._check_bound(
-                sum(tokens for tokens in computed.values() if tokens > 1), len(decoding - computed.keys())
-            )
+            left_out = len((decoding | holding) - computed.keys())
+            self._check_bound(sum(tokens for tokens in computed.values() if tokens > 1), left_out)
         # Where blocks are short for decodes as well, leases hold them.
         for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
             self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
@@ -140,15 +143,15 @@ class SharedSimulation(Simulation):
         return output
 
     def _check_bound(self, prompt_tokens: int, left_out: int) -> None:
-        """left_out: decodes without a place for their adapter; vLLM gives their tokens to prompts."""
+        """left_out: decodes and landed requests without a place or a block; vLLM gives their tokens to prompts."""
         within = (ALPHA * self.world.tpot_s - COSTS.decode_step_s) / COSTS.prefill_s_per_token
         allowed = max(BLOCK_SIZE, round(within)) + left_out
         assert prompt_tokens <= allowed, f"{prompt_tokens} prompt tokens beside decodes, {allowed} are allowed"
 
     def _landed(self) -> list[str]:
-        """Those that need one token, and find a place and a block."""
-        scheduler, running = self.engine.scheduler, len(self.engine.scheduler.running)
-        found = [
+        """Those that need one token."""
+        scheduler = self.engine.scheduler
+        return [
             each.request_id
             for each in scheduler.kv_holding_waiting
             if each.request_id in self.pulled
@@ -156,8 +159,12 @@ class SharedSimulation(Simulation):
             and each.request_id not in scheduler.failed_recving_kv_req_ids
             and each.num_computed_tokens >= max(1, each.num_tokens - 1)
         ]
-        has_room = running + len(found) <= self.world.places and self.engine.free_blocks() > running + len(found)
-        return found if has_room and not self.world.adapters else []
+
+    def _with_room(self, landed: list[str]) -> list[str]:
+        """All of them, or none where they may not find a place and a block each."""
+        most = len(self.engine.scheduler.running) + len(landed)
+        has_room = most <= self.world.places and self.engine.free_blocks() > most
+        return landed if has_room and not self.world.adapters else []
 
     def _check_step(self) -> None:
         self._check_progress()
@@ -195,6 +202,11 @@ class SharedSimulation(Simulation):
         chunks = self.engine.scheduler.chunks
         self.tally.bounded += chunks[Limit.TPOT] + chunks[Limit.PROGRESS]
         self.tally.yielded += sum(chunks[each] for each in _YIELDS)
+
+
+def _left_tokens(request: Any) -> int:
+    """What there is to compute of it now."""
+    return int(request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)
 
 
 def simulate(world: World, seed: int) -> Tally:
