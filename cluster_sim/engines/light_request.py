@@ -41,6 +41,9 @@ class LightRequest:
     computed: int = 0
     # Tokens still to generate.
     left: int = 0
+    # When it came to this engine, and when it had its first token.
+    entered_s: float = 0.0
+    first_s: float = 0.0
     # When it began to wait for its pull.
     since_s: float = 0.0
 

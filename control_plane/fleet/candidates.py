@@ -69,6 +69,14 @@ class Candidates:
     queue_s: Floats
     # The router's last placement there.
     turn: Floats
+    # Of the requests in flight, those that decode, and those that will once they are prefilled: how many, and the
+    # tokens that a step of theirs attends to. What other routers have there decodes, as far as this one knows.
+    decoding: Floats
+    decoding_tokens: Floats
+    coming: Floats
+    coming_tokens: Floats
+    # Of the answers of this router's that decode.
+    answer_tokens: Floats
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
@@ -117,6 +125,8 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         loads[Load.REQUESTS] += others[REQUESTS]
         loads[Load.TOKENS] += others[TOKENS]
         loads[Load.UNCOMPUTED] += others[UNCOMPUTED]
+        loads[Load.DECODING] += others[REQUESTS]
+        loads[Load.DECODING_TOKENS] += others[TOKENS]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -124,6 +134,11 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         uncomputed_tokens=loads[Load.UNCOMPUTED],
         queue_s=queue,
         turn=loads[Load.TURN],
+        decoding=loads[Load.DECODING],
+        decoding_tokens=loads[Load.DECODING_TOKENS],
+        coming=loads[Load.COMING],
+        coming_tokens=loads[Load.COMING_TOKENS],
+        answer_tokens=loads[Load.ANSWER_TOKENS],
     )
 
 
