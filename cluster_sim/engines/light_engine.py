@@ -1,9 +1,9 @@
 """An engine of few lines: continuous batching as vLLM does it, over the real tiers, without vLLM's scheduler.
 
 A step takes one token for each request that decodes, and fills up with prompts, first come first served, in chunks of
-what is left of the token budget, or of what a bound on its duration leaves (`light_chunk_bound`). A request whose KV has
-been pulled needs one step more; with `pulled_first` no prompt is before it. While no prompt is computed, many steps are
-taken at once, up to the first that ends a request, or that a new one could join.
+what is left of the token budget, or of what a bound on its duration leaves (`light_chunk_bound`). A request whose KV
+has been pulled needs one step more; with `pulled_first` no prompt is before it. While no prompt is computed, many steps
+are taken at once, up to the first that ends a request, or that a new one could join.
 
 Simpler than vLLM's scheduler, which `vllm_engine` has: a request is admitted when there is room for its prompt
 and its whole answer, so that none is preempted; its answer is not cached.
@@ -11,7 +11,7 @@ and its whole answer, so that none is preempted; its answer is not cached.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster_core.engine_jobs import SessionMode
@@ -175,7 +175,8 @@ class LightEngine:
     def _enter(self, request: LightRequest, now_s: float) -> None:
         self._now_s = request.entered_s = now_s
         self._requests[request.job.number] = request
-        self._waiting.append(request)
+        self._waiting.insert(self._place(self._waiting, request), request)
+        self._too_few = -1 if self._waiting[0] is request else self._too_few
         self._stir(now_s)
 
     def _stir(self, now_s: float) -> None:
@@ -261,10 +262,12 @@ class LightEngine:
 
     def _begin_prefill(self, request: LightRequest) -> None:
         request.at = At.PREFILLING
-        place = len(self._prefilling)
-        if self._settings.pulled_first and request.job.pulls:
-            place = sum(each.job.pulls for each in self._prefilling)
-        self._prefilling.insert(place, request)
+        self._prefilling.insert(self._place(self._prefilling, request), request)
+
+    def _place(self, queue: Collection[LightRequest], request: LightRequest) -> int:
+        """In the order of a queue."""
+        is_first = self._settings.pulled_first and request.job.pulls
+        return sum(each.job.pulls for each in queue) if is_first else len(queue)
 
     def _stored(self, blocks: int) -> None:
         self._host_link.store(blocks * self._settings.block_tokens, self._now_s)

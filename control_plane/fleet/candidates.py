@@ -77,6 +77,17 @@ class Candidates:
     coming_tokens: Floats
     # Of the answers of this router's that decode.
     answer_tokens: Floats
+    # Engine time of the prefills in flight, of the longest of them, and how long ago one of them was over last.
+    pending_s: Floats
+    longest_s: Floats
+    since_s: Floats
+
+    def queue_at_pace_s(self, pace: Floats) -> Floats:
+        """`queue_s` in engine time, of workers that have but a share of their time for prefills."""
+        done_s = self.since_s * pace
+        late_s = np.where(self.pending_s > 0, np.maximum(done_s - self.longest_s, 0.0), 0.0)
+        left_s: Floats = np.maximum(self.pending_s - np.minimum(done_s, self.longest_s), 0.0) + late_s
+        return left_s
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
@@ -139,6 +150,9 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         coming=loads[Load.COMING],
         coming_tokens=loads[Load.COMING_TOKENS],
         answer_tokens=loads[Load.ANSWER_TOKENS],
+        pending_s=loads[Load.PENDING_S],
+        longest_s=loads[Load.LONGEST_S],
+        since_s=now_s - loads[Load.PROGRESS_S],
     )
 
 
