@@ -11,7 +11,7 @@ and its whole answer, so that none is preempted; its answer is not cached.
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster_core.engine_jobs import SessionMode
@@ -22,7 +22,7 @@ from cluster_sim.engines.engine import EngineTotals, Outcome, OutcomeKind, SimIn
 from cluster_sim.engines.light_chunk_bound import ChunkBound
 from cluster_sim.engines.light_host_link import HostLink
 from cluster_sim.engines.light_leap import Leap
-from cluster_sim.engines.light_request import ALL, At, LightRequest, computable
+from cluster_sim.engines.light_request import ALL, At, LightRequest, computable, place_in
 from cluster_sim.engines.shared_reads import Readers
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.tiers.settings import TierSettings
@@ -175,7 +175,7 @@ class LightEngine:
     def _enter(self, request: LightRequest, now_s: float) -> None:
         self._now_s = request.entered_s = now_s
         self._requests[request.job.number] = request
-        self._waiting.insert(self._place(self._waiting, request), request)
+        self._waiting.insert(place_in(self._waiting, request, pulled_first=self._settings.pulled_first), request)
         self._too_few = -1 if self._waiting[0] is request else self._too_few
         self._stir(now_s)
 
@@ -262,12 +262,7 @@ class LightEngine:
 
     def _begin_prefill(self, request: LightRequest) -> None:
         request.at = At.PREFILLING
-        self._prefilling.insert(self._place(self._prefilling, request), request)
-
-    def _place(self, queue: Collection[LightRequest], request: LightRequest) -> int:
-        """In the order of a queue."""
-        is_first = self._settings.pulled_first and request.job.pulls
-        return sum(each.job.pulls for each in queue) if is_first else len(queue)
+        self._prefilling.insert(place_in(self._prefilling, request, pulled_first=self._settings.pulled_first), request)
 
     def _stored(self, blocks: int) -> None:
         self._host_link.store(blocks * self._settings.block_tokens, self._now_s)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_core.ids import WorkerId
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.by_objective import (
     BothView,
@@ -38,7 +39,7 @@ def view(*workers: dict[str, float]) -> BothView:
         name: np.array([each.get(name, usual) for each in workers], dtype=float) for name, usual in COLUMNS.items()
     }
     return BothView(
-        workers=[WorkerSnapshot(f"w{row}", 1, DECODE, f"host:{row}") for row in range(len(workers))],
+        workers=[WorkerSnapshot(WorkerId(f"w{row}"), 1, DECODE, f"host:{row}") for row in range(len(workers))],
         prompt_tokens=1000,
         is_prefill_heavy=np.array([bool(each.get("heavy", 0)) for each in workers]),
         passes=np.array([bool(each.get("passes", 1)) for each in workers]),
@@ -110,7 +111,7 @@ def test_who_may_not_get_the_request_is_no_choice() -> None:
     assert taken({"passes": 0}, {"queue_s": 0.5}) == ("w1", Way.WHOLE)
 
 
-BINDINGS = {
+BINDINGS: dict[str, tuple[list[dict[str, float]], str, int]] = {
     "where it was prefilled, if all are alike": ([{}, {}, {}], "w1", 1),
     "elsewhere, if decodes are much slower there": ([{}, {"step_with_s": 0.07}, {}], "w1", 0),
     "not where prompts wait": ([{"queue_s": 0.9}, {"step_with_s": 0.07}, {"step_with_s": 0.02}], "w1", 2),
