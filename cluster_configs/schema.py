@@ -560,8 +560,8 @@ class DecodeWeights(Section):
 class PlacementSection(Section):
     """Which worker a request goes to."""
 
-    policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula"] = Field(
-        "hotness", description="See docs/placement.md; all but the first are there to be compared with."
+    policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"] = (
+        Field("hotness", description="See docs/placement.md; all but the first are there to be compared with.")
     )
     prefill_weights: PrefillWeights = PrefillWeights()
     decode_weights: DecodeWeights = DecodeWeights()

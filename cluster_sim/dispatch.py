@@ -9,13 +9,15 @@ modelled here is the workers' and the network's side of a call:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.errors import OverloadedError
+from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.engines.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.events import EventQueue
 from cluster_sim.network import Network
@@ -25,7 +27,6 @@ from cluster_sim.request_figures import RequestFigures
 from cluster_sim.worker import SimWorker
 from cluster_sim.workloads.requests import SimRequest
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import JourneyLimits
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Lease
 from control_plane.model.lifecycle import Event
@@ -35,27 +36,6 @@ from control_plane.placement.placer import Placer
 _PLACE_AGAIN_S = 0.05
 _STOP = generation.FINISH_REASON_LENGTH
 _LOST = steps.WorkerLost("the worker does not answer")
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """The router of the simulated cluster."""
-
-    # Of one message between router and worker.
-    hop_s: float = 0.0005
-    prefill_attempts: int = 2
-    # How long a request waits for a decode worker.
-    worker_wait_s: float = 30.0
-    # How long a request may take in all.
-    timeout_s: float = 600.0
-    # From the end of its prefill on, until when its KV has to be pulled; later it is computed again.
-    handoff_deadline_s: float = 15.0
-    # Requests that arrive before are served, and not measured.
-    warm_up_s: float = 0.0
-
-    @property
-    def limits(self) -> JourneyLimits:
-        return JourneyLimits(self.prefill_attempts, self.worker_wait_s, self.handoff_deadline_s)
 
 
 class SimDispatcher:
@@ -143,8 +123,7 @@ class SimDispatcher:
         for instruction in run.journey.handle(event, self._events.now_s):
             match instruction:
                 case steps.Route():
-                    run.placement = self._placer.route(run.job, is_whole=run.prompt_is_whole)
-                    self._placed_for_prefill(run)
+                    self._route(run)
                 case steps.PlacePrefill(excluded):
                     run.placement = self._placer.place(run.job, wire.POOL_PREFILL, excluded)
                     self._placed_for_prefill(run)
@@ -172,6 +151,14 @@ class SimDispatcher:
                     self._forget(run)
                 case steps.Fail(cause):
                     self._end(run, Event.DEADLINE_PASSED if cause is steps.Cause.DEADLINE else Event.FAULT)
+
+    def _route(self, run: RequestRun) -> None:
+        try:
+            run.placement = self._placer.route(run.job, is_whole=run.prompt_is_whole)
+        except OverloadedError:
+            self._end(run, Event.REFUSED)
+        else:
+            self._placed_for_prefill(run)
 
     def _placed_for_prefill(self, run: RequestRun) -> None:
         worker = run.placement.worker if run.placement is not None else None
@@ -214,7 +201,8 @@ class SimDispatcher:
             self._events.after(_PLACE_AGAIN_S, lambda: self._place_decode(run, place, until_s))
 
     def _call_decode(self, run: RequestRun, *, pulls: bool) -> None:
-        job = self._decode_job(run, pulls=pulls)
+        assert run.placement is not None
+        job = self._decode_job(run, pulls=pulls or run.is_held_by(run.placement.worker.worker_id))
         attempt = run.decode = self._begin(run, job.number)
         run.was_pulled = False
         self._call(run, attempt, wire.POOL_DECODE, lambda: attempt.worker.add(job))
@@ -267,13 +255,21 @@ class SimDispatcher:
         def landed() -> None:
             run.transfer = None
             run.was_pulled = True
-            self._figures.transfer_s.add(self._events.now_s - run.pull_requested_s)
             self._give_back(run, source)
             worker.landed(number)
 
+        if source.worker is worker:
+            # Its engine finds there what it has prefilled.
+            self._events.after(0.0, landed)
+            return
+
+        def pulled() -> None:
+            self._figures.transfer_s.add(self._events.now_s - run.pull_requested_s)
+            landed()
+
         size = outcome.tokens * self._kv_bytes_per_token
         self._figures.transferred_bytes += size
-        run.transfer = self._network.start(source.worker.egress, worker.ingress, size, landed)
+        run.transfer = self._network.start(source.worker.egress, worker.ingress, size, pulled)
 
     def _recompute(self, run: RequestRun) -> None:
         """The prompt's KV is gone: the decode worker computes it, in the call that it has."""

@@ -76,6 +76,10 @@ class RequestRun:
     def prompt_is_whole(self) -> bool:
         return self.session is None or self.session.is_last
 
+    def is_held_by(self, worker_id: str) -> bool:
+        """The worker has prefilled the prompt, and keeps its KV."""
+        return self.prefill is not None and not self.prefill.is_under_way and self.prefill.worker.name == worker_id
+
     def take(self, following: SimInput) -> None:
         """The next input of the session. From now on it is as if all that has come had come at once."""
         ids = self.job.token_ids

@@ -49,6 +49,8 @@ class RequestFigures:
         within_ttft = not figures.slo_ttft_s or ttft_s <= figures.slo_ttft_s
         within_tpot = not figures.slo_tpot_s or tpot_s <= figures.slo_tpot_s
         figures.attained += within_ttft and within_tpot
+        for place, (most_ttft_s, most_tpot_s) in enumerate(figures.objectives):
+            figures.attained_of[place] += ttft_s <= most_ttft_s and tpot_s <= most_tpot_s
 
     def _is_measured(self, run: RequestRun) -> bool:
         return run.request.arrival_s >= self._warm_up_s

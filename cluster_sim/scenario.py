@@ -4,8 +4,9 @@
 the file. `read` and `check` refuse what cannot be before anything runs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +17,19 @@ from pydantic import Field, ValidationError
 from cluster_configs.schema import DecodeSection, PlacementSection, Section, StreamingSection, TiersSection
 from cluster_core.errors import ConfigError
 from cluster_sim.costs import catalog
+from cluster_sim.costs.decode_steps import decode_costs
 from cluster_sim.costs.step_work import CostModel
-from cluster_sim.dispatch import DispatchSettings
+from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.engines.engine import SimEngine
+from cluster_sim.engines.light_chunk_bound import ChunkBound
 from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads.opening import open_workload
 from cluster_sim.workloads.requests import Workload
 from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
+from control_plane.placement.by_objective import Objectives
+from control_plane.placement.objective_placer import BothRules
 from decode_worker.batch_settings import BatchSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import TierRules
@@ -44,6 +49,10 @@ class PoolSection(Section):
     max_batched_tokens: int = Field(8192, ge=1, le=1_000_000, description="As vLLM's `max_num_batched_tokens`.")
     device_tokens: int | None = Field(None, ge=1, description="KV that fits on the device; null: as the model says.")
     host_tokens: int | None = Field(None, ge=0, description="KV in host memory; null: as the model says.")
+    chunk_bound: float = Field(
+        0.0, ge=0, le=1, description="Of `light`: share of `slo.tpot_ms` that a step may last which decodes; 0: any."
+    )
+    pulled_first: bool = Field(False, description="Of `light`: requests whose KV has been pulled come before prompts.")
     step_start_ms: float = Field(
         0.0, ge=0, description="Of `vllm`: what a step takes more that goes on with no request of the step before."
     )
@@ -54,6 +63,13 @@ class PoolsSection(Section):
 
     prefill: PoolSection = PoolSection()
     decode: PoolSection = PoolSection()
+
+
+class BothSection(Section):
+    """Workers of the decode pool that do both, placed on by the objectives of `slo`; without prefill workers."""
+
+    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that decode little.")
+    refuses: bool = Field(True, description="Requests that no choice is expected to keep TTFT for.")
 
 
 class SloSection(Section):
@@ -100,6 +116,7 @@ class Scenario(Section):
     decode: DecodeSection = DecodeSection()
     router: RouterSection = RouterSection()
     slo: SloSection = SloSection()
+    both: BothSection | None = Field(None, description="Placement by the objectives; null: as `placement` says.")
     warm_up_s: float = Field(0.0, ge=0, description="Who arrives before is served, and not measured.")
     faults: tuple[FaultSection, ...] = ()
 
@@ -145,9 +162,12 @@ def check(scenarios: ScenarioFile) -> None:
         _settings(scenario, workload_of(scenario).block_tokens)
 
 
-def make_world(scenario: Scenario, *, block_tokens: int) -> World:
-    """Raises InvalidInputError or ConfigError for cost models and faults that cannot be."""
-    return World(scenario.name, _settings(scenario, block_tokens))
+def make_world(scenario: Scenario, *, block_tokens: int, objectives: Sequence[tuple[float, float]] = ()) -> World:
+    """objectives: further pairs of TTFT and TPOT in seconds, of which attainment is counted as well.
+
+    Raises InvalidInputError or ConfigError for cost models, faults and objectives that cannot be.
+    """
+    return World(scenario.name, replace(_settings(scenario, block_tokens), objectives=objectives))
 
 
 def workload_of(scenario: Scenario) -> Workload:
@@ -180,7 +200,19 @@ def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
         lease_s=router.worker_lease_s,
         slo_ttft_s=scenario.slo.ttft_ms / 1000,
         slo_tpot_s=scenario.slo.tpot_ms / 1000,
+        both=_both(scenario),
     )
+
+
+def _both(scenario: Scenario) -> BothRules | None:
+    section, slo, decode = scenario.both, scenario.slo, scenario.pools.decode
+    if section is None:
+        return None
+    if scenario.pools.prefill.workers or not (slo.ttft_ms and slo.tpot_ms):
+        raise ConfigError("needs slo.ttft_ms and slo.tpot_ms, and pools.prefill.workers of 0", field="both")
+    objectives = Objectives(slo.ttft_ms / 1000, slo.tpot_ms / 1000, decode.chunk_bound or 1.0)
+    costs = decode_costs(catalog.load(decode.cost_model or scenario.cost_model), decode.max_running_requests)
+    return BothRules(objectives, costs, section.prefill_heavy, section.refuses)
 
 
 def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:
@@ -194,12 +226,22 @@ def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int
     make: Callable[[], SimEngine]
     if scenario.engine == "light":
         settings = LightEngineSettings(
-            block_tokens, device_blocks, host_blocks, section.max_running_requests, section.max_batched_tokens, tiers
-        )
+            block_tokens, device_blocks, host_blocks, section.max_running_requests, section.max_batched_tokens, tiers,
+            _chunk_bound(scenario, section), section.pulled_first,
+        )  # fmt: skip
         make = partial(LightEngine, model, settings)
     else:
         make = _vllm_engine(scenario, name, model, tiers, (block_tokens, device_tokens, host_tokens))
     return PoolSettings(section.workers, model, make, section.max_running_requests)
+
+
+def _chunk_bound(scenario: Scenario, section: PoolSection) -> ChunkBound | None:
+    if not section.chunk_bound:
+        return None
+    if not scenario.slo.tpot_ms:
+        raise ConfigError("needs slo.tpot_ms", field="pools.chunk_bound")
+    ttft_s = scenario.slo.ttft_ms / 1000 or math.inf
+    return ChunkBound(scenario.slo.tpot_ms / 1000, ttft_s, section.chunk_bound)
 
 
 def _tier_settings(section: TiersSection, blocks: int) -> TierSettings:

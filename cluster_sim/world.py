@@ -13,7 +13,8 @@ from typing import Literal
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import PlacementSection
-from cluster_sim.dispatch import DispatchSettings, SimDispatcher
+from cluster_sim.dispatch import SimDispatcher
+from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.engines.engine import Outcome
 from cluster_sim.events import EventQueue
 from cluster_sim.network import Network
@@ -23,6 +24,7 @@ from cluster_sim.workloads.requests import SERVICE, SimRequest
 from control_plane.fleet.membership import Membership
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimChange
@@ -64,6 +66,10 @@ class WorldSettings:
     half_life_s: float = 600.0
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    # Of workers that all do both and are placed on by the objectives; None: by the policy of `placement`.
+    both: BothRules | None = None
+    # Further objectives, (TTFT, TPOT) in seconds, whose attainment is counted in the same run.
+    objectives: Sequence[tuple[float, float]] = ()
 
 
 class World:
@@ -87,8 +93,9 @@ class World:
             steps=Series(settings.report_s),
             prompts=Series(settings.report_s),
             hits=Series(settings.report_s),
+            objectives=tuple(settings.objectives),
         )
-        self.placer = Placer(
+        self.placer = (Placer if settings.both is None else ObjectivePlacer)(
             self.membership,
             IndexPorts(
                 self.index,
@@ -101,6 +108,8 @@ class World:
             rng=random.Random(settings.placement.seed),
             now_s=lambda: self.events.now_s,
         )
+        if isinstance(self.placer, ObjectivePlacer) and settings.both is not None:
+            self.placer.follow(settings.both)
         self.workers: dict[str, SimWorker] = {}
         for pool_name, pool in settings.pools.items():
             for number in range(pool.workers):

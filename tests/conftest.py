@@ -12,8 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 # Before a test module loads torch, which reads it once: beside other tests, threads of one engine wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Workers of pytest-xdist have the size of a terminal that is not there, and Rich keeps what it finds at its import.
-for _name in ("COLUMNS", "LINES"):
-    os.environ.pop(_name, None)
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)
 
 from tests import ROOT, examples
 from tests.groups import group_of, place_of

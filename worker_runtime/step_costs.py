@@ -73,13 +73,20 @@ class _Prefill:
     def __init__(self) -> None:
         self._squares = np.zeros((3, 3))
         self._products = np.zeros(3)
-        self.values = (0.0, 0.0, 0.0)
+        # Solved when asked for: steps are many, and costs are read once in a while.
+        self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
 
     def add(self, seconds: float, tokens: float, pairs: float) -> None:
         work = np.array([1.0, tokens, pairs])
         self._squares = self._squares * _KEEP + np.outer(work, work)
         self._products = self._products * _KEEP + seconds * work
-        self.values = self._solved()
+        self._values = None
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        if self._values is None:
+            self._values = self._solved()
+        return self._values
 
     def _solved(self) -> tuple[float, float, float]:
         scale = np.sqrt(np.diag(self._squares))

@@ -20,7 +20,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_sim.costs import catalog
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode
 from cluster_sim.costs.step_work import CostModel, StepWork
-from cluster_sim.dispatch import DispatchSettings
+from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.reports.figures import Figures
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads.requests import SimRequest

@@ -1,8 +1,9 @@
 """An engine of few lines: continuous batching as vLLM does it, over the real tiers, without vLLM's scheduler.
 
 A step takes one token for each request that decodes, and fills up with prompts, first come first served, in chunks of
-what is left of the token budget. While no prompt is computed, many steps are taken at once, up to the first that
-ends a request, or that a new one could join.
+what is left of the token budget, or of what a bound on its duration leaves (`light_chunk_bound`). A request whose KV
+has been pulled needs one step more; with `pulled_first` no prompt is before it. While no prompt is computed, many steps
+are taken at once, up to the first that ends a request, or that a new one could join.
 
 Simpler than vLLM's scheduler, which `vllm_engine` has: a request is admitted when there is room for its prompt
 and its whole answer, so that none is preempted; its answer is not cached.
@@ -18,20 +19,20 @@ from cluster_core.engine_reports import EngineCosts
 from cluster_sim.costs.step_work import CostModel, StepWork
 from cluster_sim.engines.block_cache import BlockCache
 from cluster_sim.engines.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
+from cluster_sim.engines.light_chunk_bound import ChunkBound
 from cluster_sim.engines.light_host_link import HostLink
 from cluster_sim.engines.light_leap import Leap
-from cluster_sim.engines.light_request import ALL, At, LightRequest, computable
+from cluster_sim.engines.light_request import ALL, At, LightRequest, computable, place_in
 from cluster_sim.engines.shared_reads import Readers
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.tiers.settings import TierSettings
 from worker_runtime.step_costs import StepCosts
 
-_NEVER = math.inf
-
 
 @dataclass(frozen=True, slots=True)
 class LightEngineSettings:
-    """device_blocks, host_blocks: of KV. max_running_requests, max_batched_tokens: of one step, as vLLM's."""
+    """device_blocks, host_blocks: of KV. max_running_requests, max_batched_tokens: of one step, as vLLM's.
+    pulled_first: before prompts, instead of by arrival."""
 
     block_tokens: int
     device_blocks: int
@@ -39,6 +40,8 @@ class LightEngineSettings:
     max_running_requests: int = 256
     max_batched_tokens: int = 8192
     tiers: TierSettings = field(default_factory=TierSettings)
+    chunk_bound: ChunkBound | None = None
+    pulled_first: bool = False
 
 
 class LightEngine:
@@ -170,9 +173,10 @@ class LightEngine:
     # Admission.
 
     def _enter(self, request: LightRequest, now_s: float) -> None:
-        self._now_s = now_s
+        self._now_s = request.entered_s = now_s
         self._requests[request.job.number] = request
-        self._waiting.append(request)
+        self._waiting.insert(place_in(self._waiting, request, pulled_first=self._settings.pulled_first), request)
+        self._too_few = -1 if self._waiting[0] is request else self._too_few
         self._stir(now_s)
 
     def _stir(self, now_s: float) -> None:
@@ -258,7 +262,7 @@ class LightEngine:
 
     def _begin_prefill(self, request: LightRequest) -> None:
         request.at = At.PREFILLING
-        self._prefilling.append(request)
+        self._prefilling.insert(place_in(self._prefilling, request, pulled_first=self._settings.pulled_first), request)
 
     def _stored(self, blocks: int) -> None:
         self._host_link.store(blocks * self._settings.block_tokens, self._now_s)
@@ -266,16 +270,13 @@ class LightEngine:
     # Steps.
 
     def _end_s(self) -> float:
-        return self._leap.end_s if self._leap is not None else _NEVER
+        return self._leap.end_s if self._leap is not None else math.inf
 
     def _next_leap(self, now_s: float) -> Leap | None:
         decoding = len(self._decoding)
-        chunks = self._chunks(max(0, self._settings.max_batched_tokens - decoding))
+        chunks = self._chunks(self._budget(now_s))
         if chunks:
-            tokens = sum(each for _, each in chunks)
-            pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
-            work = StepWork(tokens, pairs, decoding, self._context, self._context - self._readers.repeated_tokens)
-            return Leap(now_s, self._model.step_s(work) * self._factor, 0.0, 1, chunks, decoding)
+            return Leap(now_s, self._mixed_step_s(chunks), 0.0, 1, chunks, decoding)
         if not decoding:
             return None
         steps = min(request.left for request in self._decoding)
@@ -285,6 +286,24 @@ class LightEngine:
             for grown in (0, decoding)
         )
         return Leap(now_s, first_s, second_s - first_s, steps, (), decoding)
+
+    def _budget(self, now_s: float) -> int:
+        """Prompt tokens that the step which begins now may compute."""
+        budget = max(0, self._settings.max_batched_tokens - len(self._decoding))
+        bound = self._settings.chunk_bound
+        if bound is None or not self._prefilling:
+            return budget
+        return bound.tokens(
+            lambda tokens: self._mixed_step_s(self._chunks(tokens)), budget, self._prefilling, self._decoding, now_s
+        )
+
+    def _mixed_step_s(self, chunks: Sequence[tuple[LightRequest, int]]) -> float:
+        """Of a step that computes these beside all that decodes."""
+        tokens = sum(each for _, each in chunks)
+        pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
+        read = self._context - self._readers.repeated_tokens
+        work = StepWork(tokens, pairs, len(self._decoding), self._context, read)
+        return self._model.step_s(work) * self._factor
 
     def _chunks(self, budget: int) -> tuple[tuple[LightRequest, int], ...]:
         chunks = []
@@ -339,6 +358,7 @@ class LightEngine:
     def _prefilled(self, request: LightRequest, now_s: float) -> None:
         self._prefilling.remove(request)
         request.left -= 1
+        request.first_s = request.entered_s if request.job.pulls else now_s
         job, hashes, held = request.job, request.hashes, request.held
         # The block of the last token may have been on the device all along.
         first = min(len(self._cache.match(hashes).device), len(hashes))

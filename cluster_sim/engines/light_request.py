@@ -1,5 +1,6 @@
 """A job in the light engine: where it stands, what it holds and what is left of it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -41,6 +42,9 @@ class LightRequest:
     computed: int = 0
     # Tokens still to generate.
     left: int = 0
+    # When it came to this engine, and when it had its first token.
+    entered_s: float = 0.0
+    first_s: float = 0.0
     # When it began to wait for its pull.
     since_s: float = 0.0
 
@@ -60,3 +64,8 @@ class LightRequest:
 def computable(job: SimJob, last: SimInput) -> int:
     """Of the prompt as it stands. While more may come, the last token is held back: none is sampled after it."""
     return job.prompt_tokens if last.is_last else max(0, min(last.prompt_tokens, job.prompt_tokens) - 1)
+
+
+def place_in(queue: Collection[LightRequest], request: LightRequest, *, pulled_first: bool) -> int:
+    """At the end of a queue; pulled_first: of a request whose KV is pulled, before all that compute their prompts."""
+    return sum(each.job.pulls for each in queue) if pulled_first and request.job.pulls else len(queue)

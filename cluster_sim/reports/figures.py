@@ -103,6 +103,9 @@ class Figures:
     dollars_per_hour: float
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    # Further pairs of objectives, TTFT and TPOT, and how many of those measured were within each.
+    objectives: tuple[tuple[float, float], ...] = ()
+    attained_of: list[int] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
     measured: int = 0
     attained: int = 0
@@ -131,6 +134,9 @@ class Figures:
     hits: Series = field(default_factory=Series)
     arrivals: Series = field(default_factory=Series)
     completions: Series = field(default_factory=Series)
+
+    def __post_init__(self) -> None:
+        self.attained_of = self.attained_of or [0] * len(self.objectives)
 
     @property
     def requests(self) -> int:

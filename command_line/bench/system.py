@@ -21,18 +21,34 @@ def system_command(
         "h100-llama-3.1-8b"
     ),
     sizes: Annotated[str, typer.Option(help="Workers in all, with commas.")] = "4,16,64",
-    rates: Annotated[str, typer.Option(help="Requests a second for each worker, with commas.")] = "0.75,1,1.25",
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests a second for each worker, with commas.", show_default="0.75,1,1.25; of a grid more"
+        ),
+    ] = None,
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
     slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
     seconds: Annotated[float, typer.Option(min=10, max=1e6, help="Of arrivals; a quarter of them warms up.")] = 240,
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
+    grid: Annotated[bool, typer.Option("--grid", help="What each set-up carries, over a grid of objectives.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of a grid: 8 workers, 80 s, one seed, fewer rates.")] = False,
+    grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
+    grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
+    seeds: Annotated[str, typer.Option(help="Of a grid, with commas: its figures are means.")] = "0,1,2",
     as_json: options.AsJson = False,
 ) -> None:
     """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
-    from command_line.bench import system_run
+    from command_line.bench import system_grid_run, system_run
 
+    if grid:
+        asked = system_grid_run.Options(
+            trace, kind, cost_model, sizes, rates, seconds, seeds, grid_ttft_s, grid_tpot_ms, quick
+        )
+        system_grid_run.bench_system_grid(asked, as_json=as_json)
+        return
     given = system_run.Options(
-        trace, kind, cost_model, sizes, rates, slo_ttft_ms, slo_tpot_ms, seconds, system or (), seed
+        trace, kind, cost_model, sizes, rates or "0.75,1,1.25", slo_ttft_ms, slo_tpot_ms, seconds, system or (), seed
     )
     system_run.bench_system(given, as_json=as_json)

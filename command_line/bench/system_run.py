@@ -12,7 +12,7 @@ from cluster_core.errors import ConfigError
 from command_line.output import out, print_json, print_table
 from command_line.progress import quiet_progress
 
-_MOST_WORKERS = 4096
+MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Options:
 
 def bench_system(options: Options, *, as_json: bool) -> None:
     """Raises ConfigError naming the option."""
-    sizes = [int(each) for each in _numbers(options.sizes, "--sizes", 2, _MOST_WORKERS)]
-    rates = _numbers(options.rates, "--rates", 1e-6, 1e6)
+    sizes = [int(each) for each in numbers_of(options.sizes, "--sizes", 2, MOST_WORKERS)]
+    rates = numbers_of(options.rates, "--rates", 1e-6, 1e6)
     systems = list(options.systems or SYSTEMS)
     for name in systems:
         if name not in SYSTEMS:
@@ -77,7 +77,8 @@ def _print(size: str, runs: dict[str, Any]) -> None:
     print_table(f"{size} workers: requests within the objectives, by rate", columns, rows)
 
 
-def _numbers(text: str, option: str, least: float, most: float) -> list[float]:
+def numbers_of(text: str, option: str, least: float, most: float) -> list[float]:
+    """With commas. Raises ConfigError naming option and limits."""
     try:
         found = [float(each) for each in text.split(",")]
     except ValueError:

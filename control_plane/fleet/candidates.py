@@ -69,6 +69,25 @@ class Candidates:
     queue_s: Floats
     # The router's last placement there.
     turn: Floats
+    # Of the requests in flight, those that decode, and those that will once they are prefilled: how many, and the
+    # tokens that a step of theirs attends to. What other routers have there decodes, as far as this one knows.
+    decoding: Floats
+    decoding_tokens: Floats
+    coming: Floats
+    coming_tokens: Floats
+    # Of the answers of this router's that decode.
+    answer_tokens: Floats
+    # Engine time of the prefills in flight, of the longest of them, and how long ago one of them was over last.
+    pending_s: Floats
+    longest_s: Floats
+    since_s: Floats
+
+    def queue_at_pace_s(self, pace: Floats) -> Floats:
+        """`queue_s` in engine time, of workers that have but a share of their time for prefills."""
+        done_s = self.since_s * pace
+        late_s = np.where(self.pending_s > 0, np.maximum(done_s - self.longest_s, 0.0), 0.0)
+        left_s: Floats = np.maximum(self.pending_s - np.minimum(done_s, self.longest_s), 0.0) + late_s
+        return left_s
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
@@ -117,6 +136,8 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         loads[Load.REQUESTS] += others[REQUESTS]
         loads[Load.TOKENS] += others[TOKENS]
         loads[Load.UNCOMPUTED] += others[UNCOMPUTED]
+        loads[Load.DECODING] += others[REQUESTS]
+        loads[Load.DECODING_TOKENS] += others[TOKENS]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -124,6 +145,14 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         uncomputed_tokens=loads[Load.UNCOMPUTED],
         queue_s=queue,
         turn=loads[Load.TURN],
+        decoding=loads[Load.DECODING],
+        decoding_tokens=loads[Load.DECODING_TOKENS],
+        coming=loads[Load.COMING],
+        coming_tokens=loads[Load.COMING_TOKENS],
+        answer_tokens=loads[Load.ANSWER_TOKENS],
+        pending_s=loads[Load.PENDING_S],
+        longest_s=loads[Load.LONGEST_S],
+        since_s=now_s - loads[Load.PROGRESS_S],
     )
 
 

@@ -3,7 +3,7 @@
 A row belongs to one worker while it is a member. Values are this router's own; those of others: `other_routers`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -35,6 +35,13 @@ class Load(IntEnum):
     ARRIVING_UNTIL_S = 6
     # Which of this router's placements the last one was.
     TURN = 7
+    # Of those in flight, the requests that decode, the tokens that these attend to, and those of their whole answers.
+    DECODING = 8
+    DECODING_TOKENS = 9
+    ANSWER_TOKENS = 10
+    # The same two of those that will decode there once they are prefilled.
+    COMING = 11
+    COMING_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,20 @@ class Work:
     expected_s: float = 0.0
     # The prompt still comes, so that nobody can say when its prefill should be over.
     arriving: bool = False
+    # Of the tokens, those of the answer; it is all there at the end only.
+    answer_tokens: int = 0
+    # It is decoded there, not only prefilled.
+    decodes: bool = True
+
+    @property
+    def context_tokens(self) -> float:
+        """What a step of its decode attends to, in the mean."""
+        return self.tokens - self.answer_tokens / 2
+
+    @property
+    def prefilled(self) -> "Work":
+        """What is left of it then."""
+        return Work(self.tokens, answer_tokens=self.answer_tokens, decodes=self.decodes)
 
     @property
     def pending_s(self) -> float:
@@ -87,19 +108,34 @@ class Loads:
         else:
             load[Load.LONGEST_S] = max(load[Load.LONGEST_S], work.expected_s)
         load[: Load.PROGRESS_S] += (1, work.tokens, work.uncomputed_tokens, work.pending_s)
+        self._stand(row, work, 1)
 
     def end(self, row: int, work: Work) -> None:
         load = self._columns[:, row]
         load[: Load.PROGRESS_S] -= (1, work.tokens, work.uncomputed_tokens, work.pending_s)
         if load[Load.PENDING_S] < _NOTHING_S:
             load[Load.PENDING_S] = load[Load.LONGEST_S] = 0.0
+        self._stand(row, work, -1)
 
     def prefilled(self, row: int, work: Work, now_s: float) -> None:
         """The request's prefill is over, and it goes on. One that is given up is no progress of the worker's."""
-        self.end(row, replace(work, tokens=0))
+        self.end(row, work)
         self._columns[Load.REQUESTS, row] += 1
+        self._columns[Load.TOKENS, row] += work.tokens
+        self._stand(row, work.prefilled, 1)
         if work.pending_s:
             self._columns[Load.PROGRESS_S, row] = now_s
+
+    def _stand(self, row: int, work: Work, sign: int) -> None:
+        """Where it stands of prefill and decode: one more there, or one less."""
+        load = self._columns[:, row]
+        if work.decodes and work.expected_s:
+            load[Load.COMING] += sign
+            load[Load.COMING_TOKENS] += sign * work.context_tokens
+        elif work.decodes:
+            load[Load.DECODING] += sign
+            load[Load.DECODING_TOKENS] += sign * work.context_tokens
+            load[Load.ANSWER_TOKENS] += sign * work.answer_tokens
 
     def of(self, rows: NDArray[np.int64]) -> Floats:
         """(columns, rows): a copy."""

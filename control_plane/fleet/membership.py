@@ -182,6 +182,8 @@ class Membership:
             assert member.in_flight_requests >= 0, f"{member.worker_id}: {member.in_flight_requests} requests"
             assert member.in_flight_tokens >= 0, f"{member.worker_id}: {member.in_flight_tokens} tokens"
             assert member.in_flight_requests > 0 or member.in_flight_tokens == 0, member.worker_id
+            stands = [round(self.loads.value(member.row, each)) for each in (Load.DECODING, Load.COMING)]
+            assert min(stands) >= 0 and sum(stands) <= member.in_flight_requests, f"{member.worker_id}: {stands}"
 
     def _same_generation(self, worker: WorkerSnapshot) -> Member | None:
         member = self._members.get(worker.worker_id)

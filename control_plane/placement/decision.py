@@ -64,20 +64,19 @@ class Rules:
     """What the configuration says of placement. The policies: by pool."""
 
     policies: Mapping[Pool, PlacementPolicy]
+    # Of decode workers where there are no prefill workers.
+    both: PlacementPolicy
     load_only: Mapping[Pool, PlacementPolicy]
     always_disaggregates: bool
     most_local_tokens: int
 
     @classmethod
     def of(cls, settings: PlacementSection) -> "Rules":
-        weights = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
+        given = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
+        weights = {pool: each.model_dump() if settings.policy == _OURS else None for pool, each in given.items()}
         return cls(
-            policies={
-                pool: make_policy(
-                    settings.policy, pool, weights[pool].model_dump() if settings.policy == _OURS else None
-                )
-                for pool in BOTH_POOLS
-            },
+            policies={pool: make_policy(settings.policy, pool, weights[pool]) for pool in BOTH_POOLS},
+            both=make_policy(settings.policy, wire.POOL_DECODE, weights[wire.POOL_DECODE], does_both=True),
             load_only={pool: make_policy(_LOAD_ONLY, pool) for pool in BOTH_POOLS},
             always_disaggregates=settings.disaggregation == "always",
             most_local_tokens=settings.local_prefill_tokens,
@@ -87,8 +86,11 @@ class Rules:
         """The pools that `route` has to see. What still arrives is prefilled where that is waited for."""
         return BOTH_POOLS if is_whole and not self.always_disaggregates else (wire.POOL_PREFILL,)
 
-    def decide(self, view: PoolView, question: Question, rng: random.Random) -> Choice:
-        policy = (self.load_only if view.is_stale else self.policies)[view.pool]
+    def decide(self, view: PoolView, question: Question, rng: random.Random, *, does_both: bool = False) -> Choice:
+        """does_both: the workers compute the prompt too, because there are no prefill workers."""
+        policy = self.both if does_both else self.policies[view.pool]
+        if view.is_stale:
+            policy = self.load_only[view.pool]
         return Choice(policy, question, policy.choose(question, view, rng))
 
     def route(

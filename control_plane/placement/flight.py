@@ -48,7 +48,7 @@ class Flight:
         """The worker has computed the prompt; a request that comes now does not wait for it."""
         if self._work.expected_s and not self._has_ended:
             self._membership.prefilled(self._member, self._work, self._now_s())
-            self._work = Work(self._work.tokens)
+            self._work = self._work.prefilled
 
     def end(self) -> None:
         """The request has left the worker. A second end changes nothing."""

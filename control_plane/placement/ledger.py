@@ -8,6 +8,7 @@ Counts, explanations and recent prompts are for people and for copies of hot pre
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rachis.v1 import worker_pb2 as wire
 
@@ -64,11 +65,12 @@ class Ledger:
         uncomputed = round(float(choice.view.uncached(question.prompt_tokens)[row]))
         expected_s = float(prefill_s(question, choice.view)[row])
         if choice.pool == wire.POOL_PREFILL:
-            work = Work(question.prompt_tokens, uncomputed, expected_s, arriving=job.prompt_changes)
+            work = Work(question.prompt_tokens, uncomputed, expected_s, arriving=job.prompt_changes, decodes=False)
             self.long_prompts.add(expected_s)
             self.recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.scope, expected_s))
         else:
-            work = Work(job.tokens, uncomputed, expected_s) if prefills else Work(job.tokens)
+            work = Work(job.tokens, answer_tokens=job.max_tokens)
+            work = replace(work, uncomputed_tokens=uncomputed, expected_s=expected_s) if prefills else work
         return Placement(worker, work, prompt, job.scope)
 
     def begin(self, placement: Placement) -> Flight:

@@ -88,7 +88,7 @@ class Placer:
 
         None, too, where no prefill worker may get it. is_whole: nothing more comes to the prompt.
         """
-        prompt, question = self._prompt(job), _question(job)
+        prompt, question = self._prompt(job), question_of(job)
         views = self._current_views(prompt.keys, self._rules.pools_of_route(is_whole=is_whole))
         return self._ledger.routed(job, prompt, self._rules.route(views, question, self._rng, is_whole=is_whole))
 
@@ -102,9 +102,11 @@ class Placer:
         prefills: bool = False,
     ) -> Placement | None:
         """None when no worker of the pool may get the request. prefills: a decode worker is to compute the prompt."""
-        prompt, question = self._prompt(job), _question(job, excluded, avoided)
+        prompt, question = self._prompt(job), question_of(job, excluded, avoided)
         view = self._current_views(prompt.keys, [pool])[pool]
-        return self._ledger.placed(job, prompt, self._rules.decide(view, question, self._rng), prefills=prefills)
+        does_both = prefills and not self._membership.usable(wire.POOL_PREFILL)
+        choice = self._rules.decide(view, question, self._rng, does_both=does_both)
+        return self._ledger.placed(job, prompt, choice, prefills=prefills)
 
     def begin(self, placement: Placement) -> Flight:
         """The request is sent to its worker. The flight has to be ended."""
@@ -131,7 +133,8 @@ class Placer:
         question, rng = Question(len(prompt.token_ids), max_tokens, adapter=adapter), copy.copy(self._rng)
         views = self._views_of(prompt.keys, BOTH_POOLS, self._now_s())
         route = self._rules.route(views, question, rng, is_whole=True)
-        decode = self._rules.decide(views[wire.POOL_DECODE], question, rng)
+        does_both = not self._membership.usable(wire.POOL_PREFILL)
+        decode = self._rules.decide(views[wire.POOL_DECODE], question, rng, does_both=does_both)
         explanation = Explanation("", reason=route.reason, prices=route.prices)
         explanation.choices += [route.prefill, decode]
         return explanation
@@ -186,7 +189,7 @@ class Placer:
         return job.packed
 
 
-def _question(
+def question_of(
     job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
 ) -> Question:
     return Question(

@@ -5,6 +5,9 @@
     prefix_only                           the longest cached prefix, whatever the load
     cost_formula                          as published by Dynamo: prefill tokens active and new ones less what is cached
                                           (1.0 of it on the device, 0.75 in host memory), plus blocks that decode
+    lmetric                               as published (arXiv:2603.15202): prefill tokens, new and waiting, times batch
+
+A service without prefill workers has workers that do both: they are weighed by a table of their own.
 """
 
 import math
@@ -141,6 +144,25 @@ def published_decode(_question: Question, view: PoolView) -> Floats:
     return _lowest_over(1.0 + np.ceil(view.candidates.in_flight_tokens / _FORMULA_BLOCK_TOKENS))
 
 
+def published_both(question: Question, view: PoolView) -> Floats:
+    """The same for a worker that does both: the whole formula, in blocks."""
+    credit = view.device + _FORMULA_HOST_CREDIT * view.host
+    prefill = np.maximum(view.candidates.uncomputed_tokens + question.prompt_tokens - credit, 0.0)
+    return _lowest_over(1.0 + np.ceil((prefill + view.candidates.in_flight_tokens) / _FORMULA_BLOCK_TOKENS))
+
+
+def published_product(question: Question, view: PoolView) -> Floats:
+    """The lowest product over each one's: prompt tokens to compute, this request's among them, times the requests that
+    would be there with it."""
+    tokens = view.candidates.uncomputed_tokens + view.uncached(question.prompt_tokens)
+    return _lowest_over(tokens * (1.0 + view.candidates.in_flight_requests))
+
+
+def published_batch(_question: Question, view: PoolView) -> Floats:
+    """The same for a decode worker, which computes no prompt."""
+    return _lowest_over(1.0 + view.candidates.in_flight_requests)
+
+
 def _lowest_over(cost: Floats) -> Floats:
     """Costs above 0: the lowest over each one's."""
     score: Floats = cost.min(initial=np.inf) / cost
@@ -158,24 +180,37 @@ _DECODE: Terms = (
     ("adapter", adapter, 1.0),
 )
 
-_POLICIES: Mapping[str, tuple[Terms, Terms]] = {
-    "hotness": (_PREFILL, _DECODE),
-    "random": ((), ()),
-    "round_robin": ((("turn", turn, 1.0),), (("turn", turn, 1.0),)),
-    "least_loaded": ((("load", load, 1.0),), (("load", load, 1.0),)),
-    "prefix_only": ((("cached", cached, 1.0),), (("cached", cached, 1.0),)),
-    "cost_formula": ((("cost", published_prefill, 1.0),), (("cost", published_decode, 1.0),)),
+# Without the first of them prompts would be sent where they wait: a decode worker has no queue of prompts.
+_BOTH: Terms = (("ttft", ttft, 4.0), *_DECODE)
+_PRODUCT: Terms = (("product", published_product, 1.0),)
+
+# Of prefill workers, of decode workers, of workers that do both.
+_POLICIES: Mapping[str, tuple[Terms, Terms, Terms]] = {
+    "hotness": (_PREFILL, _DECODE, _BOTH),
+    "random": ((), (), ()),
+    "round_robin": ((("turn", turn, 1.0),),) * 3,
+    "least_loaded": ((("load", load, 1.0),),) * 3,
+    "prefix_only": ((("cached", cached, 1.0),),) * 3,
+    "cost_formula": (
+        (("cost", published_prefill, 1.0),),
+        (("cost", published_decode, 1.0),),
+        (("cost", published_both, 1.0),),
+    ),
+    "lmetric": (_PRODUCT, (("batch", published_batch, 1.0),), _PRODUCT),
 }
 POLICIES = tuple(_POLICIES)
 
 
-def make_policy(name: str, pool: Pool, weights: Mapping[str, float] | None = None) -> PlacementPolicy:
-    """A policy of `POLICIES` for a pool. weights: by term, instead of the table's; 0 leaves a term out.
+def make_policy(
+    name: str, pool: Pool, weights: Mapping[str, float] | None = None, *, does_both: bool = False
+) -> PlacementPolicy:
+    """A policy of `POLICIES` for a pool. weights: by term, instead of the table's; 0 leaves a term out. does_both: for
+    decode workers that compute prompts as well, because there are no others.
 
     Raises InvalidInputError for a term that the policy does not have.
     """
-    prefill, decode = _POLICIES[name]
-    terms = prefill if pool == wire.POOL_PREFILL else decode
+    prefill, decode, both = _POLICIES[name]
+    terms = prefill if pool == wire.POOL_PREFILL else both if does_both else decode
     given = weights or {}
     known = [term for term, _, _ in terms]
     for term in given:

@@ -11,7 +11,8 @@ import pytest
 from cluster_configs.schema import PlacementSection
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.errors import ConfigError
-from cluster_sim import dispatch, scenario
+from cluster_sim import scenario
+from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.engines.engine import SimInput
 from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.worker import PoolSettings
@@ -168,7 +169,7 @@ def test_a_prompt_that_fits_no_worker_is_refused() -> None:
 
 
 def test_who_takes_too_long_expires_and_leaves_nothing() -> None:
-    settings = dispatch.DispatchSettings(timeout_s=0.15)
+    settings = DispatchSettings(timeout_s=0.15)
     figures = run(world(dispatch=settings), request(0.0, 100, 5), request(1.0, 20, 2, name=2))
     assert figures.outcomes == {"expired": 1, "finished": 1}
 
@@ -176,7 +177,7 @@ def test_who_takes_too_long_expires_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("deadline_s", [0.01, 0.15])
 def test_a_pull_that_is_late_is_given_up_and_the_prompt_computed_where_it_decodes(deadline_s: float) -> None:
     """By 0.01 s the pull is under way; by 0.15 s the second request still waits for the room of the first."""
-    settings = dispatch.DispatchSettings(handoff_deadline_s=deadline_s)
+    settings = DispatchSettings(handoff_deadline_s=deadline_s)
     asked = [request(0.0, 100, 30), request(0.0, 100, 2, name=2)] if deadline_s > 0.1 else [request(0.0, 100, 5)]
     figures = run(world(2, 1, blocks=15, dispatch=settings), *asked)
     assert figures.outcomes == {"finished": len(asked)}
@@ -184,7 +185,7 @@ def test_a_pull_that_is_late_is_given_up_and_the_prompt_computed_where_it_decode
 
 
 def test_who_arrives_in_the_warm_up_is_served_and_not_measured() -> None:
-    settings = dispatch.DispatchSettings(warm_up_s=1.0)
+    settings = DispatchSettings(warm_up_s=1.0)
     figures = run(world(dispatch=settings, slo_ttft_s=0.2), request(0.0, 400, 2), request(2.0, 100, 2, name=2))
     assert (figures.requests, figures.measured, figures.attained, figures.ttft_s.count) == (2, 1, 1, 1)
     assert figures.attainment == 1.0

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cluster_sim.costs.step_work import StepWork
 from cluster_sim.engines.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.engines.light_chunk_bound import ChunkBound
 from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
@@ -40,7 +42,7 @@ class Costs:
         return 0.0
 
 
-def engine(costs: Costs, device_blocks: int = 100, host_blocks: int = 0, **given: int) -> LightEngine:
+def engine(costs: Costs, device_blocks: int = 100, host_blocks: int = 0, **given: Any) -> LightEngine:
     rules = TierRules(Admission.EVERYTHING, promotion=False)
     tiers = TierSettings(eviction="lru", rules=rules, filter_entries=1024)
     return LightEngine(costs, LightEngineSettings(BLOCK, device_blocks, host_blocks, tiers=tiers, **given))
@@ -195,3 +197,69 @@ def test_a_slow_engine_decodes_slowly_as_well_and_from_the_next_step_on() -> Non
     told = played(made)
     # Prompt, 25 steps by 0.26, and 75 that take three times as long.
     assert ends(told)[1] == pytest.approx(0.01 + 25 * 0.01 + 75 * 0.03)
+
+
+# Chunks by cost. A step that decodes takes 10 ms, and each prompt token 1 ms more.
+
+LONG_ANSWER = 60
+
+
+def test_a_prompt_beside_a_decode_is_computed_in_chunks_whose_steps_stay_within_the_bound() -> None:
+    costs = Costs()
+    bound = ChunkBound(tpot_s=0.05, alpha=0.8, least_tokens=1)
+    told = played(engine(costs, chunk_bound=bound), (0.0, job(1, 100, LONG_ANSWER)), (0.2, job(2, 100)))
+    mixed = {work.prefill_tokens for work in costs.asked if work.decode_requests and work.prefill_tokens}
+    # Steps of 40 ms hold 30 tokens; the last chunk of the 100 is what is left. Larger ones were asked about only.
+    assert costs.step_s(StepWork(30, 0.0, 1, 0, 0)) == pytest.approx(0.04)
+    assert 30 in mixed and 10 in mixed
+    assert told[2][0].at_s == pytest.approx(0.2 + 3 * 0.04 + 0.02, abs=0.011)
+
+
+def test_without_a_decode_the_bound_leaves_the_whole_budget() -> None:
+    bound = ChunkBound(tpot_s=0.02, alpha=0.8, least_tokens=1)
+    told = played(engine(Costs(), chunk_bound=bound), (0.0, job(1, 100)))
+    assert told[1][0].at_s == pytest.approx(0.1)
+
+
+def test_prompts_do_not_starve_beside_decodes_that_take_all_of_the_bound() -> None:
+    bound = ChunkBound(tpot_s=0.005, least_tokens=5)
+    told = played(engine(Costs(), chunk_bound=bound), (0.0, job(1, 100, LONG_ANSWER)), (0.2, job(2, 100)))
+    # 20 steps of 15 ms.
+    assert told[2][0].at_s == pytest.approx(0.2 + 20 * 0.015, abs=0.011)
+
+
+def test_the_bound_yields_to_a_prompt_that_would_be_late_by_what_every_decode_is_ahead_of_its_objective() -> None:
+    """The decode is 30 ms ahead with each of its tokens of 10 ms: after a second it has enough for the whole prompt."""
+    patient, pressed = (
+        played(
+            engine(Costs(), chunk_bound=ChunkBound(tpot_s=0.04, ttft_s=ttft_s, alpha=0.5, least_tokens=1)),
+            (0.0, job(1, 100, LONG_ANSWER + 100)),
+            (1.0, job(2, 100)),
+        )
+        for ttft_s in (10.0, 0.15)
+    )
+    # 10 tokens in 20 ms, ten times; or all in one step of 110 ms.
+    assert patient[2][0].at_s == pytest.approx(1.0 + 0.2, abs=0.011)
+    assert pressed[2][0].at_s == pytest.approx(1.0 + 0.11, abs=0.011)
+    lasted_s = pressed[1][-1].at_s - pressed[1][0].at_s
+    assert lasted_s / (LONG_ANSWER + 99) <= 0.04
+
+
+def test_the_bound_does_not_yield_where_a_decode_has_nothing_to_spare() -> None:
+    bound = ChunkBound(tpot_s=0.010, ttft_s=0.15, alpha=1.0, least_tokens=5)
+    told = played(engine(Costs(), chunk_bound=bound), (0.0, job(1, 100, LONG_ANSWER)), (0.3, job(2, 100)))
+    assert told[2][0].at_s == pytest.approx(0.3 + 20 * 0.015, abs=0.011)
+
+
+@pytest.mark.parametrize(("pulled_first", "at_s"), [(False, 0.6), (True, 0.4)])
+def test_a_request_whose_kv_has_been_pulled_waits_for_no_prompt_where_it_comes_first(
+    pulled_first: bool, at_s: float
+) -> None:
+    """The first prompt is in its step when the KV lands, the second stands before the pulled request."""
+    made = engine(Costs(), max_batched_tokens=200, pulled_first=pulled_first)
+    for number in (1, 2):
+        made.add(job(number, 200), 0.0)
+    made.add(job(3, 50, 2, pulls=True), 0.0)
+    made.landed(3, 0.0)
+    made.add(job(4, 200), 0.0)
+    assert played(made)[3][-1].at_s == pytest.approx(at_s)

@@ -88,13 +88,13 @@ def test_a_decision_with_effects_is_noticed() -> None:
     decide = Rules.decide
     packed = world.placer.packed(prompt(1), PrefixScope())
 
-    def counting(rules: Rules, view: PoolView, question: Question, rng: random.Random) -> Choice:
-        choice = decide(rules, view, question, rng)
+    def counting(rules: Rules, view: PoolView, question: Question, rng: random.Random, **given: bool) -> Choice:
+        choice = decide(rules, view, question, rng, **given)
         world.placer.counts.placed(choice)
         return choice
 
-    def drawing(rules: Rules, view: PoolView, question: Question, rng: random.Random) -> Choice:
-        return decide(rules, view, question, world.rng)
+    def drawing(rules: Rules, view: PoolView, question: Question, rng: random.Random, **given: bool) -> Choice:
+        return decide(rules, view, question, world.rng, **given)
 
     for planted, trace in ((counting, "counts"), (drawing, "rng")):
         # Planted.

@@ -1,0 +1,242 @@
+"""Pools by the objective: what each set-up carries, over a grid of objectives: `rachis bench system --grid`.
+
+Every set-up gets the same requests on the same GPUs, simulated by `cluster_sim` with light engines:
+    pools_25 ...    separate pools, so many percent of the workers prefill; placement by hotness, conditional
+    shared          workers that do both, by hotness with a term for the queue of prompts
+    lmetric         the same workers, placed by LMetric (arXiv:2603.15202)
+    hybrid          the same workers by the objectives: bounded chunks, decodes bound late, early refusal
+In all of them a request whose KV has been pulled comes before prompts. The objectives are nothing to the first three:
+one run of theirs tells all cells of a rate. The hybrid is run for each cell, around what the best other carries.
+
+`capacity` is the rate, a second and worker, up to which at least `ATTAINMENT` of the requests keep both objectives,
+linear between the rates of the sweep; who is refused has not kept them. A ratio is the hybrid's capacity over that of
+the best other for this very cell; None where no set-up carries anything.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cluster_sim.reports.figures import Figures
+from cluster_sim.scenario import Scenario, make_world, workload_of
+
+ATTAINMENT = 0.9
+HYBRID = "hybrid"
+_WARM_UP = 0.25
+_ALPHA = 0.95
+_BEYOND = 1.5
+# Of Mooncake's trace: where interactive services are.
+CORE_TTFT_S = (2.0, 5.0)
+CORE_TPOT_MS = (15.0, 50.0)
+_CORE_TRACE = "mooncake"
+# Long answers to short prompts that share nothing.
+DRAWN: Mapping[str, Mapping[str, Any]] = {
+    "decode_heavy": {
+        "kind": "prefix_groups", "groups": 100_000, "shared_tokens": 0, "own_tokens": 500, "output_tokens": 1500
+    },
+}  # fmt: skip
+
+RATES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class GridStudy:
+    """What is simulated. kind: of workload, or a name of `DRAWN`; of a file `trace`. rates: requests a second for each
+    worker, ascending. splits: shares of workers that prefill. seconds: of arrivals, the first quarter warms up."""
+
+    kind: str
+    file: Path | None
+    cost_model: str = "h100-llama-3.1-8b"
+    sizes: tuple[int, ...] = (4, 16, 64)
+    rates: tuple[float, ...] = RATES
+    ttft_s: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
+    tpot_ms: tuple[float, ...] = (15.0, 25.0, 50.0, 100.0)
+    splits: tuple[float, ...] = (0.25, 0.375, 0.5, 0.625, 0.75)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    seconds: float = 200.0
+
+    @property
+    def trace(self) -> str:
+        return self.kind if self.file is None else self.file.stem
+
+    @property
+    def cells(self) -> list[tuple[float, float]]:
+        """(TTFT in s, TPOT in ms)."""
+        return [(ttft_s, tpot_ms) for ttft_s in self.ttft_s for tpot_ms in self.tpot_ms]
+
+    @property
+    def others(self) -> list[str]:
+        return [*(f"pools_{share * 100:g}" for share in self.splits), "shared", "lmetric"]
+
+    @property
+    def steps(self) -> int:
+        """Of progress: a rate of one of the others, or a cell of the hybrid."""
+        return len(self.sizes) * (len(self.others) * len(self.rates) + len(self.cells))
+
+
+def quick(study: GridStudy) -> GridStudy:
+    """A grid of minutes on one core: the noise of some 500 requests a run is in it."""
+    return replace(
+        study, sizes=(8,), seeds=(0,), seconds=80.0, splits=(0.25, 0.5, 0.625),
+        rates=study.rates if len(study.rates) <= 6 else study.rates[1::2],
+    )  # fmt: skip
+
+
+def measure(study: GridStudy, progress: Callable[[str], None]) -> dict[str, Any]:
+    """All cells, and of them the lowest ratio (`worst_ratio`) and those of the core."""
+    cells = [cell for size in study.sizes for cell in _cells_of(study, size, progress)]
+    ratios = [cell["ratio"] for cell in cells if cell["ratio"] is not None]
+    core = [cell["ratio"] for cell in cells if cell["core"] and cell["ratio"] is not None]
+    beyond = [cell["beyond"] for cell in cells if cell["beyond"] is not None]
+    return {
+        "trace": study.trace,
+        "cost_model": study.cost_model,
+        "attainment": ATTAINMENT,
+        "seeds": list(study.seeds),
+        "seconds": study.seconds,
+        "rates_per_worker": list(study.rates),
+        "worst_ratio": min(ratios, default=None),
+        "mean_ratio": round(fmean(ratios), 3) if ratios else None,
+        "core_ratio": min(core, default=None),
+        "core_mean_ratio": round(fmean(core), 3) if core else None,
+        "worst_beyond": min(beyond, default=None),
+        "lost_cells": sum(ratio < 1 for ratio in ratios),
+        "cells": cells,
+    }
+
+
+def _cells_of(study: GridStudy, size: int, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    others: dict[str, list[list[float]]] = {}
+    for name in study.others:
+        others[name] = []
+        for rate in study.rates:
+            progress(f"{name}, {size} workers, {rate * size:g} requests/s")
+            others[name].append(_attainments(study, name, size, rate))
+    for place, (ttft_s, tpot_ms) in enumerate(study.cells):
+        progress(f"{HYBRID}, {size} workers, {ttft_s:g} s by {tpot_ms:g} ms")
+        carried = {name: capacity(study.rates, [each[place] for each in by_rate]) for name, by_rate in others.items()}
+        best = max(carried, key=lambda name: carried[name])
+        hybrid = _Hybrid(study, size, ttft_s, tpot_ms)
+        found = around(study.rates, carried[best], hybrid.attainment)
+        own = capacity(tuple(found), list(found.values()))
+        is_core = _CORE_TRACE in study.trace and _within(ttft_s, CORE_TTFT_S) and _within(tpot_ms, CORE_TPOT_MS)
+        yield {
+            "workers": size,
+            "ttft_s": ttft_s,
+            "tpot_ms": tpot_ms,
+            "core": is_core,
+            "capacity": {**{name: round(each, 4) for name, each in carried.items()}, HYBRID: round(own, 4)},
+            "best_other": best if carried[best] else None,
+            "ratio": _ratio(own, carried[best]),
+            "attainment": {f"{rate:g}": round(share, 4) for rate, share in found.items()},
+            **hybrid.at(own),
+        }
+
+
+class _Hybrid:
+    """One cell's."""
+
+    def __init__(self, study: GridStudy, size: int, ttft_s: float, tpot_ms: float) -> None:
+        self._simulate = partial(simulate, study, HYBRID, size, objectives=(ttft_s, tpot_ms))
+        self._seeds = study.seeds
+        self._tpot_ms = tpot_ms
+
+    def attainment(self, rate: float) -> float:
+        return fmean(self._simulate(rate, seed).attainment for seed in self._seeds)
+
+    def at(self, rate: float) -> dict[str, float | None]:
+        """At its capacity: P99 of TPOT over its objective, and shares of it that are refused and that are carried at a
+        load of half as much again (`beyond`)."""
+        if not rate:
+            return {"tpot_p99_over_objective": None, "refused": None, "beyond": None}
+        there, beyond = (self._simulate(load, self._seeds[0]) for load in (rate, rate * _BEYOND))
+        return {
+            "tpot_p99_over_objective": round(there.tpot_s.quantile(0.99) * 1000 / self._tpot_ms, 3),
+            "refused": round(there.outcomes.get("refused", 0) / there.requests, 4),
+            "beyond": round(beyond.attainment * _BEYOND / there.attainment, 3) if there.attainment else None,
+        }
+
+
+def capacity(rates: Sequence[float], shares: Sequence[float]) -> float:
+    """rates: ascending, each with the share that keeps the objectives. 0 where no rate has enough of them; the highest
+    rate where that one has."""
+    kept = [place for place, share in enumerate(shares) if share >= ATTAINMENT]
+    if not kept:
+        return 0.0
+    last = kept[-1]
+    if last + 1 == len(rates):
+        return rates[last]
+    above, below = shares[last], shares[last + 1]
+    return rates[last] + (above - ATTAINMENT) / (above - below) * (rates[last + 1] - rates[last])
+
+
+def around(rates: Sequence[float], start: float, share_at: Callable[[float], float]) -> dict[float, float]:
+    """Shares by rate, ascending: the first rate above `start`, and from there up to the first that has too few of the
+    requests, or down to the first that has enough."""
+    place = next((place for place, rate in enumerate(rates) if rate > start), len(rates) - 1)
+    found = {rates[place]: share_at(rates[place])}
+    has_enough = found[rates[place]] >= ATTAINMENT
+    step = 1 if has_enough else -1
+    while 0 <= place + step < len(rates) and (found[rates[place]] >= ATTAINMENT) == has_enough:
+        place += step
+        found[rates[place]] = share_at(rates[place])
+    return dict(sorted(found.items()))
+
+
+def simulate(
+    study: GridStudy, name: str, size: int, rate: float, seed: int, objectives: tuple[float, float] = (5.0, 50.0)
+) -> Figures:
+    """One run. rate: of each worker. objectives: (TTFT in s, TPOT in ms) of the hybrid; the others have all cells'."""
+    scenario = Scenario.model_validate(_scenario(study, name, size, rate, seed, objectives))
+    workload = workload_of(scenario)
+    cells = () if name == HYBRID else tuple((ttft_s, tpot_ms / 1000) for ttft_s, tpot_ms in study.cells)
+    return make_world(scenario, block_tokens=workload.block_tokens, objectives=cells).run(workload)
+
+
+def _attainments(study: GridStudy, name: str, size: int, rate: float) -> list[float]:
+    """Of each cell, the mean over the seeds."""
+    runs = [simulate(study, name, size, rate, seed) for seed in study.seeds]
+    return [
+        fmean(run.attained_of[place] / run.measured if run.measured else 0.0 for run in runs)
+        for place in range(len(study.cells))
+    ]
+
+
+def _scenario(
+    study: GridStudy, name: str, size: int, rate: float, seed: int, objectives: tuple[float, float]
+) -> dict[str, Any]:
+    share = float(name.removeprefix("pools_")) / 100 if name.startswith("pools_") else 0.0
+    prefill = min(size - 1, max(1, round(size * share))) if share else 0
+    decode: dict[str, Any] = {"workers": size - prefill, "pulled_first": True}
+    workload = {"kind": study.kind, "file": study.file, **DRAWN.get(study.kind, {})}
+    return {
+        "name": name,
+        "seed": seed,
+        "cost_model": study.cost_model,
+        "pools": {
+            "prefill": {"workers": prefill},
+            "decode": {**decode, "chunk_bound": _ALPHA} if name == HYBRID else decode,
+        },
+        "placement": {"policy": "lmetric" if name == "lmetric" else "hotness", "disaggregation": "conditional"},
+        "both": {} if name == HYBRID else None,
+        "warm_up_s": study.seconds * _WARM_UP,
+        "slo": {"ttft_ms": objectives[0] * 1000, "tpot_ms": objectives[1]},
+        "workload": {
+            **workload,
+            "requests": round(study.seconds * rate * size),
+            "arrivals": "poisson",
+            "requests_per_s": rate * size,
+        },
+    }
+
+
+def _ratio(own: float, other: float) -> float | None:
+    """None where there is nothing to compare with."""
+    return round(own / other, 3) if other else None
+
+
+def _within(value: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= value <= bounds[1]

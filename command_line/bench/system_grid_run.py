@@ -1,0 +1,81 @@
+"""`rachis bench system --grid`: what pools, shared workers and the hybrid carry, over a grid of objectives."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.system_grid import HYBRID, RATES, GridStudy, measure, quick
+from command_line.bench.system_run import MOST_WORKERS, numbers_of
+from command_line.output import out, print_json, print_table
+from command_line.progress import quiet_progress
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """As given; texts hold numbers with commas."""
+
+    trace: Path | None
+    # Of workload; without a trace also one that is drawn here.
+    kind: str
+    cost_model: str
+    sizes: str
+    rates: str | None
+    seconds: float
+    seeds: str
+    ttft_s: str
+    tpot_ms: str
+    quick: bool
+
+
+def study_of(options: Options) -> GridStudy:
+    """Raises ConfigError naming the option."""
+    study = GridStudy(
+        kind="trace" if options.trace and options.kind != "azure" else options.kind,
+        file=options.trace,
+        cost_model=options.cost_model,
+        sizes=tuple(int(each) for each in numbers_of(options.sizes, "--sizes", 2, MOST_WORKERS)),
+        rates=tuple(sorted(numbers_of(options.rates, "--rates", 1e-6, 1e6))) if options.rates else RATES,
+        ttft_s=tuple(numbers_of(options.ttft_s, "--grid-ttft-s", 1e-3, 1e4)),
+        tpot_ms=tuple(numbers_of(options.tpot_ms, "--grid-tpot-ms", 1e-3, 1e6)),
+        seeds=tuple(int(each) for each in numbers_of(options.seeds, "--seeds", 0, 1 << 31)),
+        seconds=options.seconds,
+    )
+    return quick(study) if options.quick else study
+
+
+def bench_system_grid(options: Options, *, as_json: bool) -> None:
+    """Raises ConfigError naming the option."""
+    study = study_of(options)
+    columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn()
+    with quiet_progress(*columns, hidden=as_json) as progress:
+        task = progress.add_task("", total=study.steps)
+        result = measure(study, lambda text: progress.update(task, description=text, advance=1))
+    if as_json:
+        print_json(result)
+        return
+    for size in study.sizes:
+        _print(study, size, [cell for cell in result["cells"] if cell["workers"] == size])
+    out.print(
+        f"hybrid over the best other for each cell: worst {_number(result['worst_ratio'])}, mean "
+        f"{_number(result['mean_ratio'])}, worst of the core {_number(result['core_ratio'])}; "
+        f"{result['lost_cells']} of {len(result['cells'])} cells lost"
+    )
+
+
+def _print(study: GridStudy, size: int, cells: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            f"{cell['ttft_s']:g} s", f"{cell['tpot_ms']:g} ms",
+            *(f"{cell['capacity'][name]:.2f}" for name in (*study.others, HYBRID)), _number(cell["ratio"]),
+            _number(cell["tpot_p99_over_objective"]), _number(cell["beyond"]),
+        )
+        for cell in cells
+    ]  # fmt: skip
+    columns = ("TTFT", "TPOT", *study.others, HYBRID, "ratio", "TPOT P99", "at 1.5x load")
+    print_table(f"{study.trace}, {size} workers: requests/s a worker that keep both objectives", columns, rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,67 @@
+"""Workers that do both as a request finds them, from what the router has on each: the columns of `by_objective`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from control_plane.fleet.candidates import Candidates
+from control_plane.fleet.loads import Floats
+from control_plane.placement.by_objective import BothView, Objectives, share_for_prompts
+from control_plane.placement.policy import Question, not_excluded
+from control_plane.placement.terms import prefill_s
+from control_plane.placement.view import PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCosts:
+    """Seconds of a step that decodes: whatever it decodes, for each request, and for each token attended to."""
+
+    step_s: float
+    s_per_request: float
+    s_per_token: float
+
+    def of(self, requests: Floats, tokens: Floats) -> Floats:
+        """0 where nothing decodes."""
+        seconds = self.step_s + requests * self.s_per_request + tokens * self.s_per_token
+        return np.where(requests > 0, seconds, 0.0)
+
+
+def both_view(
+    view: PoolView, question: Question, costs: DecodeCosts, objectives: Objectives, prefill_heavy: int
+) -> BothView:
+    """prefill_heavy: so many of the workers, the first by name."""
+    workers = view.candidates
+    step_s = costs.of(workers.decoding, workers.decoding_tokens)
+    tokens = question.prompt_tokens + question.max_tokens / 2
+    step_with_s = costs.of(
+        workers.decoding + workers.coming + 1, workers.decoding_tokens + workers.coming_tokens + tokens
+    )
+    pulled = np.maximum(question.prompt_tokens - view.device, 0.0)
+    return BothView(
+        workers=workers.workers,
+        prompt_tokens=question.prompt_tokens,
+        cached_tokens=view.device + view.host,
+        own_s=prefill_s(question, view),
+        queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives)),
+        step_s=step_s,
+        step_with_s=step_with_s,
+        wait_s=_wait_s(workers, question, view.device, step_s),
+        pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
+        is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
+        passes=not_excluded(question, view),
+    )
+
+
+def _wait_s(workers: Candidates, question: Question, on_device: Floats, step_s: Floats) -> Floats:
+    """Until so much has ended that there is a place and memory: answers end one after the other, each after as many
+    steps as it has tokens."""
+    fixed = workers.fixed
+    decoding = np.maximum(workers.decoding, 1.0)
+    lasting_s = workers.answer_tokens / decoding * step_s
+    places = np.maximum(workers.in_flight_requests + 1 - fixed.max_running_requests, 0.0)
+    free = fixed.total_tokens - workers.in_flight_tokens
+    missing = np.maximum(question.prompt_tokens + question.max_tokens - on_device - free, 0.0)
+    missing = np.where(fixed.total_tokens > 0, missing, 0.0)
+    ends = np.maximum(places, missing / np.maximum(workers.decoding_tokens / decoding, 1.0))
+    wait_s: Floats = np.where(workers.decoding > 0, ends * lasting_s / decoding, 0.0)
+    return wait_s

@@ -1,0 +1,177 @@
+"""Where a request goes among workers that do both, by the objectives for TTFT and TPOT. Pure.
+
+Each worker bounds its prefill chunks so that decodes keep their pace (`cluster_core.chunk_bound`): beside steps of d
+seconds that decode only the share phi = 1 - d / (alpha x TPOT) of its time is left for prompts. A request's TTFT is
+expected as
+    wait for a place and for memory + (queue + own work less what is cached) / phi
+The ways, of each worker:
+    whole     prefilled and decoded there
+    append    the same, where most of the prompt lies already: the worker holds the conversation
+    apart     prefilled there; the decode worker is chosen at the first token (`bind`), not before. The only way on
+              prefill-heavy workers, whose chunks are large because little decodes there
+The way with the fewest objectives missed is taken, among those the one of least cost: seconds to the first token, own
+work at a price (what a hit saves is saved for all that come after) and a pull. Where none keeps TTFT the request is
+better refused at once: it would only make others late.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from control_plane.fleet.loads import Floats
+from control_plane.model.worker_snapshot import WorkerSnapshot
+
+# A second of a request's own work costs so many more seconds of others.
+_WORK_PRICE = 2.0
+# Of a worker's time, what is left for prompts at least: a bound always computes some.
+_LEAST_PHI = 0.1
+# Of a prompt, the cached share above which a worker holds its conversation.
+_HELD = 0.5
+# What a decode worker's load is worth beside a step as long as the bound: its queue of prompts or a pull as long as the
+# TTFT objective; that it is to decode little; a step beyond the bound; and too little memory.
+_QUEUE_PRICE = 1.0
+_HEAVY_PRICE = 2.0
+_EXCESS_PRICE = 10.0
+_NO_ROOM_PRICE = 100.0
+
+
+class Way(StrEnum):
+    WHOLE = "whole"
+    APPEND = "append"
+    APART = "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """alpha: share of TPOT that a step may last while anybody decodes. ttft_margin: share of TTFT that is planned
+    with, because predictions err."""
+
+    ttft_s: float
+    tpot_s: float
+    alpha: float = 0.95
+    ttft_margin: float = 0.95
+
+    @property
+    def step_s(self) -> float:
+        return self.alpha * self.tpot_s
+
+    @property
+    def planned_ttft_s(self) -> float:
+        return self.ttft_margin * self.ttft_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BothView:
+    """Workers that do both as one request finds them: columns with a row for each."""
+
+    workers: Sequence[WorkerSnapshot]
+    prompt_tokens: int
+    # Of the prompt, in either tier.
+    cached_tokens: Floats
+    # Engine time of the request's own prefill, and of those before it.
+    own_s: Floats
+    queue_s: Floats
+    # Of a step of what decodes there now; with what will once it is prefilled, and with this request.
+    step_s: Floats
+    step_with_s: Floats
+    # Until there is a place in the batch, and memory.
+    wait_s: Floats
+    # Of the prompt's KV, from another worker.
+    pull_s: Floats
+    # It is to decode little.
+    is_prefill_heavy: NDArray[np.bool_]
+    # It may get the request.
+    passes: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way on one worker, and what it is expected to cost. missed: how many objectives."""
+
+    row: int
+    worker: WorkerSnapshot
+    way: Way
+    ttft_s: float
+    step_s: float
+    missed: int
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No choice keeps TTFT; the best one would come closest in `retry_after_s`."""
+
+    best: Choice
+    retry_after_s: float
+
+
+def choices(view: BothView, objectives: Objectives) -> list[Choice]:
+    """All that there are, best first; ties by row."""
+    phi = share_for_prompts(view.step_s, objectives)
+    ttft_s = view.wait_s + (view.queue_s + view.own_s) / phi
+    is_late = ttft_s > objectives.planned_ttft_s
+    is_over = view.step_with_s > objectives.step_s
+    cost_s = ttft_s + _WORK_PRICE * view.own_s
+    # Apart a request decodes elsewhere, where anybody can take it.
+    others_are_over = bool((is_over | ~view.passes).all())
+    holds = view.cached_tokens > _HELD * view.prompt_tokens
+    found = []
+    for row in np.flatnonzero(view.passes).tolist():
+        common = (row, view.workers[row])
+        whole = Way.APPEND if holds[row] else Way.WHOLE
+        ttft, step, late = float(ttft_s[row]), float(view.step_with_s[row]), int(is_late[row])
+        if not view.is_prefill_heavy[row]:
+            found.append(Choice(*common, whole, ttft, step, late + int(is_over[row]), float(cost_s[row])))
+        apart_s = float(cost_s[row] + view.pull_s[row])
+        found.append(Choice(*common, Way.APART, ttft, step, late + others_are_over, apart_s))
+    found.sort(key=lambda choice: (choice.missed, choice.cost_s))
+    return found
+
+
+def decide(view: BothView, objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
+    """The best choice; a refusal where none keeps TTFT; None where no worker may get the request."""
+    found = choices(view, objectives)
+    if not found:
+        return None
+    best = found[0]
+    if refuses and best.ttft_s > objectives.planned_ttft_s:
+        soonest_s = min(each.ttft_s for each in found)
+        if soonest_s > objectives.planned_ttft_s:
+            return Refusal(best, soonest_s - objectives.planned_ttft_s)
+    return best
+
+
+def share_for_prompts(step_s: Floats, objectives: Objectives) -> Floats:
+    """phi, of each worker."""
+    phi: Floats = np.clip(1.0 - step_s / objectives.step_s, _LEAST_PHI, 1.0)
+    return phi
+
+
+def bind(view: BothView, objectives: Objectives, source: str) -> int:
+    """The row of the worker that decodes a prompt whose KV lies on `source`; -1 where none may.
+
+    Least loaded: a step as long as the bound counts 1, as much as prompts that wait for as long as the TTFT objective.
+    """
+    rows = np.flatnonzero(view.passes)
+    if not len(rows):
+        return -1
+    load = decode_loads(view, objectives, source)
+    return int(rows[load[rows].argmin()])
+
+
+def decode_loads(view: BothView, objectives: Objectives, source: str) -> Floats:
+    """What `bind` weighs, of each worker."""
+    is_away = np.array([each.worker_id != source for each in view.workers])
+    fill = view.step_with_s / objectives.step_s
+    load: Floats = (
+        fill
+        + np.where(fill > 1, _EXCESS_PRICE * fill, 0.0)
+        + _QUEUE_PRICE * view.queue_s / objectives.ttft_s
+        + np.where(is_away, view.pull_s / objectives.ttft_s, 0.0)
+        + np.where(view.is_prefill_heavy, _HEAVY_PRICE, 0.0)
+        + np.where(view.wait_s > 0, _NO_ROOM_PRICE, 0.0)
+    )
+    return load

@@ -1,0 +1,115 @@
+"""The grid of objectives: what a set-up carries, at which rates it is run, and what is compared with what."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import system_grid
+from benchmarks.system_grid import HYBRID, GridStudy, around, capacity, measure, quick
+from cluster_core.errors import ConfigError
+from cluster_sim.reports.figures import Histogram
+from command_line.bench.system_grid_run import Options, study_of
+
+RATES = (1.0, 2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "carried"),
+    [
+        ([1.0, 1.0, 0.8, 0.1], 2.5),
+        ([1.0, 0.9, 0.0, 0.0], 2.0),
+        ([1.0, 1.0, 1.0, 0.95], 4.0),
+        ([0.89, 0.5, 0.0, 0.0], 0.0),
+        ([0.8, 0.95, 0.85, 0.0], 2.5),
+    ],
+)
+def test_a_set_up_carries_up_to_where_too_few_requests_keep_the_objectives(shares: list[float], carried: float) -> None:
+    assert capacity(RATES, shares) == pytest.approx(carried)
+
+
+@pytest.mark.parametrize(
+    ("start", "carries", "asked"),
+    [
+        (2.0, 3.5, [3.0, 4.0]),
+        (2.2, 1.5, [1.0, 2.0, 3.0]),
+        (0.0, 9.0, [1.0, 2.0, 3.0, 4.0]),
+        (0.0, 0.5, [1.0]),
+        (4.0, 3.0, [3.0, 4.0]),
+    ],
+)
+def test_the_hybrid_is_run_from_what_the_best_other_carries_to_the_rates_on_both_sides_of_what_it_does(
+    start: float, carries: float, asked: list[float]
+) -> None:
+    found = around(RATES, start, lambda rate: 1.0 if rate <= carries else 0.0)
+    assert list(found) == asked
+
+
+def kept(carries: Mapping[str, float]) -> Any:
+    """Runs in which everybody keeps the objectives up to a rate by set-up, and nobody beyond."""
+
+    def simulated(study: GridStudy, name: str, size: int, rate: float, seed: int, objectives: Any = None) -> Any:
+        attained = 100 if rate <= carries.get(name, 0.0) else 0
+        tpot_s = Histogram()
+        tpot_s.add(0.03)
+        return SimpleNamespace(
+            attained_of=[attained] * len(study.cells), measured=100, attainment=attained / 100, tpot_s=tpot_s,
+            outcomes={"refused": 5}, requests=100,
+        )  # fmt: skip
+
+    return simulated
+
+
+STUDY = GridStudy("trace", Path("mooncake_x.jsonl"), sizes=(8,), rates=RATES, ttft_s=(1.0, 2.0), tpot_ms=(25.0,))
+
+
+def test_each_cell_is_compared_with_the_best_other_and_the_worst_cell_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        system_grid, "simulate", kept({"pools_50": 2.0, "shared": 1.0, HYBRID: 3.0})
+    )  # Seconds of simulation.
+    steps: list[str] = []
+    result = measure(STUDY, steps.append)
+    assert len(steps) == STUDY.steps
+    first, second = result["cells"]
+    assert (first["best_other"], first["core"], second["core"]) == ("pools_50", False, True)
+    # Carried up to 2.1 and 3.1: at the next rate nobody keeps them.
+    assert first["ratio"] == result["worst_ratio"] == result["core_ratio"] == pytest.approx(3.1 / 2.1, abs=1e-3)
+    assert (result["lost_cells"], first["tpot_p99_over_objective"]) == (0, pytest.approx(1.2, rel=0.01))
+
+
+def test_a_cell_that_nobody_else_carries_has_no_ratio_and_one_that_the_hybrid_does_not_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system_grid, "simulate", kept({HYBRID: 1.0}))  # Likewise.
+    assert {cell["ratio"] for cell in measure(STUDY, lambda text: None)["cells"]} == {None}
+    monkeypatch.setattr(system_grid, "simulate", kept({"shared": 1.0}))  # Likewise.
+    lost = measure(STUDY, lambda text: None)
+    assert (lost["worst_ratio"], lost["lost_cells"]) == (0.0, 2)
+
+
+def given(**changes: Any) -> Options:
+    usual = {
+        "trace": None, "kind": "decode_heavy", "cost_model": "h100-llama-3.1-8b", "sizes": "4,16", "rates": None,
+        "seconds": 100.0, "seeds": "0,7", "ttft_s": "0.5,2", "tpot_ms": "25", "quick": False,
+    }  # fmt: skip
+    return Options(**{**usual, **changes})
+
+
+def test_options_make_a_study() -> None:
+    study = study_of(given(rates="2,1"))
+    assert (study.sizes, study.rates, study.seeds, study.cells) == ((4, 16), (1.0, 2.0), (0, 7), [(0.5, 25), (2, 25)])
+    assert study_of(given(quick=True)) == quick(study_of(given()))
+    assert study_of(given(trace=Path("x.jsonl"))).kind == "trace"
+    with pytest.raises(ConfigError, match="--grid-ttft-s: must be"):
+        study_of(given(ttft_s="0"))
+
+
+@pytest.mark.parametrize("name", ["pools_50", "shared", "lmetric", HYBRID])
+def test_every_set_up_can_be_simulated(name: str) -> None:
+    """A few drawn requests: all of them have an outcome."""
+    study = GridStudy("decode_heavy", None, sizes=(4,), ttft_s=(5.0,), tpot_ms=(50.0,), seconds=10.0)
+    figures = system_grid.simulate(study, name, 4, 1.0, 0)
+    assert figures.requests == 40
+    assert len(figures.attained_of) == (0 if name == HYBRID else 1)

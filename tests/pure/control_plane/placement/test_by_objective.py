@@ -1,0 +1,128 @@
+"""Placement by the objectives, by hand: what each way is expected to cost, and which one is taken."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster_core.ids import WorkerId
+from control_plane.model.worker_snapshot import WorkerSnapshot
+from control_plane.placement.by_objective import (
+    BothView,
+    Choice,
+    Objectives,
+    Refusal,
+    Way,
+    bind,
+    choices,
+    decide,
+    share_for_prompts,
+)
+from tests.pure.control_plane.placement.router_world import DECODE
+
+# A step may last 80 ms, a first token is planned within 0.95 s.
+OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.1, alpha=0.8)
+COLUMNS = {
+    "cached_tokens": 0.0,
+    "own_s": 0.1,
+    "queue_s": 0.0,
+    "step_s": 0.0,
+    "step_with_s": 0.01,
+    "wait_s": 0.0,
+    "pull_s": 0.02,
+}
+
+
+def view(*workers: dict[str, float]) -> BothView:
+    """Of each worker what differs from an idle one; `heavy` and `passes` too."""
+    columns: dict[str, Any] = {
+        name: np.array([each.get(name, usual) for each in workers], dtype=float) for name, usual in COLUMNS.items()
+    }
+    return BothView(
+        workers=[WorkerSnapshot(WorkerId(f"w{row}"), 1, DECODE, f"host:{row}") for row in range(len(workers))],
+        prompt_tokens=1000,
+        is_prefill_heavy=np.array([bool(each.get("heavy", 0)) for each in workers]),
+        passes=np.array([bool(each.get("passes", 1)) for each in workers]),
+        **columns,
+    )
+
+
+def taken(*workers: dict[str, float], refuses: bool = True) -> tuple[str, Way]:
+    choice = decide(view(*workers), OBJECTIVES, refuses=refuses)
+    assert isinstance(choice, Choice)
+    return choice.worker.worker_id, choice.way
+
+
+@pytest.mark.parametrize(("step_s", "share"), [(0.0, 1.0), (0.02, 0.75), (0.06, 0.25), (0.08, 0.1), (1.0, 0.1)])
+def test_the_share_for_prompts_is_what_decodes_leave_of_a_step_as_long_as_the_bound(
+    step_s: float, share: float
+) -> None:
+    assert share_for_prompts(np.array([step_s]), OBJECTIVES)[0] == pytest.approx(share)
+
+
+def test_ttft_is_expected_as_waiting_and_as_queue_and_own_work_at_the_share_for_prompts() -> None:
+    (best, *_) = choices(view({"queue_s": 0.2, "own_s": 0.1, "step_s": 0.04, "wait_s": 0.05}), OBJECTIVES)
+    assert best.ttft_s == pytest.approx(0.05 + (0.2 + 0.1) / 0.5)
+    assert best.cost_s == pytest.approx(best.ttft_s + 2 * 0.1)
+
+
+def test_a_request_stays_whole_where_it_fits() -> None:
+    assert taken({}) == ("w0", Way.WHOLE)
+
+
+def test_it_goes_to_the_worker_that_holds_its_conversation_though_others_are_idle() -> None:
+    holder = {"cached_tokens": 900.0, "own_s": 0.01, "queue_s": 0.1}
+    assert taken({}, holder) == ("w1", Way.APPEND)
+
+
+def test_the_conversation_is_left_where_its_worker_would_miss_the_objective() -> None:
+    assert taken({}, {"cached_tokens": 900.0, "own_s": 0.01, "queue_s": 1.0}) == ("w0", Way.WHOLE)
+
+
+def test_it_is_prefilled_apart_where_its_decode_would_not_fit() -> None:
+    """On the first worker decodes would be too slow; the second is longer at prompts than the objective allows."""
+    assert taken({"step_with_s": 0.09}, {"queue_s": 2.0}) == ("w0", Way.APART)
+
+
+def test_prefill_heavy_workers_only_prefill_and_are_taken_where_decodes_leave_others_little_time() -> None:
+    assert taken({"heavy": 1}, {}) == ("w1", Way.WHOLE)
+    assert taken({"heavy": 1}, {"step_s": 0.06, "step_with_s": 0.07}) == ("w0", Way.APART)
+    assert {each.way for each in choices(view({"heavy": 1}), OBJECTIVES)} == {Way.APART}
+
+
+def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> None:
+    assert {each.missed for each in choices(view({"step_with_s": 0.09}, {"step_with_s": 0.2}), OBJECTIVES)} == {1}
+
+
+def test_what_cannot_keep_ttft_anywhere_is_refused_with_when_it_could() -> None:
+    late = {"queue_s": 1.9}, {"queue_s": 1.4}
+    refusal = decide(view(*late), OBJECTIVES)
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == pytest.approx(1.5 - 0.95)
+    assert taken(*late, refuses=False) == ("w1", Way.WHOLE)
+
+
+def test_a_choice_that_keeps_ttft_but_not_tpot_is_no_reason_to_refuse() -> None:
+    assert taken({"step_with_s": 0.09}) == ("w0", Way.WHOLE)
+
+
+def test_who_may_not_get_the_request_is_no_choice() -> None:
+    assert decide(view({"passes": 0}), OBJECTIVES) is None
+    assert taken({"passes": 0}, {"queue_s": 0.5}) == ("w1", Way.WHOLE)
+
+
+BINDINGS: dict[str, tuple[list[dict[str, float]], str, int]] = {
+    "where it was prefilled, if all are alike": ([{}, {}, {}], "w1", 1),
+    "elsewhere, if decodes are much slower there": ([{}, {"step_with_s": 0.07}, {}], "w1", 0),
+    "not where prompts wait": ([{"queue_s": 0.9}, {"step_with_s": 0.07}, {"step_with_s": 0.02}], "w1", 2),
+    "not where a step would exceed the bound": ([{"step_with_s": 0.081}, {"queue_s": 0.9}], "w0", 1),
+    "not where there is no memory": ([{"wait_s": 0.1}, {"step_with_s": 0.3}], "w0", 1),
+    "not on a worker that is to decode little": ([{"heavy": 1}, {"step_with_s": 0.03}], "w0", 1),
+    "nowhere, if none may": ([{"passes": 0}], "w0", -1),
+}
+
+
+@pytest.mark.parametrize("case", BINDINGS)
+def test_at_the_first_token_a_decode_is_bound(case: str) -> None:
+    workers, source, row = BINDINGS[case]
+    assert bind(view(*workers), OBJECTIVES, source) == row

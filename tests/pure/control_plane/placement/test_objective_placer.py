@@ -1,0 +1,137 @@
+"""The shell of placement by the objectives: what it reads, what it commits, what it refuses."""
+
+import pytest
+
+from cluster_core.errors import OverloadedError
+from control_plane.fleet.loads import Load
+from control_plane.placement.both_view import DecodeCosts
+from control_plane.placement.by_objective import Objectives, Way
+from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
+from control_plane.placement.placer import Placer
+from tests.pure.control_plane.placement.router_world import DECODE, PREFILL, RouterWorld, prompt
+
+# A millisecond a token: a prompt of 160 tokens takes 160 ms.
+COSTS = DecodeCosts(step_s=0.01, s_per_request=0.001, s_per_token=0.0)
+
+
+def placed_by(
+    objectives: Objectives, prefill_heavy: float = 0.0, *, refuses: bool = True
+) -> tuple[RouterWorld, ObjectivePlacer]:
+    """Over two workers that do both."""
+    world = RouterWorld()
+    world.without(PREFILL)
+    world.placer.__class__ = ObjectivePlacer
+    placer = world.placer
+    assert isinstance(placer, ObjectivePlacer)
+    placer.follow(BothRules(objectives, COSTS, prefill_heavy, refuses))
+    return world, placer
+
+
+def load(world: RouterWorld, worker: str, column: Load) -> float:
+    member = world.membership.get(worker)
+    assert member is not None
+    return member.loads.value(member.row, column)
+
+
+def test_a_whole_request_has_no_prefill_worker_and_counts_as_one_that_will_decode() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    job = world.job(prompt(1))
+    assert placer.route(job, is_whole=True) is None
+    placement = placer.place(job, DECODE, prefills=True)
+    assert placement is not None
+    flight = placer.begin(placement)
+    name = placement.worker.worker_id
+    assert (load(world, name, Load.COMING), load(world, name, Load.DECODING)) == (1, 0)
+    # Half of the answer of 8 tokens, in the mean.
+    assert load(world, name, Load.COMING_TOKENS) == 164
+    flight.prefilled()
+    assert (load(world, name, Load.COMING), load(world, name, Load.DECODING)) == (0, 1)
+    flight.end()
+    assert load(world, name, Load.DECODING_TOKENS) == 0
+    world.membership.check_invariants()
+
+
+def test_the_next_request_goes_round_the_queue_of_prompts() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    names = []
+    for number in range(2):
+        placement = placer.place(world.job(prompt(number)), DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement)
+        names.append(placement.worker.worker_id)
+    assert sorted(names) == ["d0", "d1"]
+
+
+def test_a_prefill_heavy_worker_prefills_and_another_one_decodes() -> None:
+    """The second worker decodes so much that prompts take long there; at the first token it is still the one to decode:
+    the first is to decode little."""
+    world, placer = placed_by(Objectives(5.0, 0.1), prefill_heavy=0.5)
+    for number in range(30):
+        job = world.job(prompt(100 + number))
+        bound = placer.place(job, DECODE, frozenset({("d0", 1)}))
+        assert bound is not None
+        placer.begin(bound)
+    job = world.job(prompt(1))
+    apart = placer.route(job, is_whole=True)
+    assert apart is not None
+    assert (apart.worker.worker_id, apart.work.decodes) == ("d0", False)
+    job.route.prefill_worker_id = "d0"
+    bound = placer.place(job, DECODE)
+    assert bound is not None
+    assert bound.worker.worker_id == "d1"
+    assert placer.decided.ways == {Way.APART: 1}
+    assert (placer.decided.bound, placer.decided.bound_elsewhere) == (31, 31)
+
+
+def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_come_back() -> None:
+    world, placer = placed_by(Objectives(0.1, 0.1))
+    with pytest.raises(OverloadedError, match=r"the first token within 0\.1 s") as refused:
+        placer.route(world.job(prompt(1)), is_whole=True)
+    # 160 ms, of 95 that are planned with.
+    assert refused.value.retry_after_ms == pytest.approx(66, abs=1)
+    assert placer.decided.refused == 1
+
+
+@pytest.mark.parametrize("why", ["its answer has begun", "its prompt still comes", "nothing is refused"])
+def test_nobody_is_refused_where(why: str) -> None:
+    world, placer = placed_by(Objectives(0.1, 0.1), refuses=why != "nothing is refused")
+    job = world.job(prompt(1))
+    job.emitted = [7] if why == "its answer has begun" else []
+    placer.route(job, is_whole=why != "its prompt still comes")
+    assert placer.decided.refused == 0
+
+
+def test_a_conversation_goes_back_to_the_worker_that_holds_it() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    world.holds("d1", prompt(1))
+    longer = [*prompt(1), *prompt(2, 16)]
+    placement = placer.place(world.job(longer), DECODE, prefills=True)
+    assert placement is not None
+    assert placement.worker.worker_id == "d1"
+    assert placement.work.uncomputed_tokens == 16
+
+
+def test_weighing_the_choices_leaves_nothing_behind() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    job = world.job(prompt(1))
+    before = world.left_behind()
+    found = placer.weighed(job)
+    assert [each.cost_s for each in found] == sorted(each.cost_s for each in found)
+    assert {(each.worker.worker_id, each.way) for each in found} == {
+        (name, way) for name in ("d0", "d1") for way in (Way.WHOLE, Way.APART)
+    }
+    assert world.left_behind() == before
+
+
+def test_by_policy_workers_that_do_both_are_weighed_by_their_queue_of_prompts_too() -> None:
+    world = RouterWorld()
+    world.without(PREFILL)
+    assert type(world.placer) is Placer
+    terms = {}
+    for prefills in (True, False):
+        job = world.job(prompt(1))
+        world.placer.place(job, DECODE, prefills=prefills)
+        explanation = world.placer.log.explanation(job.request_id)
+        assert explanation is not None
+        terms[prefills] = set(explanation.choices[-1].decision.terms)
+    assert terms[True] - terms[False] == {"ttft"}
