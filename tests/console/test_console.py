@@ -95,6 +95,10 @@ async def test_the_page_shows_what_the_api_says_while_load_rises_workers_go_and_
         await agree(page, shown, running=9)
         await shown.release()
         await agree(page, shown, running=0)
+        # Nobody has configured one for TPOT.
+        for name, objective in (("TTFT P90", "keeps 5.00 s"), ("TPOT P90", "no objective")):
+            detail = f"""document.querySelector('[data-tile="{name}"]:not(.bad) .detail')?.textContent"""
+            await page.until(f"({detail} ?? '').endsWith({json.dumps(objective)})")
 
         gone = named(shown.cluster, "decode-1")
         shown.cluster.workers.remove(gone)

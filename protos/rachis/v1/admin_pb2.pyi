@@ -921,7 +921,7 @@ class TimesOverview(_message.Message):
     """Absent where there are none."""
     p90_s: _builtins.float
     objective_s: _builtins.float
-    """90% of all are meant to keep it."""
+    """90% of all are meant to keep it; 0: there is none."""
     def __init__(
         self,
         *,

@@ -39,8 +39,11 @@ const Tile = ({ name, value, detail, isBad }) => html`<div class=${isBad ? "tile
 </div>`;
 
 function Times({ name, times }) {
-  const isMissed = times.p90_s !== undefined && times.p90_s > times.objective_s;
-  const detail = times.requests ? `P50 ${seconds(times.p50_s)} · ${isMissed ? "misses" : "keeps"} ${seconds(times.objective_s)}` : `objective ${seconds(times.objective_s)}`;
+  // 0: there is none.
+  const objective = times.objective_s ? seconds(times.objective_s) : null;
+  const isMissed = objective !== null && times.p90_s !== undefined && times.p90_s > times.objective_s;
+  const kept = objective === null ? "no objective" : `${isMissed ? "misses" : "keeps"} ${objective}`;
+  const detail = times.requests ? `P50 ${seconds(times.p50_s)} · ${kept}` : objective === null ? kept : `objective ${objective}`;
   return html`<${Tile} name=${`${name} P90`} value=${seconds(times.p90_s)} detail=${detail} isBad=${isMissed} />`;
 }
 
