@@ -8,6 +8,7 @@ real: engine arithmetic, transport, clock and Redis, whose streams are a delay b
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rachis.v1 import worker_pb2 as wire
@@ -95,7 +96,10 @@ class World:
             hits=Series(settings.report_s),
             objectives=tuple(settings.objectives),
         )
-        self.placer = (Placer if settings.both is None else ObjectivePlacer)(
+        make_placer: Callable[..., Placer] = Placer
+        if settings.both is not None:
+            make_placer = partial(ObjectivePlacer, settings.both)
+        self.placer = make_placer(
             self.membership,
             IndexPorts(
                 self.index,
@@ -108,8 +112,6 @@ class World:
             rng=random.Random(settings.placement.seed),
             now_s=lambda: self.events.now_s,
         )
-        if isinstance(self.placer, ObjectivePlacer) and settings.both is not None:
-            self.placer.follow(settings.both)
         self.workers: dict[str, SimWorker] = {}
         for pool_name, pool in settings.pools.items():
             for number in range(pool.workers):

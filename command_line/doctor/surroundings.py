@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster_configs.exposure import is_loopback
-from cluster_core.clock import monotonic_s
+from cluster_core.bounded_read import read_within
 from command_line.doctor.seen import Disk, Part, Seen
 from command_line.options import state_file
 
@@ -21,7 +21,6 @@ TIMEOUT_S = 5.0
 GATEWAY_START_S = 300.0
 _ANY = {"", "0.0.0.0", "::", "[::]"}
 _MOST_PAGE_BYTES = 64 << 20
-_PIECE_BYTES = 1 << 16
 # Of a page: it is not reached, is none, or has a URL that is none.
 _UNREAD = (OSError, ValueError, http.client.HTTPException)
 
@@ -144,12 +143,5 @@ def _read(url: str) -> str:
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=context),
     )
-    until_s = monotonic_s() + TIMEOUT_S
-    page = bytearray()
     with opener.open(url, timeout=TIMEOUT_S) as response:
-        # The timeout is for each piece: who sends a byte now and then would be read for ever.
-        while len(page) < _MOST_PAGE_BYTES and (piece := response.read1(_PIECE_BYTES)):
-            page += piece
-            if monotonic_s() > until_s:
-                raise TimeoutError(f"it has not ended after {TIMEOUT_S:g} s")
-    return page.decode(errors="replace")
+        return read_within(response.read1, _MOST_PAGE_BYTES, TIMEOUT_S).decode(errors="replace")

@@ -16,7 +16,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from cluster_core.errors import InvalidInputError
+from cluster_core.bounded_read import read_within
+from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_wire.http_status import http_status
 from control_plane.console.admin_calls import METHODS, AdminCalls, Caller, Refused
 from control_plane.console.guards import JSON, is_overheard, refusal
@@ -37,6 +38,8 @@ MOST_CALLS = 32
 CALL_TIMEOUT_S = 10.0
 # A browser that takes nothing for so long is gone, or as good as that; what lies in between is bounded, too.
 SEND_TIMEOUT_S = 5.0
+# In which a body has to come.
+BODY_TIMEOUT_S = 10.0
 _SEND_BUFFER_BYTES = 64 << 10
 # Of a stream that has nothing to tell: whether anybody still reads.
 _QUIET_S = 10.0
@@ -68,24 +71,28 @@ class ConsolePages:
         name = path.removeprefix(_API)
         if not path.startswith(_API) or name not in METHODS:
             return False
+        with suppress(ConnectionError):
+            # Who has asked may be gone.
+            self._called(http, name)
+        return True
+
+    def _called(self, http: BaseHTTPRequestHandler, name: str) -> None:
+        """Raises ConnectionError."""
         why = self._why_not(http)
         if why:
             _fail(http, "PERMISSION_DENIED", why)
-            return True
+            return
         try:
             request = request_of(name, _body(http))
-        except InvalidInputError as error:
+        except (InvalidInputError, DeadlineError) as error:
             _fail(http, error.status, str(error))
-            return True
+            return
         address, port = http.client_address[:2]
         caller = Caller(
             http.headers.get("authorization", ""), f"{'ipv6' if ':' in address else 'ipv4'}:{address}:{port}"
         )
         answers = self._calls.answers(name, request, caller)
-        with suppress(ConnectionError):
-            # Who has asked may be gone.
-            self._stream(http, answers) if is_streamed(name) else self._answer(http, answers)
-        return True
+        self._stream(http, answers) if is_streamed(name) else self._answer(http, answers)
 
     def _why_not(self, http: BaseHTTPRequestHandler) -> str:
         is_open = self._calls.is_open
@@ -164,13 +171,17 @@ async def _only(answers: AsyncGenerator[Message, None]) -> Message:
 
 
 def _body(http: BaseHTTPRequestHandler) -> bytes:
-    """Raises InvalidInputError."""
+    """Raises InvalidInputError, DeadlineError."""
     given = http.headers.get("content-length", "")
-    if not given.isdecimal():
+    if not (given.isascii() and given.isdecimal()):
         raise InvalidInputError("has to be there: a call says how long its body is", field="content-length")
-    if int(given) > MOST_BODY_BYTES:
-        raise InvalidInputError(f"has {given} bytes, {MOST_BODY_BYTES} are the most", field="body")
-    return http.rfile.read(int(given))
+    # So many digits are too many bytes whatever they are, and Python reads numbers up to some length alone.
+    if len(given) > len(str(MOST_BODY_BYTES)) or int(given) > MOST_BODY_BYTES:
+        raise InvalidInputError(f"says {given[:20]} bytes, {MOST_BODY_BYTES} are the most", field="content-length")
+    try:
+        return read_within(http.rfile.read1, int(given), BODY_TIMEOUT_S)
+    except TimeoutError:
+        raise DeadlineError(f"the body has not come within {BODY_TIMEOUT_S:g} s") from None
 
 
 def _fail(http: BaseHTTPRequestHandler, status: str, sentence: str) -> None:

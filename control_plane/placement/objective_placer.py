@@ -7,6 +7,7 @@ no choice keeps TTFT for is refused, and counted; one whose answer has begun is 
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
@@ -45,13 +46,12 @@ class BothCounts:
 
 
 class ObjectivePlacer(Placer):
-    """Of workers in the decode pool, which do both. `both` is set once, before the first request."""
+    """Of workers in the decode pool, which do both."""
 
-    both: BothRules
-    decided: BothCounts
-
-    def follow(self, rules: BothRules) -> None:
-        self.both, self.decided = rules, BothCounts()
+    def __init__(self, both: BothRules, *of_placer: Any, **named: Any) -> None:
+        super().__init__(*of_placer, **named)
+        self.both = both
+        self.decided = BothCounts()
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice keeps TTFT."""

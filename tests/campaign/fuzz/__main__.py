@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,10 +79,8 @@ def simulated(
     """Real schedulers on a model runner that checks the KV, in worlds of every setting, V1 and V2."""
     from tests.campaign.fuzz.simulated import play
 
-    began_s = monotonic_s()
-    with _planted(Kind.SIMULATED, plant):
-        tally = _until(Kind.SIMULATED, 1 if world is not None else sessions, play(seed, world or 0), as_json)
-    _conclude(Kind.SIMULATED, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+    most = 1 if world is not None else sessions
+    _campaign(Kind.SIMULATED, play(seed, world or 0), most, seed, plant, as_json=as_json)
 
 
 @app.command()
@@ -96,10 +94,8 @@ def decode(
     """Real decode schedulers on a model runner that checks the KV, in worlds of every policy and setting, V1 and V2."""
     from tests.campaign.fuzz.decode_batches import play
 
-    began_s = monotonic_s()
-    with _planted(Kind.DECODE, plant):
-        tally = _until(Kind.DECODE, 1 if world is not None else requests, play(seed, world or 0), as_json)
-    _conclude(Kind.DECODE, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+    most = 1 if world is not None else requests
+    _campaign(Kind.DECODE, play(seed, world or 0), most, seed, plant, as_json=as_json)
 
 
 @app.command()
@@ -113,10 +109,8 @@ def shared(
     """Real schedulers that do both, with sessions, hand-offs, pulls, decode batches and chunk bounds, V1 and V2."""
     from tests.campaign.fuzz.shared_engines import play
 
-    began_s = monotonic_s()
-    with _planted(Kind.SHARED, plant):
-        tally = _until(Kind.SHARED, 1 if world is not None else requests, play(seed, world or 0), as_json)
-    _conclude(Kind.SHARED, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+    most = 1 if world is not None else requests
+    _campaign(Kind.SHARED, play(seed, world or 0), most, seed, plant, as_json=as_json)
 
 
 @app.command()
@@ -131,13 +125,9 @@ def real(
     from tests.campaign.fuzz.real_engine import RealEngine, play
     from worker_runtime.engine_settings import EngineRole
 
-    engine, began_s = RealEngine(EngineRole.SHARED if does_both else EngineRole.PREFILL), monotonic_s()
-    try:
-        with _planted(Kind.REAL, plant):
-            tally = _until(Kind.REAL, sessions, play(engine, seed), as_json)
-    finally:
-        engine.close()
-    _conclude(Kind.REAL, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
+    engine = RealEngine(EngineRole.SHARED if does_both else EngineRole.PREFILL)
+    with closing(engine):
+        _campaign(Kind.REAL, play(engine, seed), sessions, seed, plant, as_json=as_json)
 
 
 @app.command()
@@ -158,6 +148,14 @@ def controls(
     if as_json:
         typer.echo(json.dumps({"engine": kind.value, "seed": seed, f"found_after_{kind.counted}": found}))
     sys.exit(1 if None in found.values() or len(found) < len(kind.plants) else 0)
+
+
+def _campaign(kind: Kind, tallies: Iterator[Tally], most: int, seed: int, plant: str | None, *, as_json: bool) -> None:
+    """Plays until so many were compared, says what came of it, and ends the process with that."""
+    began_s = monotonic_s()
+    with _planted(kind, plant):
+        tally = _until(kind, most, tallies, as_json)
+    _conclude(kind, tally, seed, plant, monotonic_s() - began_s, as_json=as_json)
 
 
 def _find_in_simulation(kind: Kind, most: int, seed: int) -> Iterator[tuple[str, int | None]]:

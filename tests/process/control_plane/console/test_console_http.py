@@ -87,6 +87,14 @@ async def test_bad_input_is_refused_in_a_sentence(empty: Cluster) -> None:
     assert long.status == 400 and f"{MOST_BODY_BYTES} are the most" in long.error
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "many", "1e3"])
+async def test_a_length_that_is_none_or_too_much_is_refused_whatever_comes(empty: Cluster, length: str) -> None:
+    answer = await asked(
+        address(empty), "/api/GetPools", b"{}", "POST", content_type="application/json", content_length=length
+    )
+    assert answer.status == 400 and "content-length" in answer.error
+
+
 @pytest.mark.parametrize(
     "headers",
     [

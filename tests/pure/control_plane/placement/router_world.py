@@ -1,6 +1,7 @@
 """A placer over two workers in each pool on a clock that tests move, and all that a decision could leave behind."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from rachis.v1 import generation_pb2 as generation
@@ -31,7 +32,7 @@ COSTS = wire.WorkerCosts(
 class RouterWorld:
     """settings: of `PlacementSection`."""
 
-    def __init__(self, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, seed: int = 0, make_placer: Callable[..., Placer] = Placer, **settings: Any) -> None:
         self.now_s = 100.0
         self.is_stale = False
         self.membership = Membership()
@@ -41,7 +42,7 @@ class RouterWorld:
             self.index.join(name, 1)
         self.accesses: list[Keys] = []
         self.rng = random.Random(seed)
-        self.placer = Placer(
+        self.placer = make_placer(
             self.membership,
             IndexPorts(self.index, lambda: self.is_stale, lambda: self.now_s, self.accesses.append),
             PlacementSection(**settings),

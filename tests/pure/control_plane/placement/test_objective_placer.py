@@ -1,5 +1,7 @@
 """The shell of placement by the objectives: what it reads, what it commits, what it refuses."""
 
+from functools import partial
+
 import pytest
 
 from cluster_core.errors import OverloadedError
@@ -18,13 +20,11 @@ def placed_by(
     objectives: Objectives, prefill_heavy: float = 0.0, *, refuses: bool = True
 ) -> tuple[RouterWorld, ObjectivePlacer]:
     """Over two workers that do both."""
-    world = RouterWorld()
+    rules = BothRules(objectives, COSTS, prefill_heavy, refuses)
+    world = RouterWorld(make_placer=partial(ObjectivePlacer, rules))
     world.without(PREFILL)
-    world.placer.__class__ = ObjectivePlacer
-    placer = world.placer
-    assert isinstance(placer, ObjectivePlacer)
-    placer.follow(BothRules(objectives, COSTS, prefill_heavy, refuses))
-    return world, placer
+    assert isinstance(world.placer, ObjectivePlacer)
+    return world, world.placer
 
 
 def load(world: RouterWorld, worker: str, column: Load) -> float:
