@@ -54,7 +54,7 @@ async def added(address: str, seen: Seen) -> Seen:
 async def _with_metrics(place: Place, seen: Seen) -> Seen:
     url = f"http://{reached(seen.router.metrics_address, place.host)}/metrics"
     try:
-        page = await asyncio.to_thread(_read, url)
+        page = await asyncio.to_thread(page_of, url)
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     except _UNREAD as error:
         return seen.without(Part.METRICS, f"{url} cannot be read from here: {error}")
@@ -77,7 +77,7 @@ async def with_gateway(place: Place, seen: Seen) -> Seen:
     scheme = "http" if security.certificate_file is None else "https"
     url = f"{scheme}://{reached(f'{section.host}:{section.port}', place.host)}/health"
     try:
-        await asyncio.to_thread(_read, url)
+        await asyncio.to_thread(page_of, url)
     except _UNREAD as error:
         if seen.router.uptime_s < GATEWAY_START_S:
             return seen.without(Part.GATEWAY, f"{url} does not answer yet; the router is up for less than five minutes")
@@ -134,7 +134,7 @@ def reached(listens: str, host: str) -> str:
     return f"{host if own in _ANY else own}:{port}"
 
 
-def _read(url: str) -> str:
+def page_of(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """Raises one of `_UNREAD`."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -143,5 +143,5 @@ def _read(url: str) -> str:
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=context),
     )
-    with opener.open(url, timeout=TIMEOUT_S) as response:
-        return read_within(response.read1, _MOST_PAGE_BYTES, TIMEOUT_S).decode(errors="replace")
+    with opener.open(url, timeout=timeout_s) as response:
+        return read_within(response.read1, _MOST_PAGE_BYTES, timeout_s).decode(errors="replace")
