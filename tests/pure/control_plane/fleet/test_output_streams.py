@@ -327,6 +327,7 @@ async def test_a_stream_whose_worker_has_left_before_it_is_read_is_closed() -> N
     world.streams.keep_only(set())
     await settled()
     assert world.opened[0].is_cancelled, "nobody reads the call"
+    await world.streams.close()
 
 
 async def test_a_worker_that_dies_as_the_stream_opens_is_not_blamed_on_the_call() -> None:

@@ -100,7 +100,8 @@ async def test_a_version_that_does_not_fit_is_told_once_and_again_after_a_change
             await followed.read()
         assert ("decode-1" in followed.workers()) == (generation == 2)
 
-    told = [each.getMessage() for each in caplog.records]
+    # The garbage collector may have told of other tests' tasks meanwhile.
+    told = [each.getMessage() for each in caplog.records if each.name.startswith("control_plane")]
     assert told == ["decode-1 gets no requests: vLLM is 0.33.0 on node b and 0.32.0 on the router's node"] * 2
 
 
