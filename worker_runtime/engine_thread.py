@@ -9,6 +9,7 @@ worker's process can end and be started again. Commands are answered even then, 
 """
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from cluster_core.heartbeat import Heartbeat
 from worker_runtime.engine_work import EngineWork
+
+logger = logging.getLogger(__name__)
 
 # While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
 _NAP_S = 0.001
@@ -88,7 +91,9 @@ class EngineThread:
     ) -> None:
         try:
             work = self._bring_up(on_phase, on_loop)
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises while starting is one fault: it did not start
+        except Exception as error:
+            # Whatever vLLM raises while starting is one fault: it did not start.
+            logger.exception("the engine did not start")
             on_loop(ready.set_exception, StartError(f"the engine did not start: {type(error).__name__}: {error}"))
             return
         self.work = work
@@ -103,7 +108,9 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._turn(work)
-        except Exception as error:  # noqa: BLE001 - top of the thread's loop: an engine that raised cannot go on
+        except Exception as error:
+            # Top of the thread's loop: an engine that raised cannot go on.
+            logger.exception("the engine died in a step")
             work.die(f"{type(error).__name__}: {error}")
             on_death(f"{type(error).__name__}: {error}")
         else:

@@ -43,8 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextlib.asynccontextmanager
 async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target, AsyncClient]]:
-    """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to."""
-    loaded = load(flags={"placement.disaggregation": "always", **keys_of(flags)})
+    """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to, and on a
+    busy machine they wait for what has to start first, as the process that compiles grammars has."""
+    unasked = {"placement.disaggregation": "always", "router.queue_timeout_s": 120}
+    loaded = load(flags={**unasked, **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
         with mock.patch.dict(os.environ, job_config(_preloaded_python())):
             target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))

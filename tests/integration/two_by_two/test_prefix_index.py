@@ -92,21 +92,26 @@ async def test_a_burst_of_siblings_computes_their_prefix_once_on_each_worker_tha
 async def test_a_prompt_goes_the_way_that_its_prices_say_and_is_prefilled_once_on_either(
     two_by_two: TwoByTwo, families: Families
 ) -> None:
-    """Prices are measured: on a busy machine either way may be the dearer one, for long and for short remainders."""
+    """Prices are measured: on a busy machine either way may be the dearer one, for long and for short remainders. An
+    answer may move to another worker there, and is placed once more for that."""
     async with two_by_two.another_router(
         index__chunk_tokens=CHUNK_TOKENS, placement__disaggregation="conditional"
     ) as client:
         first = await families.ask(0, 0, client=client)
-        assert await _reasons(client) in ({"long_remainder": 1}, {"prefill_slow": 1}), first
+        reasons = await _reasons(client)
+        assert set(reasons) <= {"long_remainder", "prefill_slow"}, first
+        assert reasons.total() == 1 + first.completion.route.migrations
         asked = 1
         # On a busy machine a decode worker's time may be so dear that no remainder is worth it.
         while not (await _reasons(client))["short_remainder"] and asked < _MOST_ASKED:
             before = await _reasons(client)
             answer = await families.ask(0, asked, client=client)
-            reason = Reason(next(iter(await _reasons(client) - before)))
-            route, cached = answer.completion.route, answer.completion.usage.cached_tokens
-            assert bool(route.prefill_worker_id) == (reason not in LOCAL), (reason, route)
             asked += 1
+            route, cached = answer.completion.route, answer.completion.usage.cached_tokens
+            if route.migrations:
+                continue
+            reason = Reason(next(iter(await _reasons(client) - before)))
+            assert bool(route.prefill_worker_id) == (reason not in LOCAL), (reason, route)
             if reason is Reason.SHORT_REMAINDER:
                 assert route.handoff == generation.HANDOFF_OUTCOME_NONE
                 assert cached == PREFIX_TOKENS
@@ -135,7 +140,10 @@ async def test_a_killed_worker_s_claims_are_void_and_those_of_its_next_start_are
             await came_back(client, worker_id, number)
             await claims_are_true(client, 4, at_least=1)
             again = [await families.ask(family, closing) for closing in (0, 3) for family in range(FAMILIES)]
-            assert {answer.completion.route.handoff for answer in again} == {generation.HANDOFF_OUTCOME_PULLED}
+            handoffs = Counter(answer.completion.route.handoff for answer in again)
+            # On a busy machine a pull may be overdue.
+            assert set(handoffs) <= {generation.HANDOFF_OUTCOME_PULLED, generation.HANDOFF_OUTCOME_RECOMPUTED}
+            assert handoffs[generation.HANDOFF_OUTCOME_PULLED]
             await claims_are_true(client, 4, at_least=FAMILIES * PREFIX_CHUNKS)
 
     late = [await families.ask(family, 4) for family in range(FAMILIES)]
