@@ -795,7 +795,8 @@ class RachisConfig(Section):
     def _gpus_for_every_rank(self) -> "RachisConfig":
         ranks = self.engine.tensor_parallel_size
         for name, pool in (("prefill", self.pools.prefill), ("decode", self.pools.decode)):
-            if (self.engine.device == "cuda" and not pool.gpus_per_worker > 0) or 1 < ranks > pool.gpus_per_worker:
+            too_few = not pool.gpus_per_worker > 0 or 1 < ranks > pool.gpus_per_worker
+            if self.engine.device == "cuda" and too_few:
                 raise ValueError(
                     f"pools.{name}.gpus_per_worker must be above 0 and at least the {ranks} of tensor_parallel_size"
                 )

@@ -1531,6 +1531,26 @@ Global___SetDrainingResponse: _TypeAlias = SetDrainingResponse  # noqa: Y015
 class ModelInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MissingFeaturesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
@@ -1538,6 +1558,7 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     IMITATES_FIELD_NUMBER: _builtins.int
+    MISSING_FEATURES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer: _builtins.str
     """Path or id that tokenizer and chat template load from."""
@@ -1549,6 +1570,10 @@ class ModelInfo(_message.Message):
     """Adapters that a worker has loaded at most; 0: it takes none."""
     imitates: _builtins.str
     """The cost model whose GPU is imitated: nothing is computed, and tokens are arbitrary. Empty: the engine is real."""
+    @_builtins.property
+    def missing_features(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What this model cannot have on this device, such as sessions, and why."""
+
     def __init__(
         self,
         *,
@@ -1559,10 +1584,11 @@ class ModelInfo(_message.Message):
         dtype: _builtins.str = ...,
         max_adapters: _builtins.int = ...,
         imitates: _builtins.str = ...,
+        missing_features: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "imitates", b"imitates", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "imitates", b"imitates", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "missing_features", b"missing_features", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
