@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,6 +27,11 @@ _ASK_AGAIN_S = 0.5
 _BACKLOG = 2048
 # Beyond the largest frame that is answered: what is longer still ends its connection.
 _FRAME_SLACK_BYTES = 1 << 20
+
+
+def say_as_others_do() -> None:
+    """What vLLM's front logs goes the way of what Rachis logs. To be called before vLLM is imported."""
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
 
 
 async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:

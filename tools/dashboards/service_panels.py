@@ -1,6 +1,6 @@
 """The dashboard that is opened first: does it answer, how soon, and what is in the way."""
 
-from tools.dashboards.expressions import largest, per_second, quantile, ratio, total
+from tools.dashboards.expressions import largest, per_second, quantile, ratio, total, workers_per_second
 from tools.dashboards.panel import Dashboard, Kind, Panel, Query, Row
 
 _FAILED = 'rachis_requests_total{outcome=~"failed|expired"}'
@@ -198,6 +198,14 @@ SERVICE = Dashboard(
                     (
                         Query(per_second("rachis_traces_exported_total"), "exported"),
                         Query(per_second("rachis_traces_dropped_total", "reason"), "dropped: {{reason}}"),
+                    ),
+                ),
+                Panel(
+                    "Lines of logs lost",
+                    "cps",
+                    (
+                        Query(per_second("rachis_router_log_lines_lost_total"), "routers"),
+                        Query(workers_per_second("rachis_worker_log_lines_lost_total"), "workers"),
                     ),
                 ),
                 Panel(

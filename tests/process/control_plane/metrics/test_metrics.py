@@ -279,7 +279,9 @@ def test_a_worker_is_usable_when_it_is_ready_trusted_and_of_a_version_that_fits(
 
 def test_a_worker_that_does_not_answer_has_no_load_and_one_that_does_has_it() -> None:
     load = wire.WorkerLoad(running_requests=3, waiting_requests=2, leased_handoffs=1)
-    counters = wire.WorkerCounters(resident_bytes=4096, handoffs_expired=5, handoffs_mismatched=1, handoffs_verified=9)
+    counters = wire.WorkerCounters(
+        resident_bytes=4096, handoffs_expired=5, handoffs_mismatched=1, handoffs_verified=9, log_lines_lost=6
+    )
 
     assert samples(worker_metrics([view("prefill-0"), view("prefill-1", load=load, counters=counters)])) == {
         ("worker_requests", "prefill-1", "running"): 3,
@@ -290,6 +292,7 @@ def test_a_worker_that_does_not_answer_has_no_load_and_one_that_does_has_it() ->
         ("handoffs_expired_total", "prefill-1"): 5,
         ("handoffs_mismatched_total", "prefill-1"): 1,
         ("handoffs_verified_total", "prefill-1"): 9,
+        ("worker_log_lines_lost_total", "prefill-1"): 6,
     }
 
 
