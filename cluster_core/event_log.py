@@ -161,7 +161,7 @@ def logged(service: str, process: str, rules: LogRules, file: Path | None = None
 
 def beginning(service: str) -> str:
     """What the first line of each log says, whatever its level: to whom it belongs."""
-    return f"the log of a process of service {service} begins"
+    return f"the log of a process of service {service} begins" if service else "the log of a process begins"
 
 
 def lost_lines() -> int:

@@ -195,7 +195,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         self._metrics.completed(piece)
                     elif not answering:
                         answering = True
-                        self._metrics.first_token(job.first_token_s - job.arrived_s)
+                        self._metrics.first_token(job.first_token_s - job.arrived_s, lifecycle.trace)
                     response = api.GenerateResponse(request_id=job.request_id, choice=choice)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
                     now_s = self._arrivals.now_s()

@@ -101,7 +101,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
     os.environ[SERVICE_VARIABLE] = mark
     async with AsyncExitStack() as stack:
         stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
-        stack.enter_context(event_log.logged(service_id, "router", config.log_rules, state_file.folder / "router-serve.log"))
+        log_file = state_file.folder / "router-serve.log"
+        stack.enter_context(event_log.logged(service_id, "router", config.log_rules, log_file))
         stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))

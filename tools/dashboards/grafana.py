@@ -98,17 +98,17 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "targets": [
             {"refId": chr(ord("A") + at), "datasource": _SOURCE, "legendFormat": query.legend}
             | {"expr": selected(query.expression)}
-            | _asked(panel.kind)
+            | _asked(panel.kind, query.expression)
             for at, query in enumerate(panel.queries)
         ],
         **_LOOKS[panel.kind](panel),
     }
 
 
-def _asked(kind: Kind) -> dict[str, Any]:
-    """Lines are asked over time, everything else as it is now."""
+def _asked(kind: Kind, expression: str) -> dict[str, Any]:
+    """Lines are asked over time, everything else as it is now. Times to first token lead to traces."""
     if kind is Kind.LINES:
-        return {"range": True, "instant": False}
+        return {"range": True, "instant": False, "exemplar": "_ttft_seconds_bucket" in expression}
     return {"range": False, "instant": True, "format": "table" if kind is Kind.TABLE else "time_series"}
 
 

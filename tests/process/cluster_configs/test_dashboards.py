@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from rachis.v1 import admin_pb2 as admin
 
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
 from tests import ROOT
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 from tests.process.cluster_configs.test_alert_rules import promtool
 from tests.prometheus import RULE_FILES, binary
 from tools.dashboards.panel import defined
@@ -73,6 +74,11 @@ class Prometheus:
         """Raises HTTPError where it cannot read the expression."""
         return await asyncio.to_thread(self._read, expression)
 
+    async def exemplars(self, expression: str) -> list[dict[str, Any]]:
+        """Of the series that it names."""
+        path = "query_exemplars?" + urllib.parse.urlencode({"query": expression, "start": "0", "end": str(1 << 40)})
+        return await asyncio.to_thread(self._get, path)
+
     async def has_seen(self, samples: int) -> bool:
         """So many scrapes of the router."""
         with suppress(OSError):
@@ -81,10 +87,12 @@ class Prometheus:
         return False
 
     def _read(self, expression: str) -> list[dict[str, Any]]:
-        asked = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self._url}/api/v1/query?{asked}", timeout=30) as response:
-            found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+        found: list[dict[str, Any]] = self._get("query?" + urllib.parse.urlencode({"query": expression}))["result"]
         return found
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=30) as response:
+            return json.load(response)["data"]
 
 
 @asynccontextmanager
@@ -98,6 +106,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
     where = f"127.0.0.1:{hold_port('127.0.0.1')}"
     command = [binary("prometheus"), f"--config.file={folder / 'prometheus.yaml'}"]
     command += [f"--storage.tsdb.path={folder / 'figures'}", f"--web.listen-address={where}"]
+    command += ["--enable-feature=exemplar-storage"]
     process = child_process.start_bound(command, folder / "prometheus.log")
     try:
         yield Prometheus(f"http://{where}")
@@ -151,6 +160,21 @@ async def test_every_panel_over_a_running_service_shows_what_the_service_has(emp
         assert {expression for expression, found in asked.items() if not found} == set(filter(is_absent, asked))
         (ended,) = await server.series(chosen("sum (increase(rachis_requests_total[$__rate_interval]))"))
         assert float(ended["value"][1]) > 1
+
+
+async def test_prometheus_keeps_the_traces_that_times_to_first_token_lead_to(tmp_path: Path) -> None:
+    # Every request misses this one.
+    async with running_cluster(objectives__ttft_s=1e-9) as cluster:
+        await cluster.add(PREFILL)
+        await cluster.add(DECODE)
+        async with prometheus(tmp_path, cluster.router.metrics.address) as server:
+            await cluster.generate(request_id="ask-1")
+            trace = await cluster.admin.GetTrace(admin.GetTraceRequest(request_id="ask-1"))
+            await until_seen(server, 1)
+            seen = float((await server.series('count_over_time(up{job="rachis"}[10m])'))[0]["value"][1])
+            await until_seen(server, int(seen) + 2)
+            (found,) = await server.exemplars("rachis_request_ttft_seconds_bucket")
+    assert {each["labels"]["trace_id"] for each in found["exemplars"]} == {trace.trace_id}
 
 
 async def test_a_router_has_no_more_series_and_values_of_labels_than_the_reference_says(

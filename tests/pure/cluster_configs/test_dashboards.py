@@ -193,6 +193,17 @@ def test_every_alert_on_a_figure_is_linked_from_a_panel() -> None:
     assert alerts()["rachis_request_ttft_seconds"] == ["RachisTtftObjectiveMissed"]
 
 
+def test_times_to_first_token_lead_to_traces_and_nothing_else_does() -> None:
+    targets = [
+        target for each in DASHBOARDS for panel in written(each.name)["panels"] for target in panel.get("targets", ())
+    ]
+    leading = [target["expr"] for target in targets if target.get("exemplar")]
+    assert {name for expression in leading for name in metrics_in(expression)} == {
+        "rachis_request_ttft_seconds_bucket",
+        "rachis_session_ttft_seconds_bucket",
+    }
+
+
 def test_every_label_has_a_bound_and_every_bound_a_label() -> None:
     used = {label for entry in metrics().values() for label in entry.labels}
     assert used == {label.name for label in LABELS}
