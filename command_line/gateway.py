@@ -47,7 +47,7 @@ def gateway_command(
     """
     # Imported here: no other command needs it.
     from cluster_configs.exposure import check_gateway_exposure
-    from control_plane.gateway.gateway import run, say_as_others_do
+    from control_plane.gateway.gateway import run
 
     def listening(model: str, url: str) -> None:
         if as_json:
@@ -67,7 +67,6 @@ def gateway_command(
         wait_s=wait_s,
         on_listening=listening,
     )
-    say_as_others_do()
     with lossy_output(), event_log.logged("", "gateway", config.log_rules):
         asyncio.run(serving)
 

@@ -29,11 +29,6 @@ _BACKLOG = 2048
 _FRAME_SLACK_BYTES = 1 << 20
 
 
-def say_as_others_do() -> None:
-    """What vLLM's front logs goes the way of what Rachis logs. To be called before vLLM is imported."""
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-
-
 async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
     """What the workers say that they serve. Waits for the first of them; raises StartError where none comes."""
     until_s = monotonic_s() + timeout_s
@@ -102,6 +97,8 @@ async def run(
         client = await stack.enter_async_context(client_of_routers(address, security, own_key))
         model = await served_model(client, wait_s)
         store = await _store(client, section, redis_url, stack) if redis_url else None
+        # What vLLM's front logs goes the way of all else: it reads this when it is imported.
+        os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front
         from control_plane.gateway.callers import Callers
