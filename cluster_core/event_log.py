@@ -128,32 +128,34 @@ class EventHandler(logging.Handler):
             self.lost += getattr(stream, "lost", 0) > before
 
 
-def set_up(service: str, process: str, rules: LogRules, file: Path | None = None) -> None:
+def set_up(service: str, process: str, rules: LogRules, file: Path | None = None) -> list[EventHandler]:
     """From now on this process logs so, to standard error and to `file`."""
     as_json = rules.form == "json"
     handlers = [EventHandler(service, process, as_json=as_json)]
     if file is not None:
         handlers.append(EventHandler(service, process, as_json=as_json, stream=LogFile(file)))
     root = logging.getLogger()
-    root.handlers[:] = handlers
     # Libraries say much below a warning, and some of it of what they are given.
     root.setLevel(max(logging.WARNING, logging.getLevelName(rules.level)))
     for package in OWN_PACKAGES:
         logging.getLogger(package).setLevel(rules.level)
     for handler in handlers:
+        root.addHandler(handler)
         handler.emit(logging.makeLogRecord({"name": __name__, "msg": beginning(service), "levelname": "INFO"}))
+    return handlers
 
 
 @contextmanager
 def logged(service: str, process: str, rules: LogRules, file: Path | None = None) -> Iterator[None]:
     """As `set_up`, while the block runs."""
     root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    set_up(service, process, rules, file)
+    level = root.level
+    handlers = set_up(service, process, rules, file)
     try:
         yield
     finally:
-        root.handlers[:] = before
+        for handler in handlers:
+            root.removeHandler(handler)
         root.setLevel(level)
         for package in OWN_PACKAGES:
             logging.getLogger(package).setLevel(logging.NOTSET)

@@ -69,7 +69,8 @@ class ServiceLogs:
     ) -> Sequence[wire.LogEvent] | str:
         """Or the sentence that says why there is nothing of this node."""
         why = "no worker of it serves"
-        for member in [member for member in members if member.registration.address][:_MOST_ASKED]:
+        serving = [member for member in members if member.registration.address]
+        for member in sorted(serving, key=lambda member: member.is_suspect)[:_MOST_ASKED]:
             try:
                 answer = await self._client.logs(member.registration.address, query, ANSWER_TIMEOUT_S)
             except RachisError as error:

@@ -1,5 +1,6 @@
 """Logs of a running service: what stands in them of a request, who may read them, and a disk that is full."""
 
+import asyncio
 import errno
 import json
 import logging
@@ -82,20 +83,31 @@ async def test_nothing_of_prompts_answers_and_token_ids_is_in_the_log_at_any_lev
     assert ", ".join(map(str, SECRET.encode()[:4])) not in text
 
 
-async def test_a_full_disk_is_counted_and_requests_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+class Full:
+    """A stream on a full disk."""
 
-        def flush(self) -> None:
-            pass
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
+    def flush(self) -> None:
+        pass
+
+
+async def test_a_full_disk_is_counted_and_requests_go_on(tmp_path: Path) -> None:
+    full = EventHandler("svc-test", "router", as_json=True, stream=Full())
     async with logging_cluster(tmp_path) as cluster:
-        logging.getLogger().addHandler(EventHandler("svc-test", "router", as_json=True, stream=Full()))
-        for number in range(3):
-            assert (await cluster.generate(request_id=f"ask-{number}"))[-1].HasField("completion")
-        assert event_log.lost_lines() >= 3
-        # The other streams go on.
+        logging.getLogger().addHandler(full)
+        try:
+            for number in range(3):
+                assert (await cluster.generate(request_id=f"ask-{number}"))[-1].HasField("completion")
+            assert event_log.lost_lines() == full.lost >= 3
+            lost = await asyncio.to_thread(
+                cluster.router.metrics.registry.get_sample_value, "rachis_router_log_lines_lost_total"
+            )
+            assert lost is not None and lost >= 3
+        finally:
+            logging.getLogger().removeHandler(full)
+        # The other streams went on.
         assert len((await told(cluster, level="INFO", request_id="ask-2")).events) == 1
 
 
