@@ -138,6 +138,7 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/python -m tools.access_tables --check
 	$(BIN)/python -m tools.family_table --check
 	$(BIN)/python -m tools.console_runbooks --check
+	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.pictures --check
 
@@ -155,11 +156,12 @@ hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit i
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
 
-map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, pictures
+map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, dashboards, pictures
 	$(BIN)/python tools/structure.py
 	$(BIN)/python -m tools.access_tables
 	$(BIN)/python -m tools.family_table
 	$(BIN)/python -m tools.console_runbooks
+	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.pictures
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from cluster_core.event_log import LogRules
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
 
 BUILTIN_MODEL = "builtin"
@@ -757,7 +758,16 @@ class RachisConfig(Section):
     ray: RaySection = RaySection()
     tracing: TracingSection = TracingSection()
     limits: LimitsSection = LimitsSection()
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "WARNING", description="The least that is logged by all processes; see docs/logs.md."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="A line each: for people, or for what collects logs."
+    )
+
+    @property
+    def log_rules(self) -> LogRules:
+        return LogRules(self.log_level, self.log_format)
 
     @property
     def workers_outlive_serve(self) -> bool:

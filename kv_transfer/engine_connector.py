@@ -129,7 +129,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             self._drop_pull(request, params)
             self.handoffs_expired += 1
         elif params.get("do_remote_prefill") and not _is_of_its_tokens(request, params):
-            logger.error("the blocks for %s were computed from other tokens, it computes its own", request.request_id)
+            about = {"request_id": request.request_id}
+            logger.error("the blocks were computed from other tokens, it computes its own", extra=about)
             self._drop_pull(request, params)
             self.handoffs_mismatched += 1
         if params.get("do_remote_prefill"):
@@ -251,7 +252,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         if request_id in results.failed_recving:
             self._checks.forget(request_id)
         elif not self._checks.landed(request_id):
-            logger.error("what was pulled for %s is not what was sent, it computes its prompt", request_id)
+            about = {"request_id": request_id}
+            logger.error("what was pulled is not what was sent, it computes its prompt", extra=about)
             results.failed_recving.add(request_id)
 
     def _give_up_overdue(self, results: "KVConnectorTransferResults", now_s: float) -> None:
@@ -261,7 +263,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             if self._checks is not None:
                 self._checks.forget(request_id)
             if handles is not None:
-                logger.warning("the pull of %s is overdue, its request computes its prompt", request_id)
+                logger.warning("its pull is overdue, it computes its prompt", extra={"request_id": request_id})
                 self._overdue.give_up(request_id, handles)
                 results.finished_recving.add(request_id)
                 results.failed_recving.add(request_id)

@@ -168,7 +168,7 @@ class RunningJobs:
             return
         except Exception:
             # Whatever taking in one job raises is that job's end, and not the engine's.
-            logger.exception("%s cannot be begun", stream.job.request_id)
+            logger.exception("it cannot be begun", extra={"request_id": stream.job.request_id})
             self._fail(stream, JobFailedError("the engine could not take the request in"))
             return
         self._streams[stream.job.request_id] = stream

@@ -935,6 +935,7 @@ class WorkerCounters(_message.Message):
     NODE_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     HANDOFFS_MISMATCHED_FIELD_NUMBER: _builtins.int
     HANDOFFS_VERIFIED_FIELD_NUMBER: _builtins.int
+    LOG_LINES_LOST_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -953,6 +954,8 @@ class WorkerCounters(_message.Message):
     """Whose blocks were not of the tokens that they were to be pulled for, or did not hold what was sent: recomputed."""
     handoffs_verified: _builtins.int
     """Pulled, and the blocks compared with the sender's."""
+    log_lines_lost: _builtins.int
+    """Of the worker's log, that could not be written."""
     def __init__(
         self,
         *,
@@ -970,14 +973,98 @@ class WorkerCounters(_message.Message):
         node_available_bytes: _builtins.int = ...,
         handoffs_mismatched: _builtins.int = ...,
         handoffs_verified: _builtins.int = ...,
+        log_lines_lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "log_lines_lost", b"log_lines_lost", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerCounters: _TypeAlias = WorkerCounters  # noqa: Y015
+
+@_typing.final
+class LogQuery(_message.Message):
+    """What of logs is asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MOST_EVENTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Or the id of a trace; empty: of all requests, and of none."""
+    level: _builtins.str
+    """The least: DEBUG, INFO, WARNING, ERROR or CRITICAL; empty: all."""
+    since_unix_ms: _builtins.int
+    """Events that are older are left out."""
+    most_events: _builtins.int
+    """The latest, at most 2,000; 0: 200."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        level: _builtins.str = ...,
+        since_unix_ms: _builtins.int = ...,
+        most_events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "most_events", b"most_events", "request_id", b"request_id", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogQuery: _TypeAlias = LogQuery  # noqa: Y015
+
+@_typing.final
+class LogEvent(_message.Message):
+    """One event of a process's log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    EXCEPTION_FIELD_NUMBER: _builtins.int
+    unix_ms: _builtins.int
+    level: _builtins.str
+    process: _builtins.str
+    """`router`, `gateway`, or a worker's name."""
+    node: _builtins.str
+    """The host of the process; empty: the router's own."""
+    logger: _builtins.str
+    message: _builtins.str
+    request_id: _builtins.str
+    """What it is about, where it is about one."""
+    trace_id: _builtins.str
+    exception: _builtins.str
+    """With its traceback."""
+    def __init__(
+        self,
+        *,
+        unix_ms: _builtins.int = ...,
+        level: _builtins.str = ...,
+        process: _builtins.str = ...,
+        node: _builtins.str = ...,
+        logger: _builtins.str = ...,
+        message: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        exception: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exception", b"exception", "level", b"level", "logger", b"logger", "message", b"message", "node", b"node", "process", b"process", "request_id", b"request_id", "trace_id", b"trace_id", "unix_ms", b"unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogEvent: _TypeAlias = LogEvent  # noqa: Y015
 
 @_typing.final
 class TierReport(_message.Message):
@@ -2051,3 +2138,45 @@ class DropAdapterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropAdapterResponse: _TypeAlias = DropAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ReadLogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def query(self) -> Global___LogQuery: ...
+    def __init__(
+        self,
+        *,
+        query: Global___LogQuery | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsRequest: _TypeAlias = ReadLogsRequest  # noqa: Y015
+
+@_typing.final
+class ReadLogsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEvent]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___LogEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015
