@@ -61,7 +61,7 @@ _STARTS = 3
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Ray gives its own node 30 s to come up, whatever else the machine has to do; a further service gets another 30."""
+    """Ray gives its own node 30 s to come up, whatever else the machine has to do; another service gets another 30."""
     for _ in range(_STARTS - 1):
         try:
             return await stack.enter_async_context(service())
