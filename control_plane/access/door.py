@@ -12,16 +12,19 @@ from typing import Any
 
 import grpc
 
-from cluster_core.errors import RachisError
+from cluster_core.errors import NotSupportedError, RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.access.access import Access, CallMetadata, KeyedAccess, address_of
 from control_plane.access.audit import AuditLog
-from control_plane.access.roles import ANYBODY, Identity, Need, need_of_rpc
+from control_plane.access.roles import ANYBODY, RPC_NEEDS, Identity, Need, need_of_rpc
 
 _Behaviour = Callable[[Any, Context], Any]
 # Of a call that tells how it goes, before it has ended.
 _BEGUN = "BEGUN"
+_ELSEWHERE = "administration is answered at an address of its own: see router.admin_host and router.admin_port"
+# Of no kind: it is refused.
+_ANSWERED_ELSEWHERE = grpc.unary_unary_rpc_method_handler(lambda request, context: None)
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -34,6 +37,10 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def follow(self) -> None:
         await self.access.follow()
 
+    async def refusal(self, metadata: CallMetadata, need: Need) -> RachisError | None:
+        """Why a call that is none of gRPC's is not answered."""
+        return (await self._admitted(metadata, need))[1]
+
     def close(self) -> None:
         self.access.close()
         self._audit.close()
@@ -44,11 +51,13 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
         method: str = handler_call_details.method
+        if handler is None and method not in RPC_NEEDS:
+            return None
         need = need_of_rpc(method)
         caller, refusal = await self._admitted(handler_call_details.invocation_metadata or (), need)
+        if handler is None:
+            handler, refusal = _ANSWERED_ELSEWHERE, refusal or NotSupportedError(_ELSEWHERE)
         visit = _Visit(self._audit, method, caller)
         is_written = self._audit.is_on and need is Need.OPERATE
         if refusal is not None:

@@ -25,6 +25,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.exposure import check_exposure
+from cluster_configs.listening import Listening, administration_of, prompts_of
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import ids
@@ -73,6 +74,11 @@ class Service:
         return self._router.address
 
     @property
+    def admin_address(self) -> str:
+        """Of administration: that of prompts and sessions, or one of its own."""
+        return self._router.admin_address
+
+    @property
     def is_open(self) -> bool:
         """No keys are configured."""
         return self._router.is_open
@@ -103,7 +109,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
         stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
         process = psutil.Process()
-        state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
+        state_file.claim(ServiceState(service_id, "", "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
         _check_ports_free(config)
         _fork_imitations(config, stack)
@@ -123,7 +129,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         await router.start()
         stack.push_async_callback(_end_pools, pools, config, lease)
         stack.push_async_callback(router.stop)
-        state_file.claim(ServiceState(service_id, _reachable(router.address), process.pid, process.create_time()))
+        addresses = _reachable(router.address), _reachable(router.admin_address)
+        state_file.claim(ServiceState(service_id, *addresses, process.pid, process.create_time()))
         on_phase("router", f"listening on {router.address}")
         await lease.check()
         if running:
@@ -150,17 +157,18 @@ def _fork_imitations(config: RachisConfig, stack: AsyncExitStack) -> None:
 
 def _check_ports_free(config: RachisConfig) -> None:
     """Before anything slow is started. Raises StartError."""
-    for name, section, hint in (("router", config.router, ""), ("gateway", config.gateway, "; null starts none")):
-        if section.port is None:
+    wanted = {"router.port": prompts_of(config.router), "router.admin_port": administration_of(config.router)}
+    if config.gateway.port is not None:
+        wanted["gateway.port"] = Listening(config.gateway.host, config.gateway.port)
+    for field, at in wanted.items():
+        if at is None:
             continue
         try:
-            with socket.create_server((section.host, section.port)):
+            with socket.create_server((at.host, at.port)):
                 pass
         except OSError as error:
-            place = f"{section.host}:{section.port}"
-            raise StartError(
-                f"cannot listen on {place}: {error.strerror or error}{hint}", field=f"{name}.port"
-            ) from None
+            hint = "; null starts none" if field == "gateway.port" else ""
+            raise StartError(f"cannot listen on {at}: {error.strerror or error}{hint}", field=field) from None
 
 
 async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: OnPhase) -> None:

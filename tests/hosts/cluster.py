@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SHIPPED = Path("cluster_configs/ray/onprem.yaml")
 ROUTER_PORT = 7421
+ADMIN_PORT = 7422
 REDIS_PORT = 6390
 # Where `ray up` brings the files of `write_site_files`.
 SECURITY = {
@@ -73,6 +74,10 @@ class Cluster:
     @property
     def router_address(self) -> str:
         return f"{self.head.address}:{ROUTER_PORT}"
+
+    @property
+    def admin_address(self) -> str:
+        return f"{self.head.address}:{ADMIN_PORT}"
 
     def write_site_files(self) -> None:
         """The shipped file with this site's values in place of CHANGE-ME, and the service's configuration beside it."""

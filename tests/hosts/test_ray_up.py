@@ -163,7 +163,8 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: AsyncCli
 
 def _refused(cluster: Cluster, setting: str) -> str:
     """What `rachis serve` says that cannot start with this setting, beside the service that runs."""
-    others = "--set service.name=second --set router.port=0 --set redis.port=0 --set limits.start_timeout_s=40"
+    own = {"service.name": "second", "router.port": 0, "router.admin_port": 0, "redis.port": 0}
+    others = " ".join(f"--set {key}={value}" for key, value in {**own, "limits.start_timeout_s": 40}.items())
     serve = f"RACHIS_STATE_DIR=$(mktemp -d) rachis serve --address auto --config service.yaml {others} --set {setting}"
     with pytest.raises(LabError) as refused:
         cluster.head.run(serve, timeout_s=60.0)
