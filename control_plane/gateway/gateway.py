@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import REGISTRY
 from rachis import AsyncClient, tls
+from rachis.metadata_channel import NO_KEY
 from rachis.v1 import router_pb2 as api
 
 from cluster_configs.exposure import check_gateway_exposure
@@ -66,14 +67,16 @@ def tls_arguments(security: SecuritySection) -> list[str]:
 
 
 def client_of_routers(address: str, security: SecuritySection, api_key: str) -> AsyncClient:
-    """With the service's own certificate, where routers ask for one. Raises InvalidInputError for a missing file."""
+    """With the service's own certificate, where routers ask for one. Raises InvalidInputError for a missing file.
+    api_key: empty: who calls through this is nobody, whatever the certificate says."""
     if security.certificate_file is None or security.certificate_key_file is None:
         return AsyncClient(address, api_key=api_key)
     own = tls.read(security.certificate_file, "security.certificate_file")
     trusted = own if security.ca_file is None else tls.read(security.ca_file, "security.ca_file")
     key = tls.read(security.certificate_key_file, "security.certificate_key_file")
     credentials = grpc.ssl_channel_credentials(trusted, key, own)
-    return AsyncClient(address, credentials=credentials, server_name=security.server_name, api_key=api_key)
+    client = AsyncClient(address, credentials=credentials, server_name=security.server_name, api_key=api_key)
+    return client if api_key else client.calling_with(NO_KEY)
 
 
 async def run(
