@@ -27,6 +27,8 @@ from control_plane.ray_cluster.nodes import (
 from worker_runtime.engine_settings import ports_needed
 
 _ANYWHERE = ("0.0.0.0/0", "::/0")
+# Where Ray keeps its token.
+_TOKEN = "~/.ray/auth_token"
 _ADMIN_PORT = "router.admin_port"
 
 
@@ -49,7 +51,8 @@ def check_service(cluster: ClusterFile, config: RachisConfig) -> list[Finding]:
 def _mounts(cluster: ClusterFile, missing: frozenset[str]) -> Iterator[Finding]:
     for remote, source in cluster.mounts:
         if source in missing:
-            yield error(f"file_mounts.{remote}", f"there is no {source} here; give the path from the folder you are in")
+            how = "`ray get-auth-token --generate` makes it" if source == _TOKEN else "give the path from here"
+            yield error(f"file_mounts.{remote}", f"there is no {source} here; {how}")
 
 
 def _commands(cluster: ClusterFile) -> Iterator[Finding]:
@@ -59,11 +62,14 @@ def _commands(cluster: ClusterFile) -> Iterator[Finding]:
         )
     for is_head, commands in dict.fromkeys((one.is_head, one.start_commands) for one in cluster.node_types):
         starts = [command for command in commands if "ray start" in command]
+        is_guarded = all("RAY_AUTH_MODE=token" in command for command in starts)
         key = f"{'head' if is_head else 'worker'}_start_ray_commands"
         if not starts:
             yield error(key, "none of them runs `ray start`, so the nodes never join")
         elif is_head and not any("--autoscaling-config" in command for command in starts):
             yield error(key, "`ray start` lacks --autoscaling-config=~/ray_bootstrap_config.yaml: no other node starts")
+        if not is_guarded:
+            yield warning(key, "`ray start` lacks RAY_AUTH_MODE=token: who reaches Ray's ports may run code here")
 
 
 def _left_to_fill_in(cluster: ClusterFile) -> Iterator[Finding]:

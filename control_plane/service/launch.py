@@ -49,6 +49,9 @@ _LOOPBACK = "127.0.0.1"
 # A node that has just joined makes a process for the question first.
 _NODE_ANSWER_S = 60.0
 _REDIS_TIMEOUT_S = 2.0
+# Of Ray: `token` where it asks for its token.
+_RAY_MODE = "RAY_AUTH_MODE"
+_NO_TOKEN = "running, and asks for no token: who reaches its ports may run code here, see docs/access.md"
 # What imitated GPUs load; the package lies above this one.
 _IMITATION = "imitated_gpu.loaded"
 
@@ -257,5 +260,7 @@ async def _connected_controller(
     controller = Controller(config, service_id, mark)
     stack.push_async_callback(controller.close)
     controller.connect()
-    on_phase("ray", "running")
+    # Ray has written there by now what it does.
+    asks_for_token = os.environ.get(_RAY_MODE, "").lower() == "token"
+    on_phase("ray", "running" if asks_for_token else _NO_TOKEN)
     return controller

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import RayError
@@ -93,6 +96,15 @@ class Cluster:
         (self.laptop.home / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
         (self.laptop.home / "service.yaml").write_text(yaml.safe_dump(self._service))
         self._write_security_files(self.laptop.home / "security")
+        self._write_token(self.laptop.home / ".ray")
+
+    def _write_token(self, folder: Path) -> None:
+        """Ray's, as `ray get-auth-token --generate` does; this process brings it from now on, too."""
+        folder.mkdir()
+        token = folder / "auth_token"
+        token.write_text(generate_new_authentication_token())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
     def _write_security_files(self, folder: Path) -> None:
         Authority(folder).sign("router", self.head.address)
