@@ -7,7 +7,7 @@ shown a certificate and brings none, when it begins: gRPC tells of the connectio
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -138,8 +138,9 @@ class _Asked:
                     # It is refused.
                     await answer
                     return
-                async for response in answer:
-                    yield response
+                async with aclosing(answer) as responses:
+                    async for response in responses:
+                        yield response
             except grpc.aio.AbortError as aborted:
                 raise calls.without_frames(aborted) from None
             finally:
