@@ -30,7 +30,7 @@ class Authority:
         self.ca.write_bytes(self._certificate.public_bytes(Encoding.PEM))
 
     def sign(self, name: str, *hosts: str, days: float = 1.0) -> tuple[Path, Path]:
-        """(certificate, key), PEM. hosts: names and addresses that it is good for. days: until it ends."""
+        """(certificate, key), PEM. hosts: names, addresses and URIs that it is good for. days: until it ends."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives = x509.SubjectAlternativeName([_general(host) for host in hosts or (name,)])
         certificate = (
@@ -65,6 +65,8 @@ def _named(name: str) -> x509.Name:
 
 
 def _general(host: str) -> x509.GeneralName:
+    if "://" in host:
+        return x509.UniformResourceIdentifier(host)
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

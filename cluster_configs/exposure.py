@@ -1,8 +1,8 @@
 """A service without keys is for its own machine: what listens beyond loopback has to be asked for."""
 
-import ipaddress
 from collections.abc import Iterator
 
+from cluster_configs.listening import administration_of, is_loopback
 from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core.errors import ConfigError
 
@@ -23,6 +23,11 @@ def exposed(config: RachisConfig) -> Iterator[tuple[str, str]]:
     if not config.security.knows_callers and not config.security.open:
         if not is_loopback(config.router.host):
             yield "router.host", _SENTENCE.format(config.router.host)
+        administration = administration_of(config.router)
+        if administration is not None and not is_loopback(administration.host):
+            yield "router.admin_host", _SENTENCE.format(administration.host)
+        if config.router.metrics_host is not None and not is_loopback(config.router.metrics_host):
+            yield "router.metrics_host", _SENTENCE.format(config.router.metrics_host)
         if config.gateway.port is not None and not is_loopback(config.gateway.host):
             yield "gateway.host", _SENTENCE.format(config.gateway.host)
 
@@ -31,10 +36,3 @@ def check_gateway_exposure(security: SecuritySection, host: str) -> None:
     """Of a gateway alone: with the service's secret it asks callers for their keys. Raises ConfigError."""
     if security.secret_file is None and not security.open and not is_loopback(host):
         raise ConfigError(_SENTENCE.format(host), field="gateway.host")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

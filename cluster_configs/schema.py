@@ -330,8 +330,16 @@ class HandoffSection(Section):
 
 
 class RouterSection(Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1, description="Where prompts and sessions are answered.")
     port: Port = Field(7421, description="0 takes a free one.")
+    admin_host: str = Field("127.0.0.1", min_length=1, description="Where the admin API is answered.")
+    admin_port: Port | None = Field(
+        None,
+        description="0 takes a free one; null: 7422, and `port` while host and admin_host are loopback both.",
+    )
+    metrics_host: str | None = Field(
+        None, min_length=1, description="Of metrics, probes and the console; null: that of prompts and sessions."
+    )
     metrics_port: Port = Field(0, description="Of http://host:port/metrics, for Prometheus; 0 takes a free one.")
     max_in_flight_requests: int = Field(256, ge=1, le=100_000)
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
@@ -660,6 +668,9 @@ class SecuritySection(Section):
     audit_file: str | None = Field(
         None, min_length=1, description="Where administrative calls are written down, a line of JSON each."
     )
+    metrics_need_key: bool = Field(
+        False, description="Ask for a key with the role `observe` for a router's `/metrics`; never for its probes."
+    )
 
     @property
     def secret_path(self) -> str | None:
@@ -676,6 +687,8 @@ class SecuritySection(Section):
         for name in ("keys_file", "jwt_jwks_file"):
             if getattr(self, name) is not None and self.secret_file is None:
                 raise ValueError(f"{name} needs secret_file; `rachis keys secret` makes one")
+        if self.metrics_need_key and not self.knows_callers:
+            raise ValueError("metrics_need_key needs keys_file or jwt_jwks_file, without which nobody has a key")
         if self.jwt_jwks_file is not None and not (self.jwt_issuer and self.jwt_audience):
             raise ValueError("jwt_jwks_file needs jwt_issuer and jwt_audience: tokens for others are not to be taken")
         return self

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def list_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
     """Which there are, and which workers have them loaded."""
-    asyncio.run(show(options.running_address(address), as_json=as_json))
+    asyncio.run(show(options.admin_address(address), as_json=as_json))
 
 
 def load_command(
@@ -39,12 +39,12 @@ def load_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Have every worker load an adapter, and serve it."""
-    asyncio.run(load(options.running_address(address), name, path, as_json=as_json))
+    asyncio.run(load(options.admin_address(address), name, path, as_json=as_json))
 
 
 def unload_command(name: Name, address: options.Address = None, as_json: options.AsJson = False) -> None:
     """Serve an adapter no more; requests that use it go on to their end."""
-    asyncio.run(unload(options.running_address(address), name, as_json=as_json))
+    asyncio.run(unload(options.admin_address(address), name, as_json=as_json))
 
 
 async def show(address: str, *, as_json: bool) -> None:

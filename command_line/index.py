@@ -29,7 +29,7 @@ def top_command(
     as_json: options.AsJson = False,
 ) -> None:
     """The prefixes that requests share most, and who holds them."""
-    asyncio.run(top(options.running_address(address), number, as_json=as_json))
+    asyncio.run(top(options.admin_address(address), number, as_json=as_json))
 
 
 def lookup_command(
@@ -44,17 +44,17 @@ def lookup_command(
     """What of a prompt lies where, how hot it is, and who would get it now."""
     given = options.prompt_input(prompt, chat=chat, tokens=tokens)
     request = admin.LookupPrefixRequest(prompt=given, cache_salt=cache_salt, model=model)
-    asyncio.run(lookup(options.running_address(address), request, as_json=as_json))
+    asyncio.run(lookup(options.admin_address(address), request, as_json=as_json))
 
 
 def check_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
     """Compare the index with the workers' own block pools; exit code 1 when it claims what is not there."""
-    raise typer.Exit(asyncio.run(check(options.running_address(address), as_json=as_json)))
+    raise typer.Exit(asyncio.run(check(options.admin_address(address), as_json=as_json)))
 
 
 def status_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
     """How large the index is, and how far it follows each worker."""
-    asyncio.run(index_status(options.running_address(address), as_json=as_json))
+    asyncio.run(index_status(options.admin_address(address), as_json=as_json))
 
 
 async def top(address: str, at_most: int, *, as_json: bool) -> None:

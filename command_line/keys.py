@@ -45,11 +45,15 @@ def create_command(
     expires_days: Annotated[
         float | None, typer.Option(min=0, max=_MOST_DAYS, help="Days until it ends; default: it does not.")
     ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(help="A name in client certificates in place of a key: uri:spiffe://…, dns:… or cn:…."),
+    ] = None,
     file: File = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """A new key. It is shown once, and kept nowhere."""
-    from control_plane.access.api_keys import new_key
+    """A new key. It is shown once, and kept nowhere. With --certificate there is none: whoever shows it is known."""
+    from control_plane.access.api_keys import new_certificate, new_key
     from control_plane.access.roles import Role
 
     unknown = [each for each in role if each not in set(Role)]
@@ -57,17 +61,29 @@ def create_command(
         raise ConfigError(f"must be one of {', '.join(Role)}, got `{unknown[0]}`", field="--role")
     now_s = _now_s()
     expires_s = None if expires_days is None else now_s + expires_days * _DAY_S
-    key, given = new_key(
-        name, tenant, map(Role, role), lowest_priority=lowest_priority, now_s=now_s, expires_s=expires_s
-    )
+    roles, given = [Role(each) for each in role], ""
+    if certificate is None:
+        key, given = new_key(name, tenant, roles, lowest_priority=lowest_priority, now_s=now_s, expires_s=expires_s)
+    else:
+        key = new_certificate(
+            name, tenant, roles, certificate, lowest_priority=lowest_priority, now_s=now_s, expires_s=expires_s
+        )
 
     def add(keys: dict[str, "ApiKey"]) -> None:
         if any(each.name == name for each in keys.values()):
             raise ConfigError(f"there is a key `{name}`; rotate it, or revoke it first", field="name")
+        taken = next((each.name for each in keys.values() if certificate and each.certificate == certificate), None)
+        if taken is not None:
+            raise ConfigError(f"`{taken}` has that certificate", field="--certificate")
         keys[key.key_id] = key
 
     _edit(file, add)
-    _show(name, given, as_json=as_json)
+    if certificate is None:
+        _show(name, given, as_json=as_json)
+    elif as_json:
+        print_json({"name": name, "certificate": certificate})
+    else:
+        out.print(f"{name} is whoever shows a certificate with {certificate}", markup=False)
 
 
 def list_command(file: File = None, as_json: options.AsJson = False) -> None:
@@ -82,11 +98,11 @@ def list_command(file: File = None, as_json: options.AsJson = False) -> None:
     if as_json:
         print_json({"keys": [_as_json(key, now_s) for key in keys]})
         return
-    columns = ("name", "tenant", "roles", "lowest priority", "expires", "secrets")
+    columns = ("name", "tenant", "roles", "lowest priority", "expires", "known by")
     rows = [
         (
             key.name, key.tenant, ", ".join(sorted(key.roles)), key.lowest_priority,
-            "expired" if key.has_expired(now_s) else _date(key.expires_s), len(key.live_secrets(now_s)),
+            "expired" if key.has_expired(now_s) else _date(key.expires_s), _known_by(key, now_s),
         )
         for key in keys
     ]  # fmt: skip
@@ -176,7 +192,13 @@ def _as_json(key: "ApiKey", now_s: float) -> dict[str, object]:
         "expires": None if key.expires_s is None else _date(key.expires_s),
         "expired": key.has_expired(now_s),
         "live_secrets": len(key.live_secrets(now_s)),
+        "certificate": key.certificate or None,
     }
+
+
+def _known_by(key: "ApiKey", now_s: float) -> str:
+    secrets = len(key.live_secrets(now_s))
+    return key.certificate or f"{secrets} secret{'' if secrets == 1 else 's'}"
 
 
 def _date(unix_s: float | None) -> str:

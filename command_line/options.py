@@ -92,6 +92,12 @@ def running_address(address: str | None) -> str:
     return running.address
 
 
+def admin_address(address: str | None) -> str:
+    """Likewise, where administration is answered. Raises ConfigError."""
+    running = state_file().read() if address is None else None
+    return running.admin_address if running is not None and running.admin_address else running_address(address)
+
+
 def prompt_input(prompt: str | None, *, chat: bool, tokens: str | None) -> generation.PromptInput:
     """The prompt of a text, a chat message, standard input or token ids. Raises ConfigError."""
     if tokens is not None:

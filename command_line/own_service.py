@@ -18,7 +18,7 @@ from control_plane.service.state import StateFile
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A router to talk to. start_s and pid are known for an own service only."""
+    """A router to talk to, where it answers administration too. start_s and pid are known for an own service only."""
 
     address: str
     start_s: float | None = None
@@ -33,8 +33,8 @@ async def target_service(
     running = None if always_own else state_file.read()
     if address is not None:
         yield Target(address)
-    elif running is not None and running.address:
-        yield Target(running.address, pid=running.pid)
+    elif running is not None and running.admin_address:
+        yield Target(running.admin_address, pid=running.pid)
     else:
         with tempfile.TemporaryDirectory(prefix="rachis-own-") as folder:
             limit_s = loaded.config.limits.start_timeout_s

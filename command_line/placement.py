@@ -57,7 +57,7 @@ def explain_command(
             model,
             options.whole_number(max_tokens, "--max-tokens"),
         )
-    asyncio.run(explain(options.running_address(address), request, as_json=as_json))
+    asyncio.run(explain(options.admin_address(address), request, as_json=as_json))
 
 
 def supposed(

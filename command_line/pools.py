@@ -31,7 +31,7 @@ def scale_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Change how many workers a pool has; those that are too many are drained first."""
-    asyncio.run(scale(options.running_address(address), parse_sizes(sizes), as_json=as_json))
+    asyncio.run(scale(options.admin_address(address), parse_sizes(sizes), as_json=as_json))
 
 
 def drain_command(
@@ -48,7 +48,7 @@ def drain_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Have a worker leave: nothing new comes to it, what runs there ends, sessions that wait for input move."""
-    where = options.running_address(address)
+    where = options.admin_address(address)
     if stay and resume:
         raise ConfigError("cannot go with --resume", field="--stay")
     if (worker_id is None) == (node is None):
@@ -68,7 +68,7 @@ def restart_command(
     """Start workers again without losing a request."""
     if not rolling:
         raise ConfigError("is the only way: workers are started again one after the other", field="--rolling")
-    asyncio.run(restart(options.running_address(address), workers or [], as_json=as_json))
+    asyncio.run(restart(options.admin_address(address), workers or [], as_json=as_json))
 
 
 def parse_sizes(given: Sequence[str]) -> admin.ScalePoolsRequest:

@@ -62,10 +62,13 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     collect_rarely()
     try:
         if as_json:
-            listening = {"event": "listening", "address": router.address, "service_id": config.service.name}
+            addresses = {"address": router.address, "admin_address": router.admin_address}
+            listening = {"event": "listening", **addresses, "service_id": config.service.name}
             print(json.dumps(listening), flush=True)
         else:
             out.print(f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.address}")
+            if router.admin_address != router.address:
+                out.print(f"  administration on {router.admin_address}")
             out.print("Ctrl-C stops it")
         await stopped.wait()
     finally:

@@ -77,6 +77,8 @@ async def _serve_for_people(
         return
     try:
         out.print(f"serving {model_name} on {running.address} after {_since(started_s):.1f} s")
+        if running.admin_address != running.address:
+            out.print(f"  administration on {running.admin_address}")
         if imitates:
             out.print(f"  [bold]{computes_nothing(imitates)}[/bold]")
         for worker in running.workers:
@@ -111,8 +113,8 @@ async def _serve_for_machines(start: StartService, stopped: asyncio.Event, start
     try:
         missing = {worker.worker_id: worker.detail for worker in running.missing()}
         ready = {
-            "event": "ready", "address": running.address, "service_id": running.service_id, "missing": missing,
-            "open": running.is_open, "imitates": imitates,
+            "event": "ready", "address": running.address, "admin_address": running.admin_address,
+            "service_id": running.service_id, "missing": missing, "open": running.is_open, "imitates": imitates,
         }  # fmt: skip
         print(json.dumps({**ready, "start_s": round(_since(started_s), 3)}), flush=True)
         await _until_ended(running, stopped, lambda url: print(json.dumps({"event": "http", "url": url}), flush=True))

@@ -31,7 +31,7 @@ def trace_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Where the time of a request went that runs, or ended of late: a bar for each stage."""
-    asyncio.run(trace(options.running_address(address), request_id, as_json=as_json))
+    asyncio.run(trace(options.admin_address(address), request_id, as_json=as_json))
 
 
 async def trace(address: str, request_id: str, *, as_json: bool) -> None:

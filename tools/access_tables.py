@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Mapping
 
-from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS, Identity, Need, Role
+from control_plane.access.doors import DoorKind, doors_of
+from control_plane.access.roles import HTTP_NEEDS, METRICS_NEEDS, RPC_NEEDS, Identity, Need, Role
 from control_plane.console.admin_calls import METHODS
 from tools.kept_files import ROOT, main
 
@@ -21,18 +22,28 @@ def written(document: str) -> str:
         "/static/{file}": Need.NOTHING,
         **{f"/api/{name}": RPC_NEEDS[method] for name, method in METHODS.items()},
     }
-    tables = (_table("call", rpcs), _table("HTTP route", HTTP_NEEDS), _table("route of the console", console))
+    tables = (
+        _table("call", rpcs, {method: _at(method) for method in rpcs}),
+        _table("HTTP route", HTTP_NEEDS),
+        _table("route of a router's metrics, with `security.metrics_need_key`", METRICS_NEEDS),
+        _table("route of the console", console),
+    )
     return f"{before}{_BEGIN}{chr(10).join(tables)}{_END}{after}"
 
 
-def _table(what: str, needs: Mapping[str, Need]) -> str:
-    rows = [
-        f"| {what} | without a key | {' | '.join(f'`{role}`' for role in Role)} |",
-        f"|---|---{'|---' * len(Role)}|",
-    ]
+def _at(method: str) -> str:
+    """At which doors it is answered, where there are two."""
+    doors = doors_of(f"/{method}")
+    return "both" if doors == tuple(DoorKind) else " ".join(doors)
+
+
+def _table(what: str, needs: Mapping[str, Need], doors: Mapping[str, str] | None = None) -> str:
+    columns = [what, *(["door"] if doors else []), "without a key", *(f"`{role}`" for role in Role)]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, need in needs.items():
         who = [need is Need.NOTHING, *(Identity("", "", frozenset({role}), 0).may(need) for role in Role)]
-        rows.append(f"| `{name}` | {' | '.join('yes' if each else '-' for each in who)} |")
+        cells = [f"`{name}`", *([doors[name]] if doors else []), *("yes" if each else "-" for each in who)]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -16,4 +16,4 @@ def doctor_command(address: options.Address = None, as_json: options.AsJson = Fa
     # Imported here: it brings what few commands need.
     from command_line.doctor import doctor_run
 
-    raise typer.Exit(asyncio.run(doctor_run.doctor(options.running_address(address), as_json=as_json)))
+    raise typer.Exit(asyncio.run(doctor_run.doctor(options.admin_address(address), as_json=as_json)))

@@ -1,6 +1,7 @@
 """Checks of where the service meets its host and its callers: who may call, certificates, HTTP, disks. Pure."""
 
-from cluster_configs.exposure import exposed, is_loopback
+from cluster_configs.exposure import exposed
+from cluster_configs.listening import administration_of, is_loopback
 from command_line.doctor.findings import Fault, Verdicts
 from command_line.doctor.seen import Seen
 
@@ -15,8 +16,8 @@ def exposure(seen: Seen) -> Verdicts:
     """What would be refused if `security.open` did not ask for it."""
     security = seen.config.security.model_copy(update={"open": False})
     for field, _ in exposed(seen.config.model_copy(update={"security": security})):
-        section = field.partition(".")[0]
-        host = getattr(seen.config, section).host
+        section, _, name = field.partition(".")
+        host = getattr(getattr(seen.config, section), name)
         yield Fault(field, f"{field} is {host} and there are no API keys: whoever reaches it may do everything")
 
 
@@ -24,7 +25,10 @@ def encryption(seen: Seen) -> Verdicts:
     config = seen.config
     if not config.security.knows_callers or config.security.certificate_file is not None:
         return
+    administration = administration_of(config.router)
     places = [("router.host", config.router.host)]
+    if administration is not None:
+        places.append(("router.admin_host", administration.host))
     if config.gateway.port is not None:
         places.append(("gateway.host", config.gateway.host))
     for field, host in places:

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import os
 import shutil
 import ssl
 import tempfile
@@ -10,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from rachis.client import KEY_VARIABLE
+from rachis.metadata_channel import key_metadata
 
-from cluster_configs.exposure import is_loopback
+from cluster_configs.listening import is_loopback
 from cluster_core.bounded_read import read_within
 from command_line.doctor.seen import Disk, Part, Seen
 from command_line.options import state_file
@@ -44,7 +47,7 @@ def place_of(address: str, own_address: str = "") -> Place:
 async def added(address: str, seen: Seen) -> Seen:
     """address: by which the router is called."""
     running = state_file().read()
-    place = place_of(address, running.address if running is not None else "")
+    place = place_of(address, running.admin_address if running is not None else "")
     seen = await _with_metrics(place, seen)
     seen = await with_gateway(place, seen)
     seen = await _with_certificate(place, seen)
@@ -52,9 +55,13 @@ async def added(address: str, seen: Seen) -> Seen:
 
 
 async def _with_metrics(place: Place, seen: Seen) -> Seen:
-    url = f"http://{reached(seen.router.metrics_address, place.host)}/metrics"
+    url, key = f"http://{reached(seen.router.metrics_address, place.host)}/metrics", ""
+    if seen.config.security.metrics_need_key:
+        if not place.is_here:
+            return seen.without(Part.METRICS, f"{url} asks for a key, which would travel from here as it is")
+        key = os.environ.get(KEY_VARIABLE, "")
     try:
-        page = await asyncio.to_thread(page_of, url)
+        page = await asyncio.to_thread(page_of, url, TIMEOUT_S, key)
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     except _UNREAD as error:
         return seen.without(Part.METRICS, f"{url} cannot be read from here: {error}")
@@ -134,7 +141,7 @@ def reached(listens: str, host: str) -> str:
     return f"{host if own in _ANY else own}:{port}"
 
 
-def page_of(url: str, timeout_s: float = TIMEOUT_S) -> str:
+def page_of(url: str, timeout_s: float = TIMEOUT_S, api_key: str = "") -> str:
     """Raises one of `_UNREAD`."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -143,5 +150,6 @@ def page_of(url: str, timeout_s: float = TIMEOUT_S) -> str:
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=context),
     )
-    with opener.open(url, timeout=timeout_s) as response:
+    headers = dict(key_metadata(api_key))
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
         return read_within(response.read1, _MOST_PAGE_BYTES, timeout_s).decode(errors="replace")

@@ -6,7 +6,7 @@ from functools import partial
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_configs.exposure import is_loopback
+from cluster_configs.listening import is_loopback
 from cluster_core.ports import PortRange
 from cluster_core.versions import Versions, differences
 from command_line.doctor.findings import Fault, Verdicts

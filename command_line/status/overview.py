@@ -57,7 +57,7 @@ async def status(
     worker: the only one that is shown. Raises NotFoundError where there is none of that name.
     """
     running = state_file.read()
-    address = address or (running.address if running else None)
+    address = address or (running.admin_address if running else None)
     if not address:
         return _nothing_runs(as_json, starting=running is not None)
     try:

@@ -43,7 +43,7 @@ def top_command(
         raise ConfigError(
             "needs a terminal to draw on; --once prints, `rachis status --json` is for machines", field="top"
         )
-    asyncio.run(_top(options.running_address(address), None if once else interval_s))
+    asyncio.run(_top(options.admin_address(address), None if once else interval_s))
 
 
 async def _top(address: str, interval_s: float | None) -> None:

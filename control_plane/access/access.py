@@ -19,12 +19,15 @@ from cluster_wire.calls import Context
 from cluster_wire.members import member_metadata, unsealed
 from cluster_wire.secret import Secret, Sharing, read_secret
 from control_plane.access.api_keys import ApiKey
+from control_plane.access.client_certificates import OWN_FIELD, ClientCertificates, read_names
 from control_plane.access.followed_file import FollowedFile
 from control_plane.access.key_file import KeyFile
 from control_plane.access.logins import WRONG_KEY, Logins
 from control_plane.access.roles import ANYBODY, Identity, Need
 from control_plane.access.web_tokens import JWKS_FIELD, TokenRules, WebTokens, read_jwks
 
+# What gRPC calls a client's certificate, where it has asked for one.
+_CERTIFICATE = "x509_pem_cert"
 # Metadata of a call: its caller's key.
 AUTHORIZATION = "authorization"
 _SCHEME = "bearer "
@@ -76,11 +79,19 @@ class Access:
 class KeyedAccess(Access):
     """Of a service with keys. `follow` until cancelled, then `close`."""
 
-    def __init__(self, files: Sequence[FollowedFile[Any]], logins: Logins, secret: Secret, sharing: Sharing) -> None:
-        """files: that say who there is."""
+    def __init__(
+        self,
+        files: Sequence[FollowedFile[Any]],
+        logins: Logins,
+        secret: Secret,
+        sharing: Sharing,
+        certificates: ClientCertificates | None = None,
+    ) -> None:
+        """files: that say who there is. certificates: where clients show some, and are known by them."""
         super().__init__(secret, sharing)
         self._files = files
         self._logins = logins
+        self._certificates = certificates
         self._forbidden = 0
 
     @property
@@ -92,10 +103,24 @@ class KeyedAccess(Access):
         return Counter(self._logins.refused) + Counter({"forbidden": self._forbidden})
 
     def identity(self, context: Context) -> Identity:
-        found = self.known(context.invocation_metadata() or ())
+        metadata = context.invocation_metadata() or ()
+        found = self.certified(context) if self.goes_by_certificate(metadata) else self.known(metadata)
         if found is None:
             raise UnauthenticatedError(WRONG_KEY)
         return found
+
+    def goes_by_certificate(self, metadata: CallMetadata) -> bool:
+        """Whether the caller is who its certificate says: one that brings a key, good or not, is judged by that."""
+        return self._certificates is not None and all(name != AUTHORIZATION for name, _ in metadata)
+
+    def certified(self, context: Context) -> Identity | None:
+        """Whose certificate the connection of this call has shown."""
+        shown = next(iter(context.auth_context().get(_CERTIFICATE) or ()), None)
+        return self._certificates.identity(shown) if self._certificates is not None and shown else None
+
+    def unauthenticated(self) -> UnauthenticatedError:
+        """Of who is nobody, and counted."""
+        return self._logins.unauthenticated()
 
     def known(self, metadata: CallMetadata) -> Identity | None:
         """Whose call that is, where nothing has to be looked at."""
@@ -131,9 +156,10 @@ def access_of(section: SecuritySection) -> Access:
         return Access(secret, section.sharing)
     files: list[FollowedFile[Any]] = []
     keys, tokens = _keys(section, files), _tokens(section, files)
+    certificates = _certificates(section, keys, files)
     for file in files:
         file.read()
-    return KeyedAccess(files, Logins(keys, secret.service_key, tokens), secret, section.sharing)
+    return KeyedAccess(files, Logins(keys, secret.service_key, tokens), secret, section.sharing, certificates)
 
 
 def _keys(section: SecuritySection, files: list[FollowedFile[Any]]) -> Callable[[], Mapping[str, ApiKey]]:
@@ -143,6 +169,17 @@ def _keys(section: SecuritySection, files: list[FollowedFile[Any]]) -> Callable[
     file = KeyFile(Path(section.keys_file), _REFRESH_S)
     files.append(file)
     return lambda: file.keys
+
+
+def _certificates(
+    section: SecuritySection, keys: Callable[[], Mapping[str, ApiKey]], files: list[FollowedFile[Any]]
+) -> ClientCertificates | None:
+    """As `_keys`."""
+    if section.keys_file is None or section.client_ca_file is None or section.certificate_file is None:
+        return None
+    own = FollowedFile(Path(section.certificate_file), read_names, field=OWN_FIELD, refresh_s=_REFRESH_S)
+    files.append(own)
+    return ClientCertificates(keys, lambda: own.value)
 
 
 def _tokens(section: SecuritySection, files: list[FollowedFile[Any]]) -> WebTokens | None:

@@ -1,7 +1,8 @@
 """API keys as they are kept: who each is, and hashes of its secrets. Pure; `key_file` reads and writes them.
 
 A key is `rk-ID-SECRET`. ID finds its record; SECRET has 256 random bits, of which scrypt's hash is kept (RFC 7914). A
-key that is rotated has a second secret for a while: clients are given the new one before the old one ends.
+key that is rotated has a second secret for a while: clients are given the new one before the old one ends. Instead of
+secrets a record may have a name in certificates (`client_certificates`), by which its holder is known.
 """
 
 import base64
@@ -20,6 +21,9 @@ from control_plane.model.limits import MAX_PRIORITY
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NAME_RULE = "must be 1 to 64 letters, digits, dots, dashes or underscores"
+# Of a certificate: `uri:…`, `dns:…` or `cn:…`.
+_CERTIFICATE = re.compile(r"(?:uri:[!-~]{1,512}|dns:[a-z0-9*._-]{1,253}|cn:[ -~]{1,64})")
+CERTIFICATE_RULE = "must be a name in certificates: uri:spiffe://…, dns:… in lower case, or cn:…"
 _KEY = re.compile(r"rk-([a-z2-7]{16})-([A-Za-z0-9_-]{43})")
 _VERSION = 1
 # scrypt: 16 MiB, and some 50 ms of one core.
@@ -58,6 +62,8 @@ class ApiKey:
     expires_s: float | None
     # The newest first.
     secrets: tuple[HashedSecret, ...]
+    # The name in certificates by which its holder is known; empty: by secrets.
+    certificate: str = ""
 
     @property
     def identity(self) -> Identity:
@@ -82,26 +88,32 @@ def new_key(
     name: str, tenant: str, roles: Iterable[Role], *, lowest_priority: int, now_s: float, expires_s: float | None
 ) -> tuple[ApiKey, str]:
     """A key, and what its holder is given: that is nowhere else. Raises ConfigError."""
-    for field, value in (("name", name), ("tenant", tenant)):
-        if not NAME.fullmatch(value):
-            raise ConfigError(f"{NAME_RULE}, got {value!r}", field=field)
-    if name in (ANYBODY.name, SERVICE.name):
-        raise ConfigError(f"`{name}` is what the service itself calls somebody; give another name", field="name")
-    given = frozenset(roles)
-    if not given:
-        raise ConfigError(f"must be one or more of {', '.join(Role)}", field="role")
-    if not -MAX_PRIORITY <= lowest_priority <= MAX_PRIORITY:
-        raise ConfigError(
-            f"must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {lowest_priority}", field="lowest_priority"
-        )
-    key_id = base64.b32encode(secrets.token_bytes(10)).decode().lower()
+    key = _checked(name, tenant, frozenset(roles), lowest_priority, now_s, expires_s)
     secret, hashed = _new_secret()
-    key = ApiKey(key_id, name, tenant, given, lowest_priority, now_s, expires_s, (hashed,))
-    return key, f"rk-{key_id}-{secret}"
+    return replace(key, secrets=(hashed,)), f"rk-{key.key_id}-{secret}"
+
+
+def new_certificate(
+    name: str,
+    tenant: str,
+    roles: Iterable[Role],
+    certificate: str,
+    *,
+    lowest_priority: int,
+    now_s: float,
+    expires_s: float | None,
+) -> ApiKey:
+    """Of who shows a certificate with that name. Raises ConfigError."""
+    if not _CERTIFICATE.fullmatch(certificate):
+        raise ConfigError(f"{CERTIFICATE_RULE}, got {certificate!r}", field="certificate")
+    key = _checked(name, tenant, frozenset(roles), lowest_priority, now_s, expires_s)
+    return replace(key, certificate=certificate)
 
 
 def rotated(key: ApiKey, *, now_s: float, grace_s: float) -> tuple[ApiKey, str]:
-    """The same key with a new secret; those it had end after `grace_s`."""
+    """The same key with a new secret; those it had end after `grace_s`. Raises ConfigError."""
+    if key.certificate:
+        raise ConfigError(f"`{key.name}` is known by a certificate, which its authority renews", field="name")
     secret, hashed = _new_secret()
     until_s = now_s + grace_s
     ending = tuple(
@@ -123,9 +135,32 @@ def read(text: str) -> dict[str, ApiKey]:
         whole = json.loads(text)
         if whole["version"] != _VERSION:
             raise ConfigError(f"has version {whole['version']!r}, this is version {_VERSION}", field="keys")
-        return {key.key_id: key for key in map(_key, whole["keys"])}
+        keys = {key.key_id: key for key in map(_key, whole["keys"])}
+        certificates = [key.certificate for key in keys.values() if key.certificate]
+        if len(certificates) > len(set(certificates)):
+            raise ConfigError("has the same certificate twice", field="keys")
+        return keys
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"is no file of keys ({type(error).__name__})", field="keys") from None
+
+
+def _checked(
+    name: str, tenant: str, roles: frozenset[Role], lowest_priority: int, now_s: float, expires_s: float | None
+) -> ApiKey:
+    """One by which nobody is known yet. Raises ConfigError."""
+    for field, value in (("name", name), ("tenant", tenant)):
+        if not NAME.fullmatch(value):
+            raise ConfigError(f"{NAME_RULE}, got {value!r}", field=field)
+    if name in (ANYBODY.name, SERVICE.name):
+        raise ConfigError(f"`{name}` is what the service itself calls somebody; give another name", field="name")
+    if not roles:
+        raise ConfigError(f"must be one or more of {', '.join(Role)}", field="role")
+    if not -MAX_PRIORITY <= lowest_priority <= MAX_PRIORITY:
+        raise ConfigError(
+            f"must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {lowest_priority}", field="lowest_priority"
+        )
+    key_id = base64.b32encode(secrets.token_bytes(10)).decode().lower()
+    return ApiKey(key_id, name, tenant, roles, lowest_priority, now_s, expires_s, ())
 
 
 def _new_secret() -> tuple[str, HashedSecret]:
@@ -149,6 +184,7 @@ def _record(key: ApiKey) -> dict[str, Any]:
         "secrets": [
             {"salt": each.salt.hex(), "scrypt": each.hash.hex(), "until_s": each.until_s} for each in key.secrets
         ],
+        **({"certificate": key.certificate} if key.certificate else {}),
     }
 
 
@@ -156,6 +192,9 @@ def _key(record: Mapping[str, Any]) -> ApiKey:
     for field in ("id", "name", "tenant"):
         if not NAME.fullmatch(record[field]):
             raise ValueError(f"{field} is none")
+    certificate = record.get("certificate", "")
+    if certificate and not _CERTIFICATE.fullmatch(certificate):
+        raise ValueError("certificate is none")
     return ApiKey(
         record["id"],
         record["name"],
@@ -168,6 +207,7 @@ def _key(record: Mapping[str, Any]) -> ApiKey:
             HashedSecret(bytes.fromhex(each["salt"]), bytes.fromhex(each["scrypt"]), _seconds(each["until_s"]))
             for each in record["secrets"]
         ),
+        certificate,
     )
 
 

@@ -1,27 +1,32 @@
 """The door of a router: no call is looked at before its caller may make it, and what changes things is written down.
 
-A caller whom the router knows costs a look into a table.
+A caller whom the router knows costs a look into a table. Who brings a key is logged in before the call begins; who has
+shown a certificate and brings none, when it begins: gRPC tells of the connection then.
 """
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
-from cluster_core.errors import RachisError
+from cluster_core.errors import NotSupportedError, RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.access.access import Access, CallMetadata, KeyedAccess, address_of
 from control_plane.access.audit import AuditLog
-from control_plane.access.roles import ANYBODY, Identity, Need, need_of_rpc
+from control_plane.access.roles import ANYBODY, RPC_NEEDS, Identity, Need, need_of_rpc
 
 _Behaviour = Callable[[Any, Context], Any]
 # Of a call that tells how it goes, before it has ended.
 _BEGUN = "BEGUN"
+_ELSEWHERE = "administration is answered at an address of its own: see router.admin_host and router.admin_port"
+# Of no kind: it is refused.
+_ANSWERED_ELSEWHERE = grpc.unary_unary_rpc_method_handler(lambda request, context: None)
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -34,6 +39,10 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def follow(self) -> None:
         await self.access.follow()
 
+    async def refusal(self, metadata: CallMetadata, need: Need) -> RachisError | None:
+        """Why a call that is none of gRPC's is not answered."""
+        return (await self._admitted(metadata, need))[1]
+
     def close(self) -> None:
         self.access.close()
         self._audit.close()
@@ -44,16 +53,16 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
         method: str = handler_call_details.method
-        need = need_of_rpc(method)
-        caller, refusal = await self._admitted(handler_call_details.invocation_metadata or (), need)
-        visit = _Visit(self._audit, method, caller)
-        is_written = self._audit.is_on and need is Need.OPERATE
-        if refusal is not None:
-            return calls.handler_maker(handler)(visit.refusing(refusal, is_written=is_written))
-        return visit.written(handler) if is_written else handler
+        if handler is None and method not in RPC_NEEDS:
+            return None
+        elsewhere = NotSupportedError(_ELSEWHERE) if handler is None else None
+        asked = _Asked(self._audit, method, handler or _ANSWERED_ELSEWHERE, elsewhere)
+        metadata = handler_call_details.invocation_metadata or ()
+        access = self.access
+        if asked.need is not Need.NOTHING and isinstance(access, KeyedAccess) and access.goes_by_certificate(metadata):
+            return asked.once_known(partial(_certified, access))
+        return asked.by(*await self._admitted(metadata, asked.need))
 
     async def _admitted(self, metadata: CallMetadata, need: Need) -> tuple[Identity | None, RachisError | None]:
         """Who calls, and why not."""
@@ -66,6 +75,84 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         except RachisError as refusal:
             return caller, refusal
         return caller, None
+
+
+def _certified(access: KeyedAccess, context: Context, need: Need) -> tuple[Identity | None, RachisError | None]:
+    """Who calls, by the certificate of the connection, and why not."""
+    caller = access.certified(context)
+    if caller is None:
+        return None, access.unauthenticated()
+    try:
+        access.check(caller, need)
+    except RachisError as refusal:
+        return caller, refusal
+    return caller, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What somebody calls. elsewhere: this door does not answer it, whoever calls."""
+
+    audit: AuditLog
+    method: str
+    handler: Any
+    elsewhere: RachisError | None
+
+    @property
+    def need(self) -> Need:
+        return need_of_rpc(self.method)
+
+    def by(self, caller: Identity | None, refusal: RachisError | None) -> Any:
+        """What answers that caller."""
+        visit = _Visit(self.audit, self.method, caller)
+        is_written = self.audit.is_on and self.need is Need.OPERATE
+        refusal = refusal or self.elsewhere
+        if refusal is not None:
+            return calls.handler_maker(self.handler)(visit.refusing(refusal, is_written=is_written))
+        return visit.written(self.handler) if is_written else self.handler
+
+    def once_known(self, who: Callable[[Context, Need], tuple[Identity | None, RachisError | None]]) -> Any:
+        """What answers a caller whom the call itself shows: before its message is parsed.
+
+        Those of a stream are parsed as they are read, which is later still.
+        """
+        is_stream = self.handler.request_streaming
+
+        def begun(request: Any, context: Context) -> Any:
+            answering = self.by(*who(context, self.need))
+            parse = None if is_stream else answering.request_deserializer
+            return _behaviour(answering)(request if parse is None else parse(request), context)
+
+        async def answered(request: Any, context: Context) -> Any:
+            try:
+                return await begun(request, context)
+            except grpc.aio.AbortError as aborted:
+                raise calls.without_frames(aborted) from None
+            finally:
+                del request, context
+
+        async def streamed(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                answer = begun(request, context)
+                if inspect.isawaitable(answer):
+                    # It is refused.
+                    await answer
+                    return
+                async with aclosing(answer) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError as aborted:
+                raise calls.without_frames(aborted) from None
+            finally:
+                del request, context
+
+        wrapped = streamed if inspect.isasyncgenfunction(_behaviour(self.handler)) else answered
+        deserializer = self.handler.request_deserializer if is_stream else None
+        return calls.handler_maker(self.handler)(wrapped, deserializer, self.handler.response_serializer)
+
+
+def _behaviour(handler: Any) -> Any:
+    return handler.stream_stream or handler.unary_stream or handler.unary_unary
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +175,7 @@ class _Visit:
 
     def written(self, handler: Any) -> Any:
         """The same handler, whose calls are written down. They have one message."""
-        behaviour = handler.unary_stream or handler.unary_unary
+        behaviour = _behaviour(handler)
 
         async def answered(request: Any, context: Context) -> Any:
             async with self._writing(request, context):

@@ -27,15 +27,15 @@ _LOCK_POLL_S = 0.02
 _Answer = TypeVar("_Answer")
 
 
-class KeyFile(FollowedFile[dict[str, ApiKey]]):
+class KeyFile(FollowedFile[Mapping[str, ApiKey]]):
     """keys: by id, replaced as a whole."""
 
     def __init__(self, path: Path, refresh_s: float) -> None:
-        super().__init__(path, read_keys, field=_FIELD, refresh_s=refresh_s)
+        super().__init__(path, lambda file: MappingProxyType(read_keys(file)), field=_FIELD, refresh_s=refresh_s)
 
     @property
     def keys(self) -> Mapping[str, ApiKey]:
-        return MappingProxyType(self.value)
+        return self.value
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:

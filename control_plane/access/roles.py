@@ -1,4 +1,4 @@
-"""What each call and each HTTP route needs, as two literal tables; `docs/access.md` is written from them.
+"""What each call and each HTTP route needs, as literal tables; `docs/access.md` is written from them.
 
 What stands in no table needs `operate`: a route that a new version of vLLM's front brings is not open to everybody.
 """
@@ -36,6 +36,7 @@ RPC_NEEDS = {
     "/rachis.v1.RouterService/Resume": Need.GENERATE,
     "/rachis.v1.RouterService/StreamGenerate": Need.GENERATE,
     "/rachis.v1.RouterService/GetIdentity": Need.KEY,
+    "/rachis.v1.RouterService/ListModels": Need.KEY,
     "/rachis.v1.AdminService/ListWorkers": Need.OBSERVE,
     "/rachis.v1.AdminService/DrainWorker": Need.OPERATE,
     "/rachis.v1.AdminService/ResumeWorker": Need.OPERATE,
@@ -90,6 +91,8 @@ HTTP_NEEDS = {
     "/load": Need.OBSERVE,
     "/kv_event_sources": Need.OBSERVE,
 }
+# Of a router's own port, where `security.metrics_need_key` says so; otherwise nothing.
+METRICS_NEEDS = {"/metrics": Need.OBSERVE, "/livez": Need.NOTHING, "/readyz": Need.NOTHING}
 _IN_BRACES = re.compile(r"\\{\w+\\}")
 _PATHS = [(re.compile(_IN_BRACES.sub("[^/]+", re.escape(path))), need) for path, need in HTTP_NEEDS.items()]
 

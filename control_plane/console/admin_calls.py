@@ -140,6 +140,10 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return ((AUTHORIZATION, self._caller.authorization),) if self._caller.authorization else ()
 
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Nobody shows a certificate here."""
+        return {}
+
     def peer(self) -> str:
         return self._caller.peer
 

@@ -12,7 +12,7 @@ A browser sends what any page asks it to. What keeps such a page out, each by it
 import ipaddress
 from collections.abc import Mapping
 
-from cluster_configs.exposure import is_loopback
+from cluster_configs.listening import is_loopback
 
 JSON = "application/json"
 
@@ -36,10 +36,22 @@ def refusal(headers: Mapping[str, str], *, is_open: bool) -> str:
     return ""
 
 
-def is_overheard(peer: str, own: str, *, is_open: bool) -> bool:
-    """Whether a key would travel over a network as it is: this port is not encrypted. peer, own: addresses of both ends
-    of the connection."""
-    return not is_open and not is_loopback(peer) and peer != own
+def refusal_of_host(peer: str, own: str, *, is_open: bool, is_local: bool) -> str:
+    """Why the host that calls is not answered, in a sentence; empty where it is. peer, own: addresses of both ends of
+    the connection. is_local: administration is on loopback."""
+    if is_loopback(peer) or peer == own:
+        return ""
+    if not is_open:
+        return (
+            "keys are taken here from the router's own host alone, since this port is not encrypted: "
+            "see docs/console.md for a way through SSH"
+        )
+    if is_local:
+        return (
+            "administration is answered on the router's own host alone (router.admin_host): "
+            "see docs/console.md for a way through SSH"
+        )
+    return ""
 
 
 def _is_address(host: str) -> bool:

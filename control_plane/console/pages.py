@@ -20,7 +20,7 @@ from cluster_core.bounded_read import read_within
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_wire.http_status import http_status
 from control_plane.console.admin_calls import METHODS, AdminCalls, Caller, Refused
-from control_plane.console.guards import JSON, is_overheard, refusal
+from control_plane.console.guards import JSON, refusal, refusal_of_host
 from control_plane.console.json_calls import error_json, is_streamed, json_of, request_of
 from control_plane.console.static_files import SECURITY_HEADERS, static_files
 from control_plane.console.streams import MOST_STREAMS, Stream, Streams, TooManyStreamsError
@@ -46,11 +46,20 @@ _QUIET_S = 10.0
 
 
 class ConsolePages:
-    """Of one router, whose loop runs. `close` ends the streams."""
+    """Of one router, whose loop runs. `close` ends the streams. is_local: administration is on loopback, and calls of
+    other hosts are not taken here either."""
 
-    def __init__(self, calls: AdminCalls, loop: asyncio.AbstractEventLoop, most_streams: int = MOST_STREAMS) -> None:
+    def __init__(
+        self,
+        calls: AdminCalls,
+        loop: asyncio.AbstractEventLoop,
+        most_streams: int = MOST_STREAMS,
+        *,
+        is_local: bool = True,
+    ) -> None:
         self._calls = calls
         self._loop = loop
+        self._is_local = is_local
         self._files = static_files()
         self._room = threading.BoundedSemaphore(MOST_CALLS)
         self.streams = Streams(loop, most_streams)
@@ -96,12 +105,10 @@ class ConsolePages:
 
     def _why_not(self, http: BaseHTTPRequestHandler) -> str:
         is_open = self._calls.is_open
-        own, peer = http.connection.getsockname()[0], http.client_address[0]
-        if is_overheard(peer, own, is_open=is_open):
-            return (
-                "keys are taken here from the router's own host alone, since this port is not encrypted: "
-                "see docs/console.md for a way through SSH"
-            )
+        peer, own = http.client_address[0], http.connection.getsockname()[0]
+        why = refusal_of_host(peer, own, is_open=is_open, is_local=self._is_local)
+        if why:
+            return why
         return refusal({name.lower(): value for name, value in http.headers.items()}, is_open=is_open)
 
     def _answer(self, http: BaseHTTPRequestHandler, answers: AsyncGenerator[Message, None]) -> None:

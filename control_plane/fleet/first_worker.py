@@ -25,10 +25,14 @@ class FirstWorker:
         self.waiting = 0
         self._is_closed = False
 
+    def model_now(self) -> wire.ModelInfo:
+        """Raises UnavailableError where no worker has registered."""
+        return self._membership.served_model()
+
     async def model(self) -> wire.ModelInfo:
         """Raises UnavailableError where no worker registers in time, or too many wait for one."""
         try:
-            return self._membership.served_model()
+            return self.model_now()
         except UnavailableError:
             if self._is_closed or self.waiting >= self._most_waiting:
                 raise
@@ -38,7 +42,7 @@ class FirstWorker:
                 # The lock is held from one look to the wait, so that no change in between goes unnoticed.
                 async with asyncio.timeout(self._timeout_s), self._changed:
                     await self._changed.wait_for(self._is_there)
-            return self._membership.served_model()
+            return self.model_now()
         finally:
             self.waiting -= 1
 

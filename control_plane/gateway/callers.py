@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from rachis import AsyncClient, RachisError
 from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
-from rachis.metadata_channel import key_metadata
+from rachis.metadata_channel import NO_KEY, key_metadata
 from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
 
@@ -94,7 +94,7 @@ class Callers:
     async def _caller(self, scope: Any, need: Need) -> Caller:
         """Raises RachisError."""
         key = _key(scope["headers"])
-        client = self._client.calling_with(key_metadata(key))
+        client = self._client.calling_with(key_metadata(key) or NO_KEY)
         identity = await self._identities.of(key, client)
         if not identity.may(need):
             raise PermissionDeniedError.local(identity.lacks(need))

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from rachis import RachisError
-from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import router_pb2 as api
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -88,7 +88,7 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Call
     return app
 
 
-def serve_adapters(app: FastAPI, adapters: Sequence[wire.Adapter]) -> None:
+def serve_adapters(app: FastAPI, adapters: Sequence[api.ServedAdapter]) -> None:
     """From now on these are the models beside the model. Requests that run go on."""
     known = app.state.openai_serving_models.lora_requests
     # vLLM looks among adapters first: one of the model's own name here would take its requests.

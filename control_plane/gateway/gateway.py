@@ -12,9 +12,11 @@ from pathlib import Path
 import grpc
 from prometheus_client import REGISTRY
 from rachis import AsyncClient, tls
-from rachis.v1 import worker_pb2 as wire
+from rachis.metadata_channel import NO_KEY
+from rachis.v1 import router_pb2 as api
 
-from cluster_configs.exposure import check_gateway_exposure, is_loopback
+from cluster_configs.exposure import check_gateway_exposure
+from cluster_configs.listening import is_loopback
 from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
@@ -24,19 +26,18 @@ from control_plane.gateway import adapters
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
 _ASK_AGAIN_S = 0.5
+_ASK_TIMEOUT_S = 10.0
 _BACKLOG = 2048
 # Beyond the largest frame that is answered: what is longer still ends its connection.
 _FRAME_SLACK_BYTES = 1 << 20
 
 
-async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
+async def served_model(client: AsyncClient, timeout_s: float) -> api.ServedModel:
     """What the workers say that they serve. Waits for the first of them; raises StartError where none comes."""
     until_s = monotonic_s() + timeout_s
     while monotonic_s() < until_s:
         try:
-            for worker in await client.workers():
-                if worker.registration.model.name:
-                    return worker.registration.model
+            return (await client.models(_ASK_TIMEOUT_S)).model
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise StartError(
@@ -46,7 +47,7 @@ async def served_model(client: AsyncClient, timeout_s: float) -> wire.ModelInfo:
     raise StartError(f"no router with a worker was found within {timeout_s:g} s: what is served is not known")
 
 
-def front_arguments(model: wire.ModelInfo, host: str, port: int) -> list[str]:
+def front_arguments(model: api.ServedModel, host: str, port: int) -> list[str]:
     """Options of vLLM's front; the user's own come after them, and so prevail."""
     path = ModelSection(path=model.tokenizer).resolved_path
     own = ["--model", path, "--served-model-name", model.name, "--max-model-len", str(model.max_model_len)]
@@ -67,14 +68,16 @@ def tls_arguments(security: SecuritySection) -> list[str]:
 
 
 def client_of_routers(address: str, security: SecuritySection, api_key: str) -> AsyncClient:
-    """With the service's own certificate, where routers ask for one. Raises InvalidInputError for a missing file."""
+    """With the service's own certificate, where routers ask for one. Raises InvalidInputError for a missing file.
+    api_key: empty: who calls through this is nobody, whatever the certificate says."""
     if security.certificate_file is None or security.certificate_key_file is None:
         return AsyncClient(address, api_key=api_key)
     own = tls.read(security.certificate_file, "security.certificate_file")
     trusted = own if security.ca_file is None else tls.read(security.ca_file, "security.ca_file")
     key = tls.read(security.certificate_key_file, "security.certificate_key_file")
     credentials = grpc.ssl_channel_credentials(trusted, key, own)
-    return AsyncClient(address, credentials=credentials, server_name=security.server_name, api_key=api_key)
+    client = AsyncClient(address, credentials=credentials, server_name=security.server_name, api_key=api_key)
+    return client if api_key else client.calling_with(NO_KEY)
 
 
 async def run(

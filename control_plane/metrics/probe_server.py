@@ -1,20 +1,25 @@
 """What a router answers over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for who watches it, and pages.
 
 Live: the router's loop answers. Who is not live for long is to be started again. Ready: requests are served. Who is not
-ready gets no requests, and nothing is gained by starting it again. Both answer 200 or 503 with one sentence.
+ready gets no requests, and nothing is gained by starting it again. Both answer 200 or 503 with one sentence, and ask
+nobody who they are.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import MetricsHandler
+
+T = TypeVar("T")
+# A status and its sentence.
+Said = tuple[HTTPStatus, str]
 
 # The router's loop has not come to it even then.
 LIVE_TIMEOUT_S = 2.0
@@ -37,30 +42,41 @@ class Probes:
     loop: asyncio.AbstractEventLoop
     # Called on the loop: why no request is served, or empty.
     not_ready: Callable[[], str]
+    # Awaited on the loop, with the header `authorization`: why somebody may not read the metrics. None: everybody may.
+    scrape_refusal: Callable[[str], Awaitable[Said | None]] | None = None
     timeout_s: float = LIVE_TIMEOUT_S
 
-    def live(self) -> tuple[HTTPStatus, str]:
+    def live(self) -> Said:
         """Waits a bounded time."""
-        return (HTTPStatus.OK, "the router answers") if self._ask() is not None else _HANGS
+        return self._ask(self._live(), _HANGS)
 
-    def ready(self) -> tuple[HTTPStatus, str]:
+    def ready(self) -> Said:
         """Waits a bounded time."""
-        reason = self._ask()
-        if reason is None:
-            return _HANGS
-        return (HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else (HTTPStatus.OK, "requests are served")
+        return self._ask(self._ready(), _HANGS)
 
-    def _ask(self) -> str | None:
-        """None: the loop has not come to it."""
-        asked = asyncio.run_coroutine_threadsafe(self._read(), self.loop)
+    def refused(self, authorization: str) -> Said | None:
+        """Why the metrics are not told; None: they are. Waits a bounded time."""
+        return self._ask(self.scrape_refusal(authorization), _HANGS) if self.scrape_refusal is not None else None
+
+    def _ask(self, question: Awaitable[T], otherwise: T) -> T:
+        """otherwise: where the loop has not come to it."""
+        asked = asyncio.run_coroutine_threadsafe(_awaited(question), self.loop)
         try:
             return asked.result(self.timeout_s)
         except TimeoutError:
             asked.cancel()
-            return None
+            return otherwise
 
-    async def _read(self) -> str:
-        return self.not_ready()
+    async def _live(self) -> Said:
+        return HTTPStatus.OK, "the router answers"
+
+    async def _ready(self) -> Said:
+        reason = self.not_ready()
+        return (HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else (HTTPStatus.OK, "requests are served")
+
+
+async def _awaited(question: Awaitable[T]) -> T:
+    return await question
 
 
 class Pages(Protocol):
@@ -113,7 +129,8 @@ class _Handler(MetricsHandler):
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         match self.path.partition("?")[0]:
             case "/metrics":
-                super().do_GET()
+                refused = self.probes.refused(self.headers.get("authorization", ""))
+                super().do_GET() if refused is None else self._say(*refused)
             case "/livez":
                 self._say(*self.probes.live())
             case "/readyz":

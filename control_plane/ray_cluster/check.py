@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from urllib.parse import urlsplit
 
-from cluster_configs.exposure import exposed, is_loopback
+from cluster_configs.exposure import exposed
+from cluster_configs.listening import administration_of, is_loopback
 from cluster_configs.schema import PoolSection, RachisConfig
 from control_plane.ray_cluster.nodes import (
     ClusterFile,
@@ -26,6 +27,9 @@ from control_plane.ray_cluster.nodes import (
 from worker_runtime.engine_settings import ports_needed
 
 _ANYWHERE = ("0.0.0.0/0", "::/0")
+# Where Ray keeps its token.
+_TOKEN = "~/.ray/auth_token"
+_ADMIN_PORT = "router.admin_port"
 
 
 def check_file(cluster: ClusterFile, missing_sources: Iterable[str]) -> list[Finding]:
@@ -47,7 +51,8 @@ def check_service(cluster: ClusterFile, config: RachisConfig) -> list[Finding]:
 def _mounts(cluster: ClusterFile, missing: frozenset[str]) -> Iterator[Finding]:
     for remote, source in cluster.mounts:
         if source in missing:
-            yield error(f"file_mounts.{remote}", f"there is no {source} here; give the path from the folder you are in")
+            how = "`ray get-auth-token --generate` makes it" if source == _TOKEN else "give the path from here"
+            yield error(f"file_mounts.{remote}", f"there is no {source} here; {how}")
 
 
 def _commands(cluster: ClusterFile) -> Iterator[Finding]:
@@ -57,11 +62,14 @@ def _commands(cluster: ClusterFile) -> Iterator[Finding]:
         )
     for is_head, commands in dict.fromkeys((one.is_head, one.start_commands) for one in cluster.node_types):
         starts = [command for command in commands if "ray start" in command]
+        is_guarded = all("RAY_AUTH_MODE=token" in command for command in starts)
         key = f"{'head' if is_head else 'worker'}_start_ray_commands"
         if not starts:
             yield error(key, "none of them runs `ray start`, so the nodes never join")
         elif is_head and not any("--autoscaling-config" in command for command in starts):
             yield error(key, "`ray start` lacks --autoscaling-config=~/ray_bootstrap_config.yaml: no other node starts")
+        if not is_guarded:
+            yield warning(key, "`ray start` lacks RAY_AUTH_MODE=token: who reaches Ray's ports may run code here")
 
 
 def _left_to_fill_in(cluster: ClusterFile) -> Iterator[Finding]:
@@ -189,6 +197,9 @@ def _port_clashes(cluster: ClusterFile, config: RachisConfig) -> Iterator[Findin
 def _own_ports(config: RachisConfig) -> dict[str, tuple[int, int]]:
     """Fixed ports of the service, by key."""
     ports = {"router.port": config.router.port, "router.metrics_port": config.router.metrics_port}
+    administration = administration_of(config.router)
+    if administration is not None:
+        ports[_ADMIN_PORT] = administration.port
     if config.redis.url is None:
         ports["redis.port"] = config.redis.port
     ranges = {key: (port, port) for key, port in ports.items() if port}
@@ -208,13 +219,17 @@ def _rules(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
     if router and not any(one.first_port <= router[0] <= one.last_port for one in cluster.openings):
         yield warning(key, f"no rule lets clients reach router.port {router[0]}: they have to be nodes of the cluster")
     inside = {name: ports for name, ports in {**ours, **cluster.ray_ports}.items() if ports not in meant}
+    administration = administration_of(config.router)
+    if administration is not None and is_loopback(administration.host):
+        inside.pop(_ADMIN_PORT, None)
     for opening in cluster.openings:
         public = [source for source in opening.sources if source in _ANYWHERE]
         for name, (first, last) in inside.items():
             if first <= opening.last_port and opening.first_port <= last:
                 level = error if public else warning
                 sources = ", ".join(opening.sources)
-                yield level(key, f"opens {name} ({first}) to {sources}: who reaches it can run code here")
+                harm = "can stop the service with an operator's key" if name == _ADMIN_PORT else "can run code here"
+                yield level(key, f"opens {name} ({first}) to {sources}: who reaches it {harm}")
         if public and any(opening.first_port <= first <= opening.last_port for first, _ in meant):
             yield warning(key, f"lets {public[0]} reach the router, which asks nobody who they are; name your clients")
 

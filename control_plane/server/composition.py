@@ -55,7 +55,7 @@ from control_plane.pools.timing import POOL_TIMING, PoolTiming
 from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import BETWEEN_LOOKS_S, SETTLE_S, IndexCheck
 from control_plane.server.admin_service import AdminService
-from control_plane.server.grpc_server import make_server
+from control_plane.server.grpc_server import make_servers
 from control_plane.server.router_server import RouterParts, RouterServer
 from control_plane.server.router_service import RouterService
 from control_plane.server.router_status import RouterStatus
@@ -83,7 +83,7 @@ class RouterPorts:
     tokenizer: Callable[[str], Tokenizer] = Tokenizer
     # A process that compiles grammars: of the model in a folder, for a vocabulary of so many tokens, in so many MiB.
     grammar_compiler: Callable[[str, int, int], Awaitable[GrammarCompiler]] = GrammarProcess.start
-    # gRPC: makes the router's server, and a channel to a worker.
+    # gRPC: makes the router's servers, and a channel to a worker.
     server: Callable[..., grpc.aio.Server] = grpc.aio.server
     channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
     # Who may call, by files of this host.
@@ -171,7 +171,7 @@ def build_router(
         calls=AdminCalls(door, router, service),
         pools=pools,
         load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
-        server=make_server(ports.server, config, membership, door),
+        servers=make_servers(ports.server, config, membership, door),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
 

@@ -1,19 +1,21 @@
-"""One router process's gRPC server: our services, standard health checking and reflection, in one order of stopping."""
+"""One router process: its gRPC servers, metrics and what runs beside them, in one order of starting and stopping."""
 
 import asyncio
 from dataclasses import dataclass
+from http import HTTPStatus
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_configs.listening import administration_of, is_loopback, metrics_of
 from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.errors import StartError
-from control_plane.access.certificates import Certificates
+from cluster_wire.http_status import http_status
+from control_plane.access.access import AUTHORIZATION
 from control_plane.access.door import Door
+from control_plane.access.doors import ADMIN_SERVICE, ROUTER_SERVICE
+from control_plane.access.roles import METRICS_NEEDS
 from control_plane.console.admin_calls import AdminCalls
 from control_plane.console.pages import ConsolePages
 from control_plane.dispatch.dispatcher import Dispatcher
@@ -31,7 +33,7 @@ from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.console_metrics import ConsoleCollector
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
-from control_plane.metrics.probe_server import Probes
+from control_plane.metrics.probe_server import Probes, Said
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
 from control_plane.metrics.trace_metrics import TraceCollector
@@ -45,21 +47,21 @@ from control_plane.pools.load_following import PoolFollowing
 from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import IndexCheck
 from control_plane.server.admin_service import AdminService
+from control_plane.server.grpc_server import GrpcServer, RouterServicers
 from control_plane.server.router_service import RouterService
 from control_plane.sessions.serving import StreamingSessions
 from control_plane.tracing.traces import Traces
 
-ROUTER_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 # Whether the process is alive, whatever it can serve; the other names say whether it is ready for requests.
 LIVENESS = "liveness"
-ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 @dataclass(frozen=True, slots=True)
 class RouterParts:
     """Everything that one router is made of; `control_plane.server.composition` makes it."""
 
-    server: grpc.aio.Server
+    # One for each door; that of administration comes last.
+    servers: tuple[GrpcServer, ...]
     door: Door
     router: RouterService
     first_worker: FirstWorker
@@ -92,7 +94,7 @@ class RouterParts:
 
 
 class RouterServer:
-    """Starts, serves and stops the parts of one router: `start`, then `stop`; `address` is set in between."""
+    """Starts, serves and stops the parts of one router: `start`, then `stop`; addresses are set in between."""
 
     def __init__(self, config: RachisConfig, parts: RouterParts, *, loop_look_s: float) -> None:
         self._config = config
@@ -101,7 +103,8 @@ class RouterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._background = BackgroundTasks()
         self._stopping = False
-        self.address = ""
+        # Of prompts and sessions, and of administration: the same where that is not apart.
+        self.address = self.admin_address = ""
 
     @property
     def is_open(self) -> bool:
@@ -127,24 +130,18 @@ class RouterServer:
             await self.parts.load_following.run()
 
     async def start(self) -> None:
-        """Listens. Health says SERVING once a decode worker is ready. Raises StartError when the port is taken."""
-        parts, section = self.parts, self._config.router
-        self.address = f"{section.host}:{self._listen()}"
-        loop = asyncio.get_running_loop()
-        console = ConsolePages(parts.calls, loop)
-        self._register_collectors(loop, console)
-        try:
-            parts.metrics.serve(section.host, section.metrics_port, Probes(loop, self._not_ready), console)
-        except OSError as error:
-            place = f"{section.host}:{section.metrics_port}"
-            raise StartError(
-                f"cannot serve metrics on {place}: {error.strerror}", field="router.metrics_port"
-            ) from None
+        """Listens. Health says SERVING once a decode worker is ready. Raises StartError when a port is taken."""
+        parts = self.parts
+        servicers = RouterServicers(parts.router, parts.admin, self._health)
+        addresses = [server.listen(servicers, self._config.security) for server in parts.servers]
+        self.address, self.admin_address = addresses[0], addresses[-1]
+        self._serve_metrics(asyncio.get_running_loop())
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await parts.tokenizer.load()
         await parts.adapters.start()
-        await parts.server.start()
+        for server in parts.servers:
+            await server.start()
         self._background.start(parts.door.follow())
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())
@@ -165,7 +162,8 @@ class RouterServer:
         await parts.first_worker.close()
         await self._background.cancel()
         await self._health.enter_graceful_shutdown()
-        await parts.server.stop(grace=self._config.router.drain_timeout_s)
+        grace_s = self._config.router.drain_timeout_s
+        await asyncio.gather(*(server.stop(grace_s) for server in parts.servers))
         # A scrape that runs still asks the workers.
         await asyncio.to_thread(parts.metrics.close)
         await parts.grammars.close()
@@ -179,24 +177,24 @@ class RouterServer:
         parts.door.close()
         parts.traces.close()
 
-    def _listen(self) -> int:
-        """Puts the services on the server; returns its port."""
-        parts, section = self.parts, self._config.router
-        router_pb2_grpc.add_RouterServiceServicer_to_server(parts.router, parts.server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(parts.admin, parts.server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, parts.server)
-        reflection.enable_server_reflection(
-            (ROUTER_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), parts.server
-        )
-        wanted = f"{section.host}:{section.port}"
+    def _serve_metrics(self, loop: asyncio.AbstractEventLoop) -> None:
+        """And probes, and the console. Raises StartError."""
+        parts, at = self.parts, metrics_of(self._config.router)
+        administration = administration_of(self._config.router)
+        is_local = administration is None or is_loopback(administration.host)
+        console = ConsolePages(parts.calls, loop, is_local=is_local)
+        self._register_collectors(loop, console)
+        refusal = self._scrape_refusal if self._config.security.metrics_need_key else None
         try:
-            if self._config.security.certificate_file is None:
-                return parts.server.add_insecure_port(wanted)
-            return parts.server.add_secure_port(wanted, Certificates(self._config.security).credentials())
-        except RuntimeError:
-            raise StartError(
-                f"cannot listen on {wanted}; is another service running there?", field="router.port"
-            ) from None
+            parts.metrics.serve(at.host, at.port, Probes(loop, self._not_ready, refusal), console)
+        except OSError as error:
+            sentence = f"cannot serve metrics on {at}: {error.strerror}"
+            raise StartError(sentence, field="router.metrics_port") from None
+
+    async def _scrape_refusal(self, authorization: str) -> Said | None:
+        """Why somebody may not read the metrics."""
+        error = await self.parts.door.refusal(((AUTHORIZATION, authorization),), METRICS_NEEDS["/metrics"])
+        return (HTTPStatus(http_status(error.status)), str(error)) if error is not None else None
 
     def _register_collectors(self, loop: asyncio.AbstractEventLoop, console: ConsolePages) -> None:
         """What Prometheus reads off the parts, on their loop, whenever it asks."""

@@ -112,6 +112,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             lowest_priority=caller.lowest_priority,
         )
 
+    async def ListModels(self, request: api.ListModelsRequest, context: Context) -> api.ListModelsResponse:
+        try:
+            model = self._first_worker.model_now()
+        except RachisError as error:
+            await calls.abort(context, error)
+        served = api.ServedModel(
+            name=model.name, tokenizer=model.tokenizer, max_model_len=model.max_model_len, imitates=model.imitates
+        )
+        adapters = sorted(self._arrivals.adapters.values(), key=lambda adapter: adapter.name)
+        return api.ListModelsResponse(
+            model=served, adapters=[api.ServedAdapter(name=each.name, path=each.path) for each in adapters]
+        )
+
     async def StreamGenerate(  # type: ignore[override]  # it reads and writes through the context
         self, request_iterator: AsyncIterator[api.StreamGenerateRequest], context: Context
     ) -> None:

@@ -25,6 +25,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.exposure import check_exposure
+from cluster_configs.listening import Listening, administration_of, prompts_of
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import event_log, ids
@@ -48,6 +49,9 @@ _LOOPBACK = "127.0.0.1"
 # A node that has just joined makes a process for the question first.
 _NODE_ANSWER_S = 60.0
 _REDIS_TIMEOUT_S = 2.0
+# Of Ray: `token` where it asks for its token.
+_RAY_MODE = "RAY_AUTH_MODE"
+_NO_TOKEN = "running, and asks for no token: who reaches its ports may run code here, see docs/access.md"
 # What imitated GPUs load; the package lies above this one.
 _IMITATION = "imitated_gpu.loaded"
 
@@ -71,6 +75,11 @@ class Service:
     @property
     def address(self) -> str:
         return self._router.address
+
+    @property
+    def admin_address(self) -> str:
+        """Of administration: that of prompts and sessions, or one of its own."""
+        return self._router.admin_address
 
     @property
     def is_open(self) -> bool:
@@ -105,7 +114,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         stack.enter_context(event_log.logged(service_id, "router", config.log_rules, log_file))
         stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
         process = psutil.Process()
-        state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
+        state_file.claim(ServiceState(service_id, "", "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
         _check_ports_free(config)
         _fork_imitations(config, stack)
@@ -125,7 +134,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         await router.start()
         stack.push_async_callback(_end_pools, pools, config, lease)
         stack.push_async_callback(router.stop)
-        state_file.claim(ServiceState(service_id, _reachable(router.address), process.pid, process.create_time()))
+        addresses = _reachable(router.address), _reachable(router.admin_address)
+        state_file.claim(ServiceState(service_id, *addresses, process.pid, process.create_time()))
         on_phase("router", f"listening on {router.address}")
         await lease.check()
         if running:
@@ -152,17 +162,18 @@ def _fork_imitations(config: RachisConfig, stack: AsyncExitStack) -> None:
 
 def _check_ports_free(config: RachisConfig) -> None:
     """Before anything slow is started. Raises StartError."""
-    for name, section, hint in (("router", config.router, ""), ("gateway", config.gateway, "; null starts none")):
-        if section.port is None:
+    wanted = {"router.port": prompts_of(config.router), "router.admin_port": administration_of(config.router)}
+    if config.gateway.port is not None:
+        wanted["gateway.port"] = Listening(config.gateway.host, config.gateway.port)
+    for field, at in wanted.items():
+        if at is None:
             continue
         try:
-            with socket.create_server((section.host, section.port)):
+            with socket.create_server((at.host, at.port)):
                 pass
         except OSError as error:
-            place = f"{section.host}:{section.port}"
-            raise StartError(
-                f"cannot listen on {place}: {error.strerror or error}{hint}", field=f"{name}.port"
-            ) from None
+            hint = "; null starts none" if field == "gateway.port" else ""
+            raise StartError(f"cannot listen on {at}: {error.strerror or error}{hint}", field=field) from None
 
 
 async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: OnPhase) -> None:
@@ -253,5 +264,7 @@ async def _connected_controller(
     controller = Controller(config, service_id, mark)
     stack.push_async_callback(controller.close)
     controller.connect()
-    on_phase("ray", "running")
+    # Ray has written there by now what it does.
+    asks_for_token = os.environ.get(_RAY_MODE, "").lower() == "token"
+    on_phase("ray", "running" if asks_for_token else _NO_TOKEN)
     return controller

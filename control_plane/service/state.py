@@ -1,6 +1,6 @@
 """What runs on this machine for this user: a small file written by `serve`, read by every other command.
 
-It holds the router's address and the service's id; every process of a service carries that id in its environment,
+It holds the router's addresses and the service's id; every process of a service carries that id in its environment,
 so what is left of one can be found even after its file is gone.
 """
 
@@ -21,8 +21,11 @@ _REAPER = "control_plane.service.reaper"
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
+    """address: of prompts and sessions; admin_address: of administration. Empty while it starts."""
+
     service_id: str
     address: str
+    admin_address: str
     pid: int
     started: float
 
@@ -74,7 +77,11 @@ class StateFile:
         try:
             table = json.loads(self._path.read_text())
             return ServiceState(
-                str(table["service_id"]), str(table["address"]), int(table["pid"]), float(table["started"])
+                str(table["service_id"]),
+                str(table["address"]),
+                str(table.get("admin_address", table["address"])),
+                int(table["pid"]),
+                float(table["started"]),
             )
         except (OSError, ValueError, TypeError, KeyError):
             return None

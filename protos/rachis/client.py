@@ -293,6 +293,14 @@ class AsyncClient:
                 if not await self._goes_on(error, lost, 0, deadline_s):
                     raise typed(error) from None
 
+    async def models(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.ListModelsResponse:
+        """What the service serves: its model, and adapters beside it. Raises RachisError."""
+        try:
+            told: api.ListModelsResponse = await self._router.ListModels(api.ListModelsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise typed(error) from None
+        return told
+
     async def is_serving(self, timeout_s: float) -> bool:
         """Whether a router takes requests: what its health service says, and False where it does not answer in time."""
         try:

@@ -10,6 +10,8 @@ from rachis.errors import InvalidInputError
 # gRPC takes some 8 KiB of metadata in all.
 _MOST_CHARACTERS = 4096
 Metadata = Sequence[tuple[str, str]]
+# Of who calls for others and has no key of theirs: they are not whom its certificate names.
+NO_KEY: Metadata = (("authorization", "Bearer"),)
 
 
 class MetadataChannel:

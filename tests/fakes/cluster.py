@@ -142,7 +142,9 @@ class Cluster:
         self.fabric = fabric()
         self._channel = grpc.aio.insecure_channel(router.address)
         self.api = router_pb2_grpc.RouterServiceStub(self._channel)
-        self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        # The same door, where administration is not apart.
+        self.admin_channel = grpc.aio.insecure_channel(router.admin_address)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.admin_channel)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -249,6 +251,7 @@ class Cluster:
 
     async def close(self) -> None:
         await self._channel.close(None)
+        await self.admin_channel.close(None)
         await self.router.stop()
         for worker in self.workers:
             await worker.server.stop(None)

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import RayError
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 SHIPPED = Path("cluster_configs/ray/onprem.yaml")
 ROUTER_PORT = 7421
+ADMIN_PORT = 7422
 REDIS_PORT = 6390
 # Where `ray up` brings the files of `write_site_files`.
 SECURITY = {
@@ -74,6 +78,10 @@ class Cluster:
     def router_address(self) -> str:
         return f"{self.head.address}:{ROUTER_PORT}"
 
+    @property
+    def admin_address(self) -> str:
+        return f"{self.head.address}:{ADMIN_PORT}"
+
     def write_site_files(self) -> None:
         """The shipped file with this site's values in place of CHANGE-ME, and the service's configuration beside it."""
         shipped = self.laptop.home / "project" / SHIPPED
@@ -88,6 +96,15 @@ class Cluster:
         (self.laptop.home / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
         (self.laptop.home / "service.yaml").write_text(yaml.safe_dump(self._service))
         self._write_security_files(self.laptop.home / "security")
+        self._write_token(self.laptop.home / ".ray")
+
+    def _write_token(self, folder: Path) -> None:
+        """Ray's, as `ray get-auth-token --generate` does; this process brings it from now on, too."""
+        folder.mkdir()
+        token = folder / "auth_token"
+        token.write_text(generate_new_authentication_token())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
     def _write_security_files(self, folder: Path) -> None:
         Authority(folder).sign("router", self.head.address)

@@ -14,7 +14,7 @@ from rachis import AsyncClient
 
 from cluster_configs.loading import load
 from tests.hosts import IN_NAMESPACE
-from tests.hosts.cluster import REDIS_PORT, ROUTER_PORT, SECURITY, Cluster
+from tests.hosts.cluster import ADMIN_PORT, REDIS_PORT, ROUTER_PORT, SECURITY, Cluster
 from tests.hosts.disks import make_hosts
 from tests.hosts.netlab import HostSpec, bring_up_network
 from tests.hosts.prompts import Answers, Prompt, make_prompts, plain_answers
@@ -31,7 +31,13 @@ SERVICE: dict[str, Any] = {
     },
     "redis": {"port": REDIS_PORT},
     # Shorter than a host takes to come back: some requests are refused meanwhile.
-    "router": {"host": HEAD.address, "port": ROUTER_PORT, "queue_timeout_s": 10.0},
+    "router": {
+        "host": HEAD.address,
+        "port": ROUTER_PORT,
+        "admin_host": HEAD.address,
+        "admin_port": ADMIN_PORT,
+        "queue_timeout_s": 10.0,
+    },
     "security": SECURITY,
     # Both pools have to be used, however little there is to do.
     "placement": {"disaggregation": "always"},
@@ -86,8 +92,8 @@ async def answers(cluster: Cluster, prompts: list[Prompt]) -> Answers:
 
 @pytest_asyncio.fixture(scope="session")
 async def client(cluster: Cluster, answers: Answers) -> AsyncIterator[AsyncClient]:
-    """Of the service on the cluster."""
+    """Of the service on the cluster, by the door of administration, which answers prompts too."""
     await cluster.serve()
     credentials = grpc.ssl_channel_credentials(cluster.ca.read_bytes())
-    async with AsyncClient(cluster.router_address, credentials=credentials, api_key=cluster.key) as client:
+    async with AsyncClient(cluster.admin_address, credentials=credentials, api_key=cluster.key) as client:
         yield client

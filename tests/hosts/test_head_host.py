@@ -23,6 +23,7 @@ from tests.integration.conftest import until
 STORE, HEAD, NODE = (HostSpec(name, f"10.77.0.{number}") for name, number in (("store", 20), ("top", 21), ("both", 22)))
 _REDIS = f"{STORE.address}:6391"
 _ROUTER_PORT = 7431
+_ADMIN_PORT = 7432
 _SERVICE = (
     f"--set service.name=kept --set redis.url=redis://:kept@{_REDIS}/0 --set pools.network=10.77.0.0/24 "
     "--set placement.disaggregation=always --set security.open=true"
@@ -93,9 +94,10 @@ async def test_a_head_that_comes_back_takes_over_what_has_gone_on(lab: Lab) -> N
     await lab.run(HEAD, _START_HEAD)
     await lab.run(NODE, _START_NODE)
     await lab.serve()
-    route = f"route --set router.host={NODE.address} --set router.port={_ROUTER_PORT}"
+    own = {"host": NODE.address, "port": _ROUTER_PORT, "admin_host": NODE.address, "admin_port": _ADMIN_PORT}
+    route = f"route {' '.join(f'--set router.{key}={value}' for key, value in own.items())}"
     await lab.start(NODE, route, "listening")
-    async with AsyncClient(f"{NODE.address}:{_ROUTER_PORT}") as client:
+    async with AsyncClient(f"{NODE.address}:{_ADMIN_PORT}") as client:
         await until(lambda: _serves(client), "the second router knows both workers")
         expected = await _answer(client)
         before = await _process_ids(client)

@@ -52,6 +52,15 @@ async def test_a_host_without_the_secret_is_answered_by_nobody(cluster: Cluster,
             await nobody.identity(30.0)
 
 
+async def test_ray_answers_nobody_without_its_token(cluster: Cluster, client: AsyncClient) -> None:
+    """The laptop reaches the head's ports; and who has the token is answered."""
+    asked = f"ray status --address {cluster.head.address}:6379"
+    for token in ("RAY_AUTH_MODE=disabled", f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * 64}"):
+        with pytest.raises(LabError, match="Authentication token is missing or incorrect"):
+            await asyncio.to_thread(cluster.laptop.run, f"{token} {asked}", 60.0)
+    assert "rachis_prefill" in await asyncio.to_thread(cluster.head.run, "ray status", 60.0)
+
+
 async def test_a_cut_prefill_host_costs_no_token_and_comes_back_as_another(
     cluster: Cluster, client: AsyncClient, answers: Answers, prompts: list[Prompt]
 ) -> None:
@@ -163,7 +172,8 @@ async def test_after_ray_down_nothing_is_left(cluster: Cluster, client: AsyncCli
 
 def _refused(cluster: Cluster, setting: str) -> str:
     """What `rachis serve` says that cannot start with this setting, beside the service that runs."""
-    others = "--set service.name=second --set router.port=0 --set redis.port=0 --set limits.start_timeout_s=40"
+    own = {"service.name": "second", "router.port": 0, "router.admin_port": 0, "redis.port": 0}
+    others = " ".join(f"--set {key}={value}" for key, value in {**own, "limits.start_timeout_s": 40}.items())
     serve = f"RACHIS_STATE_DIR=$(mktemp -d) rachis serve --address auto --config service.yaml {others} --set {setting}"
     with pytest.raises(LabError) as refused:
         cluster.head.run(serve, timeout_s=60.0)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from rachis import AsyncClient
 from rachis.errors import typed
 from rachis.v1 import generation_pb2 as generation
-from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import router_pb2 as api
 from vllm import __version__
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.exceptions import VLLMValidationError
@@ -272,7 +272,7 @@ async def test_a_stream_that_fails_before_its_first_chunk_has_the_failures_statu
 
 
 def test_the_users_options_come_last_and_the_built_in_model_has_its_weights_here() -> None:
-    model = wire.ModelInfo(name="m", tokenizer="builtin", max_model_len=77)
+    model = api.ServedModel(name="m", tokenizer="builtin", max_model_len=77)
     arguments = [*gateway.front_arguments(model, "127.0.0.1", 8000), "--served-model-name", "mine"]
     assert arguments[1].endswith("weights")
     args = front.parsed(arguments)

@@ -22,7 +22,8 @@ def page() -> str:
         table(("route", "needs"), ((code(path), _needs(need)) for path, need in HTTP_NEEDS.items())),
         "A route that is not in this table needs the role `operate`.\n",
         "## Of a router\n",
-        "At `router.host` and `router.metrics_port`. [Calls of the console](../console.md) alone ask for a key.\n",
+        "At `router.metrics_host`, which is `router.host` unless told otherwise, and `router.metrics_port`. [Calls of "
+        "the console](../console.md) ask for a key; `/metrics` does with `security.metrics_need_key`.\n",
         table(("route", "what"), ((code(path), what) for path, what in {**ROUTES, **CONSOLE_ROUTES}.items())),
     ]
     return "\n".join(parts)

@@ -54,6 +54,11 @@ class RouterServiceStub:
                 request_serializer=rachis_dot_v1_dot_router__pb2.GetIdentityRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_router__pb2.GetIdentityResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/rachis.v1.RouterService/ListModels',
+                request_serializer=rachis_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -92,6 +97,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """The model that is served, and the adapters that may be asked for by name. UNAVAILABLE before a worker has said.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +126,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetIdentity,
                     request_deserializer=rachis_dot_v1_dot_router__pb2.GetIdentityRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_router__pb2.GetIdentityResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=rachis_dot_v1_dot_router__pb2.ListModelsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_router__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +241,33 @@ class RouterService:
             '/rachis.v1.RouterService/GetIdentity',
             rachis_dot_v1_dot_router__pb2.GetIdentityRequest.SerializeToString,
             rachis_dot_v1_dot_router__pb2.GetIdentityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.RouterService/ListModels',
+            rachis_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+            rachis_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class RouterServiceStub:
     """A session whose prompt arrives in pieces while it is being prefilled."""
     GetIdentity: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetIdentityRequest, _router_pb2.GetIdentityResponse]
     """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
+    """The model that is served, and the adapters that may be asked for by name. UNAVAILABLE before a worker has said."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -65,6 +67,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """A session whose prompt arrives in pieces while it is being prefilled."""
     GetIdentity: _aio.UnaryUnaryMultiCallable[_router_pb2.GetIdentityRequest, _router_pb2.GetIdentityResponse]  # type: ignore[assignment]
     """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """The model that is served, and the adapters that may be asked for by name. UNAVAILABLE before a worker has said."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -105,5 +109,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetIdentityResponse, _abc.Awaitable[_router_pb2.GetIdentityResponse]]:
         """Who the caller is to the service, by the key of the call. In a service without keys everybody is `anybody`."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _router_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListModelsResponse, _abc.Awaitable[_router_pb2.ListModelsResponse]]:
+        """The model that is served, and the adapters that may be asked for by name. UNAVAILABLE before a worker has said."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -45,7 +45,7 @@ class World:
 
     async def told(self) -> dict[str, Any]:
         """What the doctor says; its exit code says the same."""
-        code = await doctor(self.cluster.router.address, as_json=True)
+        code = await doctor(self.cluster.router.admin_address, as_json=True)
         result: dict[str, Any] = json.loads(self._capsys.readouterr().out.splitlines()[-1])
         # Its own requests; they have ended, as it has looked at the workers since.
         self.cluster.calls = sum(self.cluster.outcomes.values())
@@ -226,6 +226,7 @@ async def test_what_is_wrong_at_once_is_found_at_once(
     """Settings that are in vain, an open door, a worker of another version, and one that is gone."""
     flags = {
         "router__host": "0.0.0.0",
+        "router__admin_port": 0,
         "security__open": True,
         "streaming__preemption": "swap",
         "lora__max_loaded": 1,
@@ -248,7 +249,7 @@ async def test_what_is_wrong_at_once_is_found_at_once(
             ("worker_versions", "decode-1"),
             ("worker_lost", "prefill-1"),
         }
-        await doctor(cluster.router.address, as_json=False)
+        await doctor(cluster.router.admin_address, as_json=False)
         cluster.calls = sum(cluster.outcomes.values())
         text = capsys.readouterr().out
         assert "decode-1 gets no requests: vLLM is 0.31.0" in text

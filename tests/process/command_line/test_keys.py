@@ -110,3 +110,37 @@ def test_a_secret_is_made_and_never_overwritten(tmp_path: Path) -> None:
     refused = rachis("keys", "secret", path)
     assert "is there already" in str(refused.exception)
     assert read_secret(path).service_key == before
+
+
+def test_a_certificate_is_known_in_place_of_a_key(file: Path) -> None:
+    made = told(create(file, "chat", "--certificate", "uri:spiffe://acme/chat", "--json"))
+    assert made == {"name": "chat", "certificate": "uri:spiffe://acme/chat"}
+    create(file, "other", "--certificate", "cn:other")
+    (key, _) = read_keys(file).values()
+    assert (key.secrets, key.certificate) == ((), "uri:spiffe://acme/chat")
+    listed = rachis("keys", "list", "--file", file).stdout
+    assert "uri:spiffe://acme/chat" in listed and "cn:other" in listed
+    assert told(rachis("keys", "list", "--file", file, "--json"))["keys"][0]["certificate"] == "uri:spiffe://acme/chat"
+
+
+@pytest.mark.parametrize(
+    ("name", "certificate", "sentence"),
+    [
+        ("other", "cn:chat", "--certificate: `chat` has that certificate"),
+        ("chat", "cn:other", "there is a key `chat`"),
+        ("other", "chat", "certificate: must be a name in certificates"),
+        ("other", "dns:Chat.example", "certificate: must be a name in certificates"),
+    ],
+)
+def test_a_certificate_that_cannot_be_is_refused(file: Path, name: str, certificate: str, sentence: str) -> None:
+    create(file, "chat", "--certificate", "cn:chat")
+    refused = create(file, name, "--certificate", certificate)
+    assert refused.exit_code != 0 and sentence in str(refused.exception)
+    assert len(read_keys(file)) == 1
+
+
+def test_what_is_known_by_a_certificate_has_nothing_to_rotate(file: Path) -> None:
+    create(file, "chat", "--certificate", "cn:chat")
+    refused = rachis("keys", "rotate", "chat", "--file", file)
+    assert "known by a certificate, which its authority renews" in str(refused.exception)
+    assert told(rachis("keys", "revoke", "chat", "--file", file, "--json")) == {"revoked": "chat"}

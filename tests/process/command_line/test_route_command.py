@@ -16,6 +16,7 @@ class MadeUpRouter:
     """Is interrupted as soon as it is up."""
 
     address = "127.0.0.1:7000"
+    admin_address = "127.0.0.1:7422"
     metrics = SimpleNamespace(address="127.0.0.1:7001")
 
     def __init__(self, did: list[str]) -> None:

@@ -24,7 +24,7 @@ def test_loopback_needs_nothing(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "router.example"])
 def test_beyond_it_keys_are_needed_or_a_word(host: str) -> None:
-    for field in ("router.host", "gateway.host"):
+    for field in ("router.host", "router.admin_host", "router.metrics_host", "gateway.host"):
         with pytest.raises(ConfigError, match=r"without API keys whoever reaches it .* security\.open") as raised:
             check_exposure(config(**{field: host}))
         assert raised.value.field == field
@@ -43,6 +43,12 @@ def test_a_gateway_that_is_not_started_listens_nowhere() -> None:
 def test_keys_need_the_secret() -> None:
     with pytest.raises(ConfigError, match="keys_file needs secret_file"):
         config(security__keys_file="/k")
+
+
+def test_metrics_ask_for_keys_where_there_are_some() -> None:
+    with pytest.raises(ConfigError, match="metrics_need_key needs keys_file or jwt_jwks_file"):
+        config(security__metrics_need_key=True)
+    assert config(security__metrics_need_key=True, **KEYS).security.metrics_need_key
 
 
 def test_tokens_need_the_secret_and_whom_they_are_of_and_for() -> None:

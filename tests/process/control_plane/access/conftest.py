@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from google.protobuf import message_factory
+from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -70,6 +73,41 @@ class Keyed:
         return [json.loads(line) for line in self.audit_file.read_text().splitlines()]
 
 
+def method_of(path: str) -> Any:
+    """The descriptor of a method of ours."""
+    _, service, name = path.split("/")
+    files = (api.DESCRIPTOR, admin.DESCRIPTOR)
+    services = {each.full_name: each for file in files for each in file.services_by_name.values()}
+    return services[service].methods_by_name[name]
+
+
+async def status_of(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> grpc.StatusCode:
+    """How a call with an empty message ends."""
+    return (await ended(channel, path, metadata))[0]
+
+
+async def ended(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> tuple[grpc.StatusCode, str]:
+    """Likewise, and what it is told."""
+    method = method_of(path)
+    parse = message_factory.GetMessageClass(method.output_type).FromString
+    write, request = (lambda message: message.SerializeToString()), message_factory.GetMessageClass(method.input_type)()
+    try:
+        if method.client_streaming:
+            streaming: Any = channel.stream_stream(path, write, parse)
+            call = streaming(metadata=metadata, timeout=30)
+            await call.done_writing()
+            async for _ in call:
+                pass
+        elif method.server_streaming:
+            async for _ in channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30):
+                pass
+        else:
+            await channel.unary_unary(path, write, parse)(request, metadata=metadata, timeout=30)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return Code.OK, ""
+
+
 def add_key(path: Path, name: str, *roles: Role, tenant: str = "acme", lowest_priority: int = 0) -> str:
     """A role is needed: a key that has none is made by taking it away."""
     key, given = new_key(
@@ -93,8 +131,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     return folder, given
 
 
-@pytest_asyncio.fixture
-async def keyed(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncIterator[Keyed]:
+@asynccontextmanager
+async def keyed_cluster(tmp_path: Path, made: tuple[Path, dict[str, str]], **more: Any) -> AsyncIterator[Keyed]:
+    """more: settings beside those of the keys."""
     folder, given = made
     for name in ("secret", "keys.json"):
         shutil.copy(folder / name, tmp_path / name)
@@ -104,9 +143,15 @@ async def keyed(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncItera
         "security__secret_file": str(tmp_path / "secret"),
         "security__audit_file": str(tmp_path / "audit.jsonl"),
     }
-    async with running_cluster(**flags, index__chunk_tokens=32) as cluster:  # type: ignore[arg-type]  # by name
+    async with running_cluster(**flags, index__chunk_tokens=32, **more) as cluster:  # type: ignore[arg-type]  # by name
         await cluster.add(PREFILL)
         await cluster.add(DECODE)
         world = Keyed(cluster, tmp_path)
         world.key.update(given)
+        yield world
+
+
+@pytest_asyncio.fixture
+async def keyed(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncIterator[Keyed]:
+    async with keyed_cluster(tmp_path, made) as world:
         yield world

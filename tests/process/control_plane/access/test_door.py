@@ -9,11 +9,9 @@ import grpc
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from google.protobuf import message_factory
 from rachis.client import KEY_VARIABLE
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
-from rachis.v1 import router_pb2
 from rachis.v1 import router_pb2 as api
 
 from cluster_core.clock import unix_s
@@ -23,37 +21,7 @@ from control_plane.access.key_file import edit
 from control_plane.access.roles import RPC_NEEDS, Identity
 from control_plane.model.lifecycle import State
 from tests.fakes.cluster import named, running_cluster, until
-from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, Metadata
-
-
-def method_of(path: str) -> Any:
-    """The descriptor of a method of ours."""
-    _, service, name = path.split("/")
-    files = (router_pb2.DESCRIPTOR, admin.DESCRIPTOR)
-    services = {each.full_name: each for file in files for each in file.services_by_name.values()}
-    return services[service].methods_by_name[name]
-
-
-async def status_of(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> grpc.StatusCode:
-    """How a call with an empty message ends."""
-    method = method_of(path)
-    parse = message_factory.GetMessageClass(method.output_type).FromString
-    write, request = (lambda message: message.SerializeToString()), message_factory.GetMessageClass(method.input_type)()
-    try:
-        if method.client_streaming:
-            streaming: Any = channel.stream_stream(path, write, parse)
-            call = streaming(metadata=metadata, timeout=30)
-            await call.done_writing()
-            async for _ in call:
-                pass
-        elif method.server_streaming:
-            async for _ in channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30):
-                pass
-        else:
-            await channel.unary_unary(path, write, parse)(request, metadata=metadata, timeout=30)
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return Code.OK
+from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, Metadata, status_of
 
 
 @pytest.mark.parametrize("who", WHO)

@@ -87,6 +87,24 @@ def test_three_files_are_shipped() -> None:
     assert [path.stem for path in SHIPPED] == ["aws", "gcp", "onprem"]
 
 
+def test_rays_token_that_is_not_there_is_told_with_how_it_is_made() -> None:
+    (told,) = [
+        finding
+        for finding in cluster_check.check_file(parsed("aws"), ["~/.ray/auth_token"])
+        if finding.key.startswith("file_mounts")
+    ]
+    assert (told.level, told.key) == ("error", "file_mounts.~/.ray/auth_token")
+    assert told.message == "there is no ~/.ray/auth_token here; `ray get-auth-token --generate` makes it"
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_a_ray_that_asks_for_no_token_is_warned_of(role: str) -> None:
+    tree, key = shipped("onprem"), f"{role}_start_ray_commands"
+    tree[key] = [command.replace("RAY_AUTH_MODE=token ", "") for command in tree[key]]
+    told = problems(tree)
+    assert set(told) == {f"warning {key}"} and "lacks RAY_AUTH_MODE=token" in told[f"warning {key}"]
+
+
 @pytest.mark.parametrize("name", ["aws", "gcp"])
 def test_shipped_service_fits_the_shipped_cluster(name: str) -> None:
     assert problems(shipped(name), service("gpu")) == {}
@@ -104,6 +122,7 @@ def test_every_shipped_file_mounts_the_project_and_starts_ray_on_the_same_ports(
     assert len({tuple(cluster.ray_ports.items()) for cluster in clusters}) == 1
     for cluster in clusters:
         assert ("~/rachis", ".") in cluster.mounts
+        assert ("~/.ray/auth_token", "~/.ray/auth_token") in cluster.mounts
         for node_type in cluster.node_types:
             assert any("make -C ~/rachis setup" in command for command in node_type.setup_commands)
 
@@ -172,6 +191,12 @@ def test_fault_in_the_file_is_told_with_its_key(name: str, key: str, value: Any,
         (RULES,
          [{"IpProtocol": "tcp", "FromPort": 6379, "ToPort": 7421, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}], {},
          f"error {RULES}", "run code"),
+        (RULES,
+         [{"IpProtocol": "tcp", "FromPort": 7421, "ToPort": 7422, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}],
+         {"router.admin_host": "10.0.0.7"}, f"error {RULES}", "can stop the service with an operator's key"),
+        (RULES,
+         [{"IpProtocol": "tcp", "FromPort": 7421, "ToPort": 7422, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}], {},
+         f"warning {RULES}", "0.0.0.0/0"),
         (RULES, [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/8"}]}], {},
          f"warning {RULES}", "10.0.0.0/8"),
     ],
@@ -264,7 +289,7 @@ def test_hosts_of_ones_own_are_placed_by_metadata_or_by_a_plain_start_command() 
     }
     assert problems(by_metadata, service("cpu")) == {}
     assert "warning metadata.hosts" in problems(tree, service("cpu"))
-    start = """ray start --num-cpus=16 --resources='{"rachis_prefill": 1, "rachis_decode": 1}'"""
+    start = """RAY_AUTH_MODE=token ray start --num-cpus=16 --resources='{"rachis_prefill": 1, "rachis_decode": 1}'"""
     plain = tree | {"worker_start_ray_commands": [start]}
     assert problems(plain, service("cpu")) == {}
     (hosts,) = [node_type for node_type in cluster_file.parse(plain).node_types if not node_type.is_head]

@@ -11,7 +11,7 @@ from control_plane.service.state import ServiceState, StateFile
 
 
 def state_of(process: psutil.Process, service_id: str = "svc-1") -> ServiceState:
-    return ServiceState(service_id, "127.0.0.1:7421", process.pid, process.create_time())
+    return ServiceState(service_id, "127.0.0.1:7421", "127.0.0.1:7422", process.pid, process.create_time())
 
 
 MINE = state_of(psutil.Process())

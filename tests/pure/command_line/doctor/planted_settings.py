@@ -102,6 +102,12 @@ PLANTED = (
     Planted(
         "exposure", configured(gateway__host="10.0.0.9", security__open=True), "gateway.host", "is 10.0.0.9 and there"
     ),
+    Planted(
+        "exposure", configured(router__admin_host="::", security__open=True), "router.admin_host", "is :: and there are"
+    ),
+    Planted(
+        "encryption", configured(router__admin_host="::", **KEYED), "router.admin_host", "API keys travel as they are"
+    ),
     Planted("encryption", configured(router__host="0.0.0.0", **KEYED), "router.host", "API keys travel as they are"),
     Planted("encryption", configured(gateway__host="0.0.0.0", **KEYED), "gateway.host", "API keys travel as they are"),
     Planted("certificate", certificate_of(-3), "security.certificate_file", "has ended 3 days ago"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from control_plane.console.guards import is_overheard, refusal
+from control_plane.console.guards import refusal, refusal_of_host
 
 OWN = {"host": "127.0.0.1:9400", "content-type": "application/json"}
 
@@ -48,15 +48,24 @@ def test_with_keys_a_router_is_reached_by_a_name_too() -> None:
     assert refusal({**OWN, "host": "router.example"}, is_open=False) == ""
 
 
+@pytest.mark.parametrize("here", [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("10.0.0.5", "10.0.0.5")])
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_this_host_may_call(here: tuple[str, str], is_open: bool, is_local: bool) -> None:
+    assert refusal_of_host(*here, is_open=is_open, is_local=is_local) == ""
+
+
 @pytest.mark.parametrize(
-    ("peer", "own", "is_open", "heard"),
+    ("is_open", "is_local", "word"),
     [
-        ("127.0.0.1", "127.0.0.1", False, False),
-        ("::1", "::1", False, False),
-        ("10.0.0.5", "10.0.0.5", False, False),
-        ("10.0.0.6", "10.0.0.5", False, True),
-        ("10.0.0.6", "10.0.0.5", True, False),
+        (False, True, "keys are taken here from the router's own host alone"),
+        (False, False, "keys are taken here from the router's own host alone"),
+        (True, True, "router.admin_host"),
+        (True, False, ""),
     ],
 )
-def test_a_key_is_taken_from_this_host_alone(peer: str, own: str, is_open: bool, heard: bool) -> None:
-    assert is_overheard(peer, own, is_open=is_open) is heard
+def test_another_host_may_call_where_no_key_would_be_overheard_and_administration_is_for_it_too(
+    is_open: bool, is_local: bool, word: str
+) -> None:
+    told = refusal_of_host("10.0.0.6", "10.0.0.5", is_open=is_open, is_local=is_local)
+    assert word in told and bool(told) == bool(word)

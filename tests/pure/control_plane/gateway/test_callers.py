@@ -99,6 +99,13 @@ async def test_without_a_good_key_nothing_comes_through(headers: dict[str, str],
     assert not gateway.seen
 
 
+async def test_who_brings_no_key_is_not_whom_the_gateways_certificate_names() -> None:
+    """The router is told that somebody calls who has none: without a word it would go by the certificate."""
+    router = Router()
+    assert await Gateway(router).ask("/v1/completions") == 401
+    assert router.asked == ["Bearer"]
+
+
 async def test_a_role_that_is_missing_is_said() -> None:
     gateway = Gateway(Router())
     assert await gateway.ask("/metrics", BEARER, "GET") == 403 and not gateway.seen

@@ -12,7 +12,7 @@ from control_plane.service.state import ServiceState, StateFile, state_folder
 
 
 def state_of(process: psutil.Process, service_id: str = "svc-1") -> ServiceState:
-    return ServiceState(service_id, "127.0.0.1:7421", process.pid, process.create_time())
+    return ServiceState(service_id, "127.0.0.1:7421", "127.0.0.1:7422", process.pid, process.create_time())
 
 
 MINE = state_of(psutil.Process())
@@ -35,7 +35,7 @@ def test_what_was_claimed_is_read_back_and_leaves_no_other_file(state_file: Stat
 
 
 def test_the_same_process_may_claim_again_with_its_address(state_file: StateFile) -> None:
-    state_file.claim(ServiceState("svc-1", "", MINE.pid, MINE.started))
+    state_file.claim(ServiceState("svc-1", "", "", MINE.pid, MINE.started))
 
     state_file.claim(MINE)
 
@@ -53,7 +53,7 @@ def test_another_running_service_keeps_the_file(state_file: StateFile) -> None:
 
 
 def test_a_process_that_took_over_the_number_of_a_dead_one_counts_as_none(state_file: StateFile) -> None:
-    state_file.claim(ServiceState("svc-1", "", MINE.pid, MINE.started - 100.0))
+    state_file.claim(ServiceState("svc-1", "", "", MINE.pid, MINE.started - 100.0))
 
     assert state_file.read() is None
 

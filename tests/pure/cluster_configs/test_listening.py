@@ -1,0 +1,45 @@
+"""Where a router listens: administration stays on loopback, whatever prompts do."""
+
+from typing import Any
+
+import pytest
+
+from cluster_configs.listening import administration_of, is_loopback, metrics_of
+from cluster_configs.loading import load
+from cluster_configs.schema import RouterSection
+
+
+def router(**settings: Any) -> RouterSection:
+    return load(flags={f"router.{key}": value for key, value in settings.items()}).config.router
+
+
+@pytest.mark.parametrize(
+    ("settings", "administration"),
+    [
+        ({}, None),
+        ({"host": "::1", "admin_host": "localhost"}, None),
+        ({"host": "0.0.0.0"}, "127.0.0.1:7422"),
+        ({"host": "10.0.0.7", "port": 7000}, "127.0.0.1:7422"),
+        ({"admin_host": "10.0.0.7"}, "10.0.0.7:7422"),
+        ({"admin_port": 0}, "127.0.0.1:0"),
+        ({"admin_port": 7500, "admin_host": "10.0.0.7", "host": "0.0.0.0"}, "10.0.0.7:7500"),
+    ],
+)
+def test_administration_is_apart_once_prompts_leave_loopback_or_it_is_told_to(
+    settings: dict[str, Any], administration: str | None
+) -> None:
+    found = administration_of(router(**settings))
+    assert (str(found) if found is not None else None) == administration
+
+
+def test_metrics_listen_beside_prompts_unless_told_otherwise() -> None:
+    assert str(metrics_of(router(host="0.0.0.0", metrics_port=9421))) == "0.0.0.0:9421"
+    assert str(metrics_of(router(host="0.0.0.0", metrics_host="127.0.0.1", metrics_port=9421))) == "127.0.0.1:9421"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("[::1]", True), ("localhost", True), ("10.0.0.1", False), ("x", False)],
+)
+def test_what_is_loopback(host: str, is_it: bool) -> None:
+    assert is_loopback(host) is is_it
