@@ -37,6 +37,7 @@ from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
 from kv_transfer import vllm_private
 from kv_transfer.handoff.rules import DEADLINE_PARAM
+from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
@@ -88,7 +89,7 @@ class BatchScheduling(_Scheduler):
         self.batching = None
         if settings.policy == "fcfs":
             return
-        if not allows(vllm_private.layout_of(self.vllm_config, self.kv_cache_config), Feature.DECODE_BATCHES):
+        if not allows(layout_of(self.vllm_config, self.kv_cache_config), Feature.DECODE_BATCHES):
             # In order of arrival.
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))

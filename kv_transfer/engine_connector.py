@@ -36,6 +36,7 @@ from kv_transfer.handoff.nixl_progress import progress_interval
 from kv_transfer.handoff.overdue_pulls import OverduePulls, PullReport, Quarantine
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
 from kv_transfer.handoff.tokens_digest import TOKENS_DIGEST_PARAM, is_of, stamp
+from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 from kv_transfer.tiers.host_tier import HostTiering
 
@@ -109,7 +110,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         # Scheduler side: blocks that overdue pulls may still write into.
         self.quarantine: Quarantine | None = None
         share = vllm_config.kv_transfer_config.get_from_extra_config(VERIFY_SHARE, 0.0)
-        layout = vllm_private.layout_of(vllm_config, kv_cache_config)
+        layout = layout_of(vllm_config, kv_cache_config)
         self._checks_content = allows(layout, Feature.CONTENT_CHECK)
         self.content = ContentSampling(
             share if self._checks_content else 0.0, vllm_config.cache_config.block_size, vllm_private.workers_of(self)

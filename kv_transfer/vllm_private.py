@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_transfer.model_features import Feature, KvLayout, allows
+from kv_transfer.kv_layout import layout_of
+from kv_transfer.model_features import Feature, allows
 
 SUPPORTED_VLLM = "0.32.0"
 
@@ -261,26 +262,9 @@ def block_views(kv_cache_config: Any, kv_caches: dict[str, Any]) -> list[Any]:
     return list(views.values())
 
 
-def layout_of(vllm_config: Any, kv_cache_config: Any) -> KvLayout:
-    """How an engine of these keeps KV, as `kv_transfer.model_features` asks for it."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    have_full = [isinstance(spec, FullAttentionSpec) for spec in specs]
-    return KvLayout(
-        kinds=tuple(type(spec).__name__.removesuffix("Spec") for spec in specs),
-        is_one_list=have_full == [True],
-        has_full_attention=any(have_full),
-        keeps_prefixes=bool(vllm_config.cache_config.enable_prefix_caching),
-        computes_in_pieces=bool(vllm_config.scheduler_config.enable_chunked_prefill),
-    )
-
-
 def prompt_tokens_left_out(connector: Any) -> int:
-    """Last tokens of a prompt that the NIXL connector has the prefill side leave out, for the decode side to compute:
-    one where layers keep a state (Mamba, gated delta nets)."""
-    left_out: int = connector.connector_scheduler._prefill_backoff()
-    return left_out
+    """Last tokens of a prompt that NIXL's prefill side leaves to the decode side: one where layers keep a state."""
+    return int(connector.connector_scheduler._prefill_backoff())
 
 
 def request_blocks(scheduler: Any, request_id: str) -> list[Any]:

@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
 from kv_transfer.claims.block_events import emit_where_blocks_lie
+from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 from kv_transfer.tiers.device_pool import take_over
 from kv_transfer.tiers.host_tier import HostTier, HostTiering
@@ -47,7 +48,7 @@ class TieredScheduling(_Scheduler):
         pool = vllm_private.pool_of(self)
         if isinstance(self.connector, HostTiering):
             self.connector.use_pool(pool)
-        layout = vllm_private.layout_of(self.vllm_config, self.kv_cache_config)
+        layout = layout_of(self.vllm_config, self.kv_cache_config)
         if given is None or not allows(layout, Feature.TIERS):
             emit_where_blocks_lie(pool)
             return

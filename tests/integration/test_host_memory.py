@@ -12,7 +12,6 @@ import torch
 from vllm import _custom_ops
 
 from cluster_core.errors import StartError
-from kv_transfer import vllm_private
 from kv_transfer.host_memory import host_swap
 from kv_transfer.host_memory.batched_copy import Rows, descriptors, driver_copies_all
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
@@ -191,7 +190,6 @@ def test_host_memory_too_small_for_one_block_is_refused_with_both_sizes() -> Non
 def slots_of(extra: dict[str, float]) -> int:
     transfer = SimpleNamespace(get_from_extra_config=extra.get)
     caches = SimpleNamespace(num_blocks=16, kv_cache_tensors=[SimpleNamespace(size=16 * 300)])
-    # A vLLM config of one attention group takes a model to make; this test is about sizes.
     layout = KvLayout(
         kinds=("FullAttention",),
         is_one_list=True,
@@ -199,5 +197,6 @@ def slots_of(extra: dict[str, float]) -> int:
         keeps_prefixes=True,
         computes_in_pieces=True,
     )
-    with mock.patch.object(vllm_private, "layout_of", lambda *configs: layout):
+    # A vLLM config of one attention group takes a model to make; this test is about sizes.
+    with mock.patch.object(host_swap, "layout_of", lambda *configs: layout):
         return host_swap.slots_of(SimpleNamespace(kv_transfer_config=transfer), caches)

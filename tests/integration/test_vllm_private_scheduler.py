@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from kv_transfer import vllm_private
+from kv_transfer.kv_layout import layout_of
 
 if TYPE_CHECKING:
     from tests.campaign.fuzz.simulated_engine import SimulatedEngine
@@ -225,7 +226,7 @@ def test_layers_are_grouped_into_one_view_of_their_blocks() -> None:
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
     )
-    layout = vllm_private.layout_of(engine, config)
+    layout = layout_of(engine, config)
     assert (layout.kinds, layout.is_one_list, layout.has_full_attention) == (("FullAttention",), True, True)
     caches = {name: torch.zeros(5, 2, BLOCK_SIZE, 2, 4) for name in ("a", "b")}
     views = vllm_private.block_views(config, caches)
