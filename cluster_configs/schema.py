@@ -231,15 +231,10 @@ class PoolSection(Section):
         return self.workers if self.min_ready is None else self.min_ready
 
 
-class DecodePoolSection(PoolSection):
-    """The pool that cannot be without a worker."""
+class SharedPoolSection(PoolSection):
+    """Workers that prefill and decode. A service that has them has no others; see docs/shared-workers.md."""
 
-    @field_validator("workers")
-    @classmethod
-    def _serves(cls, workers: int) -> int:
-        if workers < 1:
-            raise ValueError("must be at least 1, without a decode worker nothing is served")
-        return workers
+    workers: int = Field(0, ge=0, le=1024, description="Above 0 only where prefill and decode have none.")
 
 
 class PoolsSection(Section):
@@ -254,7 +249,24 @@ class PoolsSection(Section):
         description="First and last port that workers listen on, such as 20000-20999; null takes free ones.",
     )
     prefill: PoolSection = PoolSection()
-    decode: DecodePoolSection = DecodePoolSection()
+    decode: PoolSection = PoolSection()
+    shared: SharedPoolSection = SharedPoolSection()
+
+    @property
+    def in_use(self) -> dict[str, PoolSection]:
+        """By name: the pools of this service, whose workers do both or one of the two each."""
+        return {"shared": self.shared} if self.shared.workers else {"prefill": self.prefill, "decode": self.decode}
+
+    @model_validator(mode="after")
+    def _serves(self) -> "PoolsSection":
+        if self.shared.workers and (self.prefill.workers or self.decode.workers):
+            raise ValueError(
+                f"shared.workers is {self.shared.workers}, so prefill.workers and decode.workers must be 0, got "
+                f"{self.prefill.workers} and {self.decode.workers}: workers that do both have no others beside them"
+            )
+        if not self.shared.workers and self.decode.workers < 1:
+            raise ValueError("decode.workers must be at least 1, without a decode worker nothing is served")
+        return self
 
     @field_validator("network")
     @classmethod
@@ -794,7 +806,7 @@ class RachisConfig(Section):
     @model_validator(mode="after")
     def _gpus_for_every_rank(self) -> "RachisConfig":
         ranks = self.engine.tensor_parallel_size
-        for name, pool in (("prefill", self.pools.prefill), ("decode", self.pools.decode)):
+        for name, pool in self.pools.in_use.items():
             if (self.engine.device == "cuda" and not pool.gpus_per_worker > 0) or 1 < ranks > pool.gpus_per_worker:
                 raise ValueError(
                     f"pools.{name}.gpus_per_worker must be above 0 and at least the {ranks} of tensor_parallel_size"

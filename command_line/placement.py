@@ -24,6 +24,7 @@ REASONS = {
     "prefill_down": "prefilled by the decode worker: no prefill worker is usable",
     "decode_down": "prefilled by a prefill worker: no decode worker was usable then",
     "session": "disaggregated: its prompt was still arriving",
+    "whole": "prefilled where it decodes: workers do both",
 }
 
 

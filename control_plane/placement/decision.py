@@ -64,7 +64,7 @@ class Rules:
     """What the configuration says of placement. The policies: by pool."""
 
     policies: Mapping[Pool, PlacementPolicy]
-    # Of decode workers where there are no prefill workers.
+    # Where whoever prefills decodes as well: workers that do both, and decode workers without any that prefill.
     both: PlacementPolicy
     load_only: Mapping[Pool, PlacementPolicy]
     always_disaggregates: bool
@@ -87,7 +87,7 @@ class Rules:
         return BOTH_POOLS if is_whole and not self.always_disaggregates else (wire.POOL_PREFILL,)
 
     def decide(self, view: PoolView, question: Question, rng: random.Random, *, does_both: bool = False) -> Choice:
-        """does_both: the workers compute the prompt too, because there are no prefill workers."""
+        """does_both: a worker that computes the prompt is to decode it as well."""
         policy = self.both if does_both else self.policies[view.pool]
         if view.is_stale:
             policy = self.load_only[view.pool]
@@ -97,12 +97,15 @@ class Rules:
         self, views: Mapping[Pool, PoolView], question: Question, rng: random.Random, *, is_whole: bool
     ) -> RouteChoice:
         """views: of `pools_of_route`. is_whole: nothing more comes to the prompt."""
-        prefill, *others = (self.decide(views[pool], question, rng) for pool in self.pools_of_route(is_whole=is_whole))
-        if not others:
+        view = views[wire.POOL_PREFILL]
+        prefill = self.decide(view, question, rng, does_both=view.does_both)
+        if wire.POOL_DECODE not in self.pools_of_route(is_whole=is_whole):
             return RouteChoice(Reason.ALWAYS if is_whole else Reason.SESSION, prefill)
-        decode = others[0]
         if prefill.worker is None:
             return RouteChoice(Reason.PREFILL_DOWN, prefill)
+        if view.does_both:
+            return RouteChoice(Reason.WHOLE, prefill)
+        decode = self.decide(views[wire.POOL_DECODE], question, rng)
         if decode.worker is None:
             return RouteChoice(Reason.DECODE_DOWN, prefill)
         prices = disaggregation.prices(prefill.decision, decode.decision, question)

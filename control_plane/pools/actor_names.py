@@ -12,7 +12,7 @@ from typing import Any
 from cluster_core.clock import unix_ms
 from cluster_core.ids import registry_digest
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.roster import POOL_NAMES
+from control_plane.pools.pool_sections import POOL_NAMES
 from worker_runtime.host import WorkerSettings
 
 _POOLS = {name: pool for pool, name in POOL_NAMES.items()}

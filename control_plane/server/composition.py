@@ -51,6 +51,7 @@ from control_plane.pools.actors import Actors
 from control_plane.pools.kept_sizes import KeptSizes
 from control_plane.pools.life import Pools
 from control_plane.pools.load_following import PoolFollowing
+from control_plane.pools.pool_sections import sections
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import BETWEEN_LOOKS_S, SETTLE_S, IndexCheck
@@ -376,7 +377,7 @@ def _pools(
 ) -> Pools | None:
     if ports.actors is None:
         return None
-    sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
+    sizes = {pool: section.workers for pool, section in sections(config.pools).items()}
     fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
     kept = KeptSizes(ports.redis(_REDIS_TIMEOUT_S), service_id, sizes)
     return Pools(config, ports.actors, membership, client, fence, kept, timing, ports.now_s)

@@ -349,27 +349,35 @@ class ScalePoolsRequest(_message.Message):
 
     PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
     DECODE_WORKERS_FIELD_NUMBER: _builtins.int
+    SHARED_WORKERS_FIELD_NUMBER: _builtins.int
     prefill_workers: _builtins.int
     """Absent: stays as it is."""
     decode_workers: _builtins.int
+    shared_workers: _builtins.int
+    """Of a service whose workers prefill and decode."""
     def __init__(
         self,
         *,
         prefill_workers: _builtins.int | None = ...,
         decode_workers: _builtins.int | None = ...,
+        shared_workers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "_shared_workers", b"_shared_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers", "shared_workers", b"shared_workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "_shared_workers", b"_shared_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers", "shared_workers", b"shared_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_workers: _TypeAlias = _typing.Literal["decode_workers"]  # noqa: Y015
     _WhichOneofArgType__decode_workers: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers"]  # noqa: Y015
     _WhichOneofReturnType__prefill_workers: _TypeAlias = _typing.Literal["prefill_workers"]  # noqa: Y015
     _WhichOneofArgType__prefill_workers: _TypeAlias = _typing.Literal["_prefill_workers", b"_prefill_workers"]  # noqa: Y015
+    _WhichOneofReturnType__shared_workers: _TypeAlias = _typing.Literal["shared_workers"]  # noqa: Y015
+    _WhichOneofArgType__shared_workers: _TypeAlias = _typing.Literal["_shared_workers", b"_shared_workers"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_workers) -> _WhichOneofReturnType__decode_workers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_workers) -> _WhichOneofReturnType__prefill_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_workers) -> _WhichOneofReturnType__shared_workers | None: ...
 
 Global___ScalePoolsRequest: _TypeAlias = ScalePoolsRequest  # noqa: Y015
 

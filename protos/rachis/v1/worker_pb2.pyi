@@ -29,12 +29,16 @@ class _PoolEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pool.ValueType],
     POOL_UNSPECIFIED: _Pool.ValueType  # 0
     POOL_PREFILL: _Pool.ValueType  # 1
     POOL_DECODE: _Pool.ValueType  # 2
+    POOL_SHARED: _Pool.ValueType  # 3
+    """Its workers prefill and decode: they are candidates for either."""
 
 class Pool(_Pool, metaclass=_PoolEnumTypeWrapper): ...
 
 POOL_UNSPECIFIED: Pool.ValueType  # 0
 POOL_PREFILL: Pool.ValueType  # 1
 POOL_DECODE: Pool.ValueType  # 2
+POOL_SHARED: Pool.ValueType  # 3
+"""Its workers prefill and decode: they are candidates for either."""
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
 
 class _WorkerState:

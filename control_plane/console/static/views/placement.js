@@ -13,6 +13,7 @@ const WHY = {
   prefill_down: "prefilled by the decode worker: no prefill worker is usable",
   decode_down: "prefilled by a prefill worker: no decode worker was usable then",
   session: "disaggregated: its prompt was still arriving",
+  whole: "prefilled where it decodes: workers do both",
 };
 const chosen = (placement) => placement.decisions.map((decision) => decision.worker_id || `no ${word(decision.pool)} worker`).join(" → ") || "–";
 
