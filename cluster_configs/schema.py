@@ -569,12 +569,26 @@ class DecodeWeights(Section):
     adapter: Weight = Field(1.0, description="The request's LoRA adapter is loaded.")
 
 
+class ByObjectives(Section):
+    """Of policy `objectives`."""
+
+    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that are to decode little.")
+    refuses: bool = Field(
+        True, description="Refuse requests that no worker is expected to keep objectives.ttft_s for, before they wait."
+    )
+
+
 class PlacementSection(Section):
     """Which worker a request goes to."""
 
-    policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"] = (
-        Field("hotness", description="See docs/placement.md; all but the first are there to be compared with.")
+    policy: Literal[
+        "hotness", "objectives", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"
+    ] = Field(
+        "hotness",
+        description="See docs/placement.md; `objectives` is for workers that do both (docs/shared-workers.md), those "
+        "after it are there to be compared with.",
     )
+    by_objectives: ByObjectives = ByObjectives()
     prefill_weights: PrefillWeights = PrefillWeights()
     decode_weights: DecodeWeights = DecodeWeights()
     long_prompts_apart: bool = Field(
@@ -787,6 +801,15 @@ class RachisConfig(Section):
             raise ValueError(
                 "service.leave_workers needs service.name, ray.address and a service.orphan_s above 0: only workers of "
                 "a named service on a Ray of their own outlive `rachis serve`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _objectives_are_there(self) -> "RachisConfig":
+        if self.placement.policy == "objectives" and not (self.pools.shared.workers and self.objectives.tpot_s):
+            raise ValueError(
+                "placement.policy objectives needs pools.shared.workers and objectives.tpot_s above 0: it weighs "
+                "workers that do both by what they leave to both objectives"
             )
         return self
 

@@ -59,10 +59,17 @@ RULES = (
         "placement.disaggregation",
         lambda seen: (
             seen.config.placement.disaggregation == "always"
-            and not seen.config.pools.shared.workers
+            and (seen.config.placement.policy == "objectives" or not seen.config.pools.shared.workers)
             and not _most_workers(seen.config.pools.prefill)
         ),
-        "needs prefill workers, and pools.prefill.workers is 0",
+        "needs prefill workers, and pools.prefill.workers is 0; of workers that do both, a policy that asks for it",
+    ),
+    Rule(
+        "placement.by_objectives.prefill_heavy",
+        lambda seen: (
+            seen.is_set("placement.by_objectives.prefill_heavy") and seen.config.placement.policy != "objectives"
+        ),
+        "is asked by placement.policy objectives alone",
     ),
     Rule("decode.policy", _batch_of_one, "chooses who decodes together, and workers decode one request at a time"),
     Rule(

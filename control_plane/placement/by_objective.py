@@ -132,8 +132,12 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
 
 
 def decide(view: BothView, objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
-    """The best choice; a refusal where none keeps TTFT; None where no worker may get the request."""
-    found = choices(view, objectives)
+    """The best choice of all that there are; see `taken`."""
+    return taken(choices(view, objectives), objectives, refuses=refuses)
+
+
+def taken(found: Sequence[Choice], objectives: Objectives, *, refuses: bool) -> Choice | Refusal | None:
+    """The first of them; a refusal where none keeps TTFT; None where there is none: no worker may get the request."""
     if not found:
         return None
     best = found[0]

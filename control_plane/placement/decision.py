@@ -72,11 +72,13 @@ class Rules:
 
     @classmethod
     def of(cls, settings: PlacementSection) -> "Rules":
+        # Placement by the objectives asks none of them.
+        policy = _OURS if settings.policy == "objectives" else settings.policy
         given = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
-        weights = {pool: each.model_dump() if settings.policy == _OURS else None for pool, each in given.items()}
+        weights = {pool: each.model_dump() if policy == _OURS else None for pool, each in given.items()}
         return cls(
-            policies={pool: make_policy(settings.policy, pool, weights[pool]) for pool in BOTH_POOLS},
-            both=make_policy(settings.policy, wire.POOL_DECODE, weights[wire.POOL_DECODE], does_both=True),
+            policies={pool: make_policy(policy, pool, weights[pool]) for pool in BOTH_POOLS},
+            both=make_policy(policy, wire.POOL_DECODE, weights[wire.POOL_DECODE], does_both=True),
             load_only={pool: make_policy(_LOAD_ONLY, pool) for pool in BOTH_POOLS},
             always_disaggregates=settings.disaggregation == "always",
             most_local_tokens=settings.local_prefill_tokens,

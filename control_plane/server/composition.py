@@ -41,6 +41,7 @@ from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.overview.service_overview import ServiceOverview, Sources
+from control_plane.placement.configured_placer import configured_placer
 from control_plane.placement.explanation import decisions_on
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries, QueryRules
@@ -126,7 +127,8 @@ def build_router(
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     adapters = _adapters(config, service_id, membership, client, ports)
     follower = _follower(config, service_id, membership, prefixes, door.access, ports)
-    placer = _placer(config, service_id, membership, _index_ports(prefixes), ports)
+    rng = ports.rng(config.placement.seed)
+    placer = configured_placer(config, service_id, membership, _index_ports(prefixes), rng, ports.now_s)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
@@ -272,20 +274,6 @@ def _index_ports(prefixes: FollowedIndex) -> IndexPorts:
         is_stale=prefixes.claims.is_stale,
         now_s=prefixes.accesses.now_s,
         record_access=prefixes.accesses.record,
-    )
-
-
-def _placer(
-    config: RachisConfig, service_id: str, membership: Membership, index: IndexPorts, ports: RouterPorts
-) -> Placer:
-    return Placer(
-        membership,
-        index,
-        config.placement,
-        service_id=service_id,
-        chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
-        rng=ports.rng(config.placement.seed),
-        now_s=ports.now_s,
     )
 
 

@@ -1705,6 +1705,9 @@ class WorkerCosts(_message.Message):
     PREFILL_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_PER_PAIR_FIELD_NUMBER: _builtins.int
     ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    DECODE_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     prefill_s_per_token: _builtins.float
     """Seconds of engine time for each prompt token that has to be computed, beside `prefill_s` and `prefill_s_per_pair`."""
     load_s_per_token: _builtins.float
@@ -1721,6 +1724,10 @@ class WorkerCosts(_message.Message):
     prefill_s_per_pair: _builtins.float
     adapter_load_s: _builtins.float
     """Until an adapter that is not loaded is."""
+    decode_s: _builtins.float
+    """Of a step that does nothing but decode: whatever it decodes, for each request, and for each token attended to."""
+    decode_s_per_request: _builtins.float
+    decode_s_per_token: _builtins.float
     def __init__(
         self,
         *,
@@ -1732,10 +1739,13 @@ class WorkerCosts(_message.Message):
         prefill_s: _builtins.float = ...,
         prefill_s_per_pair: _builtins.float = ...,
         adapter_load_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        decode_s_per_request: _builtins.float = ...,
+        decode_s_per_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_load_s", b"adapter_load_s", "decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_load_s", b"adapter_load_s", "decode_s", b"decode_s", "decode_s_per_request", b"decode_s_per_request", "decode_s_per_token", b"decode_s_per_token", "decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

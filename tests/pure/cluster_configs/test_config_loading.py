@@ -184,6 +184,14 @@ def test_pools_that_do_not_fit_together_are_refused(workers: tuple[int, int, int
         load(flags={f"pools.{name}.workers": number for name, number in zip(names, workers, strict=True)})
 
 
+@pytest.mark.parametrize("flags", [{}, {"objectives.tpot_s": 0.05}, {"profile": "cpu-shared"}])
+def test_placement_by_the_objectives_needs_workers_that_do_both_and_both_objectives(flags: dict[str, Any]) -> None:
+    profile = flags.pop("profile", None)
+    with pytest.raises(ConfigError, match=r"needs pools\.shared\.workers and objectives\.tpot_s above 0"):
+        load(profile=profile, flags={**flags, "placement.policy": "objectives"})
+    load(profile="cpu-shared", flags={"objectives.tpot_s": 0.05, "placement.policy": "objectives"})
+
+
 def test_gpus_are_asked_for_of_the_pools_in_use_alone() -> None:
     flags = {"pools.shared.workers": 2, "pools.prefill.workers": 0, "pools.decode.workers": 0}
     with pytest.raises(ConfigError, match=r"pools\.shared\.gpus_per_worker must be above 0"):

@@ -65,6 +65,14 @@ class RouterWorld:
         """All workers prefill and decode."""
         self.membership.replace([_record(name, wire.POOL_SHARED) for name in POOLS])
 
+    def costs(self, worker: str, costs: wire.WorkerCosts) -> None:
+        """It has measured these."""
+        records = [member.registration for member in self.membership.members()]
+        for record in records:
+            if record.worker_id == worker:
+                record.costs.CopyFrom(costs)
+        self.membership.replace(records)
+
     def without(self, pool: wire.Pool.ValueType) -> None:
         """The workers of this pool leave."""
         self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
