@@ -2,8 +2,8 @@
 
 It answers a journey as `Placer` does, which it is but for its choices: a request that is to be prefilled and decoded by
 one worker has no prefill worker; one that is prefilled apart, as every session is whose prompt still arrives, gets its
-decode worker at its first token. A request that no choice keeps TTFT for is refused, and counted; one whose answer has
-begun is not.
+decode worker at its first token. A request that no choice keeps TTFT for is refused, and counted, unless anything of it
+is answered.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class ObjectivePlacer(Placer):
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
-        begins = not job.emitted and is_whole
+        begins = is_whole and job.may_be_refused and not job.emitted
         choice = by_objective.taken(found, self.both.objectives, refuses=self.both.refuses and begins)
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):

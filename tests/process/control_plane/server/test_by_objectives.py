@@ -3,6 +3,7 @@
 Every test ends with a check that nothing is left: no blocks, no leases, no in-flight counts, one outcome a request.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from rachis.v1 import worker_pb2 as wire
 from command_line.placement import explanation_of, print_explanation
 from control_plane.model.lifecycle import State
 from control_plane.placement.by_objective import Way
-from tests.fakes.answers import completion_of, failure, retry_after_ms, session_text, text_of, whole_text
-from tests.fakes.cluster import SHARED, Cluster, named, running_cluster
+from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, session_text, text_of, whole_text
+from tests.fakes.cluster import SHARED, Cluster, named, running_cluster, until
+from tests.process.control_plane.server.test_choices import ask
 
 
 async def cluster_of(cluster: Cluster, **costs: float) -> Cluster:
@@ -73,6 +75,19 @@ async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty
     await cluster.ends_with({State.REFUSED: 1})
     told = await cluster.admin.ExplainPlacement(admin.ExplainPlacementRequest(request_id="mine"))
     assert told.disaggregation == "refused" and told.ways[0].missed == 1
+
+
+async def test_further_choices_of_a_request_that_has_begun_are_not_refused(empty: Cluster) -> None:
+    """The second one finds the first at work, and would be too late behind it."""
+    cluster = await cluster_of(empty, prefill_s_per_token=0.3)
+    for worker in cluster.workers:
+        worker.engine.hold_before(4)
+    running = asyncio.create_task(collected(ask(cluster, 2)))
+    await until(lambda: cluster.parts.placer.counts.ways.total() == 2)
+    for worker in cluster.workers:
+        worker.engine.resume()
+    assert {response.choice for response in await running} == {0, 1}
+    assert cluster.parts.placer.counts.refused == 0
 
 
 async def test_a_session_is_prefilled_apart_while_it_arrives_and_not_refused(empty: Cluster) -> None:

@@ -95,11 +95,14 @@ def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_co
     assert placer.counts.refused == 1
 
 
-@pytest.mark.parametrize("why", ["its answer has begun", "its prompt still comes", "nothing is refused"])
+@pytest.mark.parametrize(
+    "why", ["its answer has begun", "another choice has begun", "its prompt still comes", "nothing is refused"]
+)
 def test_nobody_is_refused_where(why: str) -> None:
     world, placer = placed_by(Objectives(0.1, 0.1), refuses=why != "nothing is refused")
     job = world.job(prompt(1))
     job.emitted = [7] if why == "its answer has begun" else []
+    job.may_be_refused = why != "another choice has begun"
     placer.route(job, is_whole=why != "its prompt still comes")
     assert placer.counts.refused == 0
 
