@@ -572,7 +572,9 @@ class DecodeWeights(Section):
 class ByObjectives(Section):
     """Of policy `objectives`."""
 
-    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that are to decode little.")
+    prefill_heavy: float = Field(
+        0.25, ge=0, le=1, description="Share of the workers that are to decode little, rounded down."
+    )
     refuses: bool = Field(
         True, description="Refuse requests that no worker is expected to keep objectives.ttft_s for, before they wait."
     )

@@ -131,13 +131,8 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     return found
 
 
-def decide(view: BothView, objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
-    """The best choice of all that there are; see `taken`."""
-    return taken(choices(view, objectives), objectives, refuses=refuses)
-
-
-def taken(found: Sequence[Choice], objectives: Objectives, *, refuses: bool) -> Choice | Refusal | None:
-    """The first of them; a refusal where none keeps TTFT; None where there is none: no worker may get the request."""
+def decide(found: Sequence[Choice], objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
+    """The first of these; a refusal where none keeps TTFT; None where there is none: no worker may get the request."""
     if not found:
         return None
     best = found[0]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
@@ -52,12 +51,12 @@ class ObjectivePlacer(Placer):
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice keeps TTFT."""
         view = self._view(job, _NOBODY)
-        found = by_objective.choices(view, self.both.objectives)
+        found = self._choices(view)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
-        choice = by_objective.taken(found, self.both.objectives, refuses=self.both.refuses and begins)
+        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses and begins)
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
             self.counts.refused += 1
@@ -91,7 +90,7 @@ class ObjectivePlacer(Placer):
         """What would be decided now for a request with this whole prompt."""
         view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
         found = self._choices(view)
-        choice = by_objective.taken(found, self.both.objectives, refuses=self.both.refuses)
+        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses)
         return Explanation("", reason=_outcome(choice), ways=tuple(found))
 
     def weighed(self, job: Job) -> list[Choice]:
@@ -122,7 +121,7 @@ class ObjectivePlacer(Placer):
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
-        heavy = int(np.ceil(self.both.prefill_heavy * len(pool.candidates)))
+        heavy = int(self.both.prefill_heavy * len(pool.candidates))
         return both_view(pool, question, self.both.costs, self.both.objectives, heavy)
 
     def _placement(self, job: Job, view: BothView, row: int, way: Way) -> Placement:
