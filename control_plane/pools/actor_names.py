@@ -70,6 +70,11 @@ class ActorName:
         return f"{self.worker_id}:{self.settings}:{self.start}"
 
 
+def fitting(names: Iterable[ActorName], digests: Mapping[Pool, str]) -> set[ActorName]:
+    """Those that may be taken over. digests: of the settings of each pool that the service has now."""
+    return {name for name in newest(names) if name.settings == digests.get(name.pool)}
+
+
 def newest(names: Iterable[ActorName]) -> set[ActorName]:
     """Of each worker the last that was started: another one of that name is on its way out."""
     last: dict[str, ActorName] = {}

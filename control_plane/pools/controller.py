@@ -30,7 +30,7 @@ from cluster_core.ids import SERVICE_VARIABLE
 from cluster_core.ports import PortRange
 from cluster_wire.secret import fingerprint_of
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
+from control_plane.pools.actor_names import ActorName, fitting, is_namesake, namespace, settings_digest
 from control_plane.pools.pool_sections import sections
 from control_plane.pools.worker_kinds import ACTORS, ROLES
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -138,15 +138,15 @@ class Controller:
             raise StartError(f"Ray does not say what runs: {error}", field="ray.address") from None
         own = self._sections.items()
         digests = {pool: settings_digest(self._settings(pool, ""), _demand(section)) for pool, section in own}
-        fitting = {name for name in newest(handles) if self._outlives and name.settings == digests.get(name.pool)}
-        others = handles.keys() - fitting
+        kept = fitting(handles, digests) if self._outlives else set()
+        others = handles.keys() - kept
         for name in others:
             logger.warning("%s runs with other settings and is ended", name.worker_id)
         await asyncio.gather(*(self._on_thread(self._stop, name.worker_id, handles[name]) for name in others))
         loop, timeout_s = asyncio.get_running_loop(), self._config.limits.start_timeout_s
-        for name in fitting:
+        for name in kept:
             self._started[name.worker_id] = _Started.of(name.pool, handles[name], timeout_s, loop)
-        return {name.worker_id: name.pool for name in fitting}
+        return {name.worker_id: name.pool for name in kept}
 
     async def start(self, pool: Pool, worker_id: str) -> None:
         try:

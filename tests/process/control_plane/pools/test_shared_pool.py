@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
 
 from control_plane.pools.life import Pools
+from control_plane.pools.timing import PoolTiming
+from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, text_of, whole_text
 from tests.fakes.cluster import SHARED, Cluster, named, until
 from tests.process.control_plane.pools.pool_world import FakeActors, followed, pools_of, quiet, removed, sizes
@@ -84,3 +87,20 @@ async def test_the_last_one_leaves_by_force_alone_and_has_a_stand_in_while_it_re
         assert actors.starts == ["shared-0", "shared-1", "shared-0"]
         await until(lambda: sizes(pools) == [(1, 1)])
         assert actors.stops == ["shared-0", "shared-1"]
+
+
+async def test_it_follows_its_load() -> None:
+    """By what waits there, as decode workers do."""
+    flags: dict[str, Any] = {
+        "pools__shared__autoscale__enabled": True,
+        "pools__shared__autoscale__waiting_per_worker": 1,
+        "pools__shared__autoscale__grow_after_s": 0.05,
+        "timing": RouterTiming(pools=PoolTiming(sample_every_s=0.01)),
+    }
+    async with shared(1, **flags) as (cluster, pools, _):
+        record = wire.WorkerRegistration.FromString(named(cluster, "shared-0").record.SerializeToString())
+        following = asyncio.create_task(cluster.router.follow_load())
+        record.load.waiting_requests = 2
+        await cluster.register(record)
+        await until(lambda: sizes(pools) == [(2, 2)])
+        following.cancel()
