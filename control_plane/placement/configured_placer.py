@@ -17,9 +17,10 @@ def configured_placer(
     service_id: str,
     membership: Membership,
     index: IndexPorts,
-    rng: random.Random,
+    rng: Callable[[int], random.Random],
     now_s: Callable[[], float],
 ) -> Placer:
+    """rng: by the configured seed."""
     make: Callable[..., Placer] = Placer
     if config.placement.policy == OBJECTIVES:
         objectives, section = config.objectives, config.placement.by_objectives
@@ -31,6 +32,6 @@ def configured_placer(
         config.placement,
         service_id=service_id,
         chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
-        rng=rng,
+        rng=rng(config.placement.seed),
         now_s=now_s,
     )
