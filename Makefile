@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts test-console fuzz faults chaos check check-quick hooks protos map \
+.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
 	docs docs-serve bench bench-papers bench-system bench-simulator lock release clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ test-console: setup $(BUF) ## The console in headless Chromium; as root, install
 	fi
 	$(PYTEST) tests/console -rs
 
+families: setup ## What each model family can have, shown by tokens: writes the table of docs/models.md; ten minutes
+	$(BIN)/python -m tests.families
+
 fuzz: setup ## Random sessions, decode batches and grammars, simulated and on real engines, against fresh requests
 	$(BIN)/python -m tests.campaign.fuzz simulated --sessions 10000
 	$(BIN)/python -m tests.campaign.fuzz decode --requests 10000
@@ -133,7 +136,9 @@ check-quick: setup ## The parts of `make check` that take seconds: ruff, generat
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/structure.py --check
 	$(BIN)/python -m tools.access_tables --check
+	$(BIN)/python -m tools.family_table --check
 	$(BIN)/python -m tools.console_runbooks --check
+	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.pictures --check
 
@@ -151,10 +156,12 @@ hooks: ## Checks before every commit: .pre-commit-config.yaml where pre-commit i
 protos: setup ## Regenerate the stubs beside the .proto files
 	$(BIN)/python tools/generate_protos.py
 
-map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, pictures
+map: setup ## Write docs/modules.md, the map of all modules, the tables of docs/access.md, docs/reference, dashboards, pictures
 	$(BIN)/python tools/structure.py
 	$(BIN)/python -m tools.access_tables
+	$(BIN)/python -m tools.family_table
 	$(BIN)/python -m tools.console_runbooks
+	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.pictures
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from cluster_core.event_log import LogRules
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
 
 BUILTIN_MODEL = "builtin"
@@ -785,7 +786,16 @@ class RachisConfig(Section):
     ray: RaySection = RaySection()
     tracing: TracingSection = TracingSection()
     limits: LimitsSection = LimitsSection()
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "WARNING", description="The least that is logged by all processes; see docs/logs.md."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="A line each: for people, or for what collects logs."
+    )
+
+    @property
+    def log_rules(self) -> LogRules:
+        return LogRules(self.log_level, self.log_format)
 
     @property
     def workers_outlive_serve(self) -> bool:
@@ -832,7 +842,8 @@ class RachisConfig(Section):
     def _gpus_for_every_rank(self) -> "RachisConfig":
         ranks = self.engine.tensor_parallel_size
         for name, pool in self.pools.in_use.items():
-            if (self.engine.device == "cuda" and not pool.gpus_per_worker > 0) or 1 < ranks > pool.gpus_per_worker:
+            too_few = not pool.gpus_per_worker > 0 or 1 < ranks > pool.gpus_per_worker
+            if self.engine.device == "cuda" and too_few:
                 raise ValueError(
                     f"pools.{name}.gpus_per_worker must be above 0 and at least the {ranks} of tensor_parallel_size"
                 )

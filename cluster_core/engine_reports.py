@@ -22,6 +22,8 @@ class EngineInfo:
     max_adapters: int = 0
     # The cost model of an imitated GPU, which computes nothing; empty: the engine is real.
     imitates: str = ""
+    # What this model cannot have here, by `kv_transfer.model_features.Feature`, and why.
+    missing_features: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

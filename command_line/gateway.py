@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster_core import event_log
 from cluster_core.errors import ConfigError
 from command_line import options
 from command_line.lossy_output import lossy_output
@@ -42,7 +43,7 @@ def gateway_command(
     Options that are not listed here go to vLLM's front, such as --chat-template, --tool-call-parser,
     --enable-auto-tool-choice, --reasoning-parser, --served-model-name, --api-key. Keys of --set are those of
     `gateway.websocket` and `gateway.stored_responses`, see docs/http.md; of `security` the secret where the
-    service has API keys, and certificates, see docs/access.md.
+    service has API keys, and certificates, see docs/access.md; `log_level` and `log_format`, see docs/logs.md.
     """
     # Imported here: no other command needs it.
     from cluster_configs.exposure import check_gateway_exposure
@@ -66,7 +67,7 @@ def gateway_command(
         wait_s=wait_s,
         on_listening=listening,
     )
-    with lossy_output():
+    with lossy_output(), event_log.logged("", "gateway", config.log_rules):
         asyncio.run(serving)
 
 
@@ -80,7 +81,7 @@ def _config(host: str, port: int, assignments: list[str]) -> "RachisConfig":
     # Imported here: the schema takes as long as everything else at the start of a command.
     from cluster_configs.schema import GATEWAY_SECURITY
 
-    own = ("gateway.", *(f"security.{name}=" for name in GATEWAY_SECURITY))
+    own = ("gateway.", "log_level=", "log_format=", *(f"security.{name}=" for name in GATEWAY_SECURITY))
     for assignment in assignments:
         if not assignment.startswith(own):
             raise ConfigError("a gateway is told its own keys only: gateway.websocket.…", field="--set")

@@ -15,11 +15,14 @@ class LossyStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # How often something was.
+        self.lost = 0
 
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
         except (OSError, ValueError):
+            self.lost += 1
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -30,7 +33,7 @@ class LossyStream:
         try:
             self._stream.flush()
         except (OSError, ValueError):
-            return
+            self.lost += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

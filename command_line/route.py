@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from cluster_core import event_log
 from cluster_core.errors import ConfigError
 from command_line import options
 from command_line.lossy_output import lossy_output
@@ -30,7 +31,8 @@ def route_command(
 ) -> None:
     """One more router for a running service: the same service.name, redis.url and model, its own router.port."""
     loaded = options.load_config(profile, config, assignments, model)
-    with lossy_output():
+    rules, file = loaded.config.log_rules, options.state_file().folder / "router-route.log"
+    with lossy_output(), event_log.logged(loaded.config.service.name, "route", rules, file):
         asyncio.run(route(loaded, as_json=as_json))
 
 

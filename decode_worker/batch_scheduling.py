@@ -37,6 +37,7 @@ from decode_worker.stop_policies import POLICIES, PolicySettings
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
 from kv_transfer import vllm_private
 from kv_transfer.handoff.rules import DEADLINE_PARAM
+from kv_transfer.model_features import Feature, allows
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ class BatchScheduling(_Scheduler):
         self.batching = None
         if settings.policy == "fcfs":
             return
-        if not vllm_private.has_one_full_attention_group(self.kv_cache_config):
-            log.warning("this model's KV is not one list of blocks: requests are admitted in order of arrival")
+        if not allows(vllm_private.layout_of(self.vllm_config, self.kv_cache_config), Feature.DECODE_BATCHES):
+            # In order of arrival.
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
         self.batching = Batching(policy, settings.wait_bound_s, lambda chunk: vllm_private.is_cached(self, chunk))

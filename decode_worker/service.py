@@ -12,6 +12,7 @@ from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport, KvLease
 from cluster_core.errors import InvalidInputError
@@ -19,6 +20,7 @@ from cluster_wire import calls
 from cluster_wire.calls import Context
 from decode_worker.output_streams import OutputStream, OutputStreams
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.own_logs import ReadLogs, no_logs
 from worker_runtime.service import WorkerServiceBase, answering
 from worker_runtime.wire_conversion import from_wire, to_wire
 
@@ -30,11 +32,14 @@ class DecodeService(WorkerServiceBase):
         registration: wire.WorkerRegistration,
         on_state: Callable[[], None],
         claim_feed: ClaimAudit | None = None,
+        *,
+        logs: ReadLogs = no_logs,
     ) -> None:
-        super().__init__(engine, registration, on_state, claim_feed)
+        super().__init__(engine, registration, on_state, claim_feed, logs)
         self._outputs = OutputStreams()
 
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
+        event_log.about(request.request_id)
         async with answering(context):
             with self._taken(request.generation):
                 stream = self._outputs.of(request.output_stream) if request.output_stream else None

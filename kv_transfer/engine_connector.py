@@ -36,6 +36,7 @@ from kv_transfer.handoff.nixl_progress import progress_interval
 from kv_transfer.handoff.overdue_pulls import OverduePulls, PullReport, Quarantine
 from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
 from kv_transfer.handoff.tokens_digest import TOKENS_DIGEST_PARAM, is_of, stamp
+from kv_transfer.model_features import Feature, allows
 from kv_transfer.tiers.host_tier import HostTiering
 
 if TYPE_CHECKING:
@@ -108,9 +109,10 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         # Scheduler side: blocks that overdue pulls may still write into.
         self.quarantine: Quarantine | None = None
         share = vllm_config.kv_transfer_config.get_from_extra_config(VERIFY_SHARE, 0.0)
-        has_one_group = vllm_private.has_one_full_attention_group(kv_cache_config)
+        layout = vllm_private.layout_of(vllm_config, kv_cache_config)
+        self._checks_content = allows(layout, Feature.CONTENT_CHECK)
         self.content = ContentSampling(
-            share if has_one_group else 0.0, vllm_config.cache_config.block_size, vllm_private.workers_of(self)
+            share if self._checks_content else 0.0, vllm_config.cache_config.block_size, vllm_private.workers_of(self)
         )
         # Worker side, once its memory is there.
         self._checks: ContentChecks | None = None
@@ -127,7 +129,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             self._drop_pull(request, params)
             self.handoffs_expired += 1
         elif params.get("do_remote_prefill") and not _is_of_its_tokens(request, params):
-            logger.error("the blocks for %s were computed from other tokens, it computes its own", request.request_id)
+            about = {"request_id": request.request_id}
+            logger.error("the blocks were computed from other tokens, it computes its own", extra=about)
             self._drop_pull(request, params)
             self.handoffs_mismatched += 1
         if params.get("do_remote_prefill"):
@@ -220,7 +223,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        if vllm_private.has_one_full_attention_group(self._swap_config):
+        if self._checks_content:
             views = vllm_private.block_views(self._swap_config, kv_caches)
             self._checks = ContentChecks(BlockChecksums(views).of, vllm_private.rank_of(self))
 
@@ -249,7 +252,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         if request_id in results.failed_recving:
             self._checks.forget(request_id)
         elif not self._checks.landed(request_id):
-            logger.error("what was pulled for %s is not what was sent, it computes its prompt", request_id)
+            about = {"request_id": request_id}
+            logger.error("what was pulled is not what was sent, it computes its prompt", extra=about)
             results.failed_recving.add(request_id)
 
     def _give_up_overdue(self, results: "KVConnectorTransferResults", now_s: float) -> None:
@@ -259,7 +263,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             if self._checks is not None:
                 self._checks.forget(request_id)
             if handles is not None:
-                logger.warning("the pull of %s is overdue, its request computes its prompt", request_id)
+                logger.warning("its pull is overdue, it computes its prompt", extra={"request_id": request_id})
                 self._overdue.give_up(request_id, handles)
                 results.finished_recving.add(request_id)
                 results.failed_recving.add(request_id)

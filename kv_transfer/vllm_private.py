@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kv_transfer.model_features import Feature, KvLayout, allows
+
 SUPPORTED_VLLM = "0.32.0"
 
 # Private methods of vLLM's classes that subclasses override and call, which cannot be moved here: by file.
@@ -178,8 +180,8 @@ def hand_over(engine: Any, request_id: str, params: Mapping[str, Any]) -> dict[s
     ready = request.num_tokens - 1
     # vLLM counts what is scheduled: of a request that computes again after it was preempted, all may be under way.
     computed = request.num_computed_tokens - request.num_in_flight_tokens
-    leases = not connector.connector_scheduler.use_host_buffer and has_one_full_attention_group(
-        scheduler.kv_cache_config
+    leases = not connector.connector_scheduler.use_host_buffer and allows(
+        layout_of(scheduler.vllm_config, scheduler.kv_cache_config), Feature.HAND_OVER
     )
     if not request.num_output_tokens or computed < ready or not leases:
         return None
@@ -259,12 +261,26 @@ def block_views(kv_cache_config: Any, kv_caches: dict[str, Any]) -> list[Any]:
     return list(views.values())
 
 
-def has_one_full_attention_group(kv_cache_config: Any) -> bool:
-    """Whether a request's KV is one list of blocks that are kept until it ends: what truncating and swapping need."""
+def layout_of(vllm_config: Any, kv_cache_config: Any) -> KvLayout:
+    """How an engine of these keeps KV, as `kv_transfer.model_features` asks for it."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    groups = kv_cache_config.kv_cache_groups
-    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    have_full = [isinstance(spec, FullAttentionSpec) for spec in specs]
+    return KvLayout(
+        kinds=tuple(type(spec).__name__.removesuffix("Spec") for spec in specs),
+        is_one_list=have_full == [True],
+        has_full_attention=any(have_full),
+        keeps_prefixes=bool(vllm_config.cache_config.enable_prefix_caching),
+        computes_in_pieces=bool(vllm_config.scheduler_config.enable_chunked_prefill),
+    )
+
+
+def prompt_tokens_left_out(connector: Any) -> int:
+    """Last tokens of a prompt that the NIXL connector has the prefill side leave out, for the decode side to compute:
+    one where layers keep a state (Mamba, gated delta nets)."""
+    left_out: int = connector.connector_scheduler._prefill_backoff()
+    return left_out
 
 
 def request_blocks(scheduler: Any, request_id: str) -> list[Any]:

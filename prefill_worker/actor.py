@@ -4,6 +4,7 @@ from functools import partial
 
 import ray
 
+from cluster_core.event_log import LogRules
 from prefill_worker.service import PrefillService
 from worker_runtime.actor import WorkerActor
 from worker_runtime.host import WorkerSettings
@@ -11,6 +12,6 @@ from worker_runtime.host import WorkerSettings
 
 @ray.remote
 class PrefillWorker(WorkerActor):
-    def __init__(self, settings: WorkerSettings, log_level: str) -> None:
+    def __init__(self, settings: WorkerSettings, logs: LogRules) -> None:
         interval_ms = settings.engine.streaming.progress_interval_ms
-        super().__init__(settings, partial(PrefillService, progress_interval_ms=interval_ms), log_level)
+        super().__init__(settings, partial(PrefillService, progress_interval_ms=interval_ms), logs)

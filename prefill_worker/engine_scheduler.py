@@ -25,7 +25,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
-from kv_transfer import vllm_private
 from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker.policies import BOUND_PARTIAL, make_policy
@@ -55,7 +54,6 @@ class StreamingMixin(TwoPhase):
         self._lost_idle = set()
         self._idle_room_blocks = 0
         self.swaps = getattr(self.connector, "swaps", None)
-        self.sessions_allowed = vllm_private.has_one_full_attention_group(self.kv_cache_config)
 
     # vLLM's scheduler interface.
 

@@ -13,6 +13,7 @@ from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode
 from cluster_core.errors import InvalidInputError
@@ -20,6 +21,7 @@ from cluster_wire import calls
 from cluster_wire.calls import Context
 from prefill_worker.session_stream import SessionStream
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.own_logs import ReadLogs, no_logs
 from worker_runtime.service import WorkerServiceBase, answering
 from worker_runtime.wire_conversion import from_wire, session_mode_from_wire, to_wire
 
@@ -38,11 +40,13 @@ class PrefillService(WorkerServiceBase):
         claim_feed: ClaimAudit | None = None,
         *,
         progress_interval_ms: int = DEFAULT_PROGRESS_INTERVAL_MS,
+        logs: ReadLogs = no_logs,
     ) -> None:
-        super().__init__(engine, registration, on_state, claim_feed)
+        super().__init__(engine, registration, on_state, claim_feed, logs)
         self._progress_interval_s = progress_interval_ms / 1000
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
+        event_log.about(request.request_id)
         async with answering(context):
             job = prefill_job(request)
             with self._taken(request.generation):
@@ -58,6 +62,7 @@ class PrefillService(WorkerServiceBase):
             if request is None or not request.HasField("open"):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
+            event_log.about(opened.request_id)
             mode = session_mode_from_wire(opened.mode)
             job = prefill_job(opened)
             with self._taken(opened.generation):

@@ -19,6 +19,7 @@ FORKING_ENGINES = {
             "hand_over",
             "handoff",
             "imitated_pair",
+            "model_families",
             "shared_workers",
             "tiers_bench",
             "tiers_on_the_engine",

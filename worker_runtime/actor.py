@@ -4,16 +4,20 @@ Ray runs the constructor again when it restarts a dead actor, and the constructo
 worker registers and serves without anybody telling it to.
 """
 
-import logging
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import ray
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core import event_log
+from cluster_core.event_log import LogRules
+from worker_runtime import own_logs
 from worker_runtime.host import WorkerHost, WorkerSettings
 from worker_runtime.own_node import NodePlace
-from worker_runtime.worker_start import ServiceFactory
+from worker_runtime.service import WorkerServiceBase
 
 # A worker that was stopped ends by itself then: whoever stopped it has its answer, and ends it before.
 _RETIRES_AFTER_S = 5.0
@@ -22,9 +26,10 @@ _RETIRES_AFTER_S = 5.0
 class WorkerActor:
     """Base of the Ray actors. Its methods answer from threads: the engine and the server have their own."""
 
-    def __init__(self, settings: WorkerSettings, service: ServiceFactory, log_level: str) -> None:
-        logging.basicConfig(level=log_level)
-        self._host = WorkerHost(settings, service, _place, _retire)
+    def __init__(self, settings: WorkerSettings, service: Callable[..., WorkerServiceBase], logs: LogRules) -> None:
+        event_log.set_up(settings.service_id, settings.worker_id, logs)
+        logged = own_logs.reader(settings.service_id)
+        self._host = WorkerHost(settings, partial(service, logs=logged), _place, _retire)
         # Ray runs a constructor on the main thread, which goes on to run Python's handlers of signals.
         self._host.end_on_sigterm()
         self._host.start_in_background()

@@ -42,8 +42,6 @@ class EngineClaims:
         chunks, group = self.chunks, self.group
         if chunks is None:
             return
-        if group < 0:
-            logger.warning("no layers of the model have full attention: the index is told of none of its prefixes")
         sink = block_events.EventSink(lambda events: block_events.apply(events, chunks, group))
         vllm_private.hand_over_block_events(self._engine, sink)
 

@@ -27,6 +27,7 @@ class EngineFigures:
         self._engine = engine
         self._settings = settings
         self.block_size = info.block_size_tokens
+        self.missing_features = info.missing_features
         self._block_bytes = vllm_private.block_bytes(engine)
         self.counters = EngineCounters()
         self.costs = StepCosts()

@@ -89,6 +89,9 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         # vLLM's process groups, all of one host: nobody else has to reach them.
         "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
     }
+    if settings.role is not EngineRole.ALONE:
+        # Another layout of layers with a state ends the start before our own sentence does.
+        variables["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
     if settings.engine.enforce_eager:
         # vLLM decorates parts of its sampler with torch.compile even then; the first request with a penalty would
         # wait half a minute for a compiler.

@@ -35,6 +35,7 @@ from cluster_core.errors import (
 from kv_transfer import vllm_private
 from kv_transfer.handoff.lease_params import REMOTE_DECODE, encode_params
 from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
+from kv_transfer.model_features import Feature
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
 from worker_runtime.engine_settings import EngineSettings
@@ -63,6 +64,7 @@ class RunningJobs:
         self._counters = figures.counters
         self._costs = figures.costs
         self._block_size = figures.block_size
+        self._missing_features = figures.missing_features
         self._on_loop = on_loop
         # By the job's own name.
         self._streams: dict[str, JobStream] = {}
@@ -102,8 +104,9 @@ class RunningJobs:
 
     def open(self, stream: JobStream, mode: SessionMode) -> None:
         """A session's job, whose prompt is still arriving."""
-        if self.dead is None and not vllm_private.scheduler_of(self._engine).sessions_allowed:
-            self._fail(stream, NotSupportedError("this model's KV is not one list of blocks: it has no sessions"))
+        reason = self._missing_features.get(Feature.SESSIONS)
+        if self.dead is None and reason is not None:
+            self._fail(stream, NotSupportedError(f"{reason}: it has no sessions"))
             return
 
         def begin(params: Any) -> str:
@@ -165,7 +168,7 @@ class RunningJobs:
             return
         except Exception:
             # Whatever taking in one job raises is that job's end, and not the engine's.
-            logger.exception("%s cannot be begun", stream.job.request_id)
+            logger.exception("it cannot be begun", extra={"request_id": stream.job.request_id})
             self._fail(stream, JobFailedError("the engine could not take the request in"))
             return
         self._streams[stream.job.request_id] = stream

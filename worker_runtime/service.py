@@ -15,6 +15,7 @@ import psutil
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
+from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EngineJob, KvLease
 from cluster_core.engine_reports import HotPrefix
@@ -29,7 +30,9 @@ from cluster_core.errors import (
 )
 from cluster_wire import calls
 from cluster_wire.calls import Context
+from cluster_wire.log_messages import events_to_wire, query_from_wire
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.own_logs import ReadLogs, no_logs
 from worker_runtime.wire_conversion import claims_to_wire, from_wire, to_wire
 
 logger = logging.getLogger(__name__)
@@ -51,10 +54,12 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         registration: wire.WorkerRegistration,
         on_state: Callable[[], None],
         claim_feed: ClaimAudit | None = None,
+        logs: ReadLogs = no_logs,
     ) -> None:
-        """claim_feed: where the worker tells an index what it has cached."""
+        """claim_feed: where the worker tells an index what it has cached. logs: of the service on this host."""
         self._engine = engine
         self._claim_feed = claim_feed
+        self._logs = logs
         self._registration = registration
         self._on_state = on_state
         self._process = psutil.Process()
@@ -109,6 +114,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
                 status.counters,
                 wire.WorkerCounters,
                 resident_bytes=self._process.memory_info().rss,
+                log_lines_lost=event_log.lost_lines(),
                 node_memory_bytes=memory.total,
                 node_available_bytes=memory.available,
             ),
@@ -184,6 +190,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             await self._engine.unload_adapter(request.digest)
             self._on_adapters()
             return wire.DropAdapterResponse(is_loaded=request.digest in self._engine.adapters())
+
+    async def ReadLogs(self, request: wire.ReadLogsRequest, context: Context) -> wire.ReadLogsResponse:
+        found = await asyncio.to_thread(self._logs, query_from_wire(request.query))
+        return wire.ReadLogsResponse(events=events_to_wire(found))
 
     @asynccontextmanager
     async def _holding(self, job: EngineJob) -> AsyncIterator[None]:

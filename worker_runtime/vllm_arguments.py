@@ -13,6 +13,7 @@ from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfi
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
+from kv_transfer.model_features import missing_features
 from worker_runtime.engine_settings import IMITATION_KEY, EngineRole, EngineSettings
 
 STRUCTURED_OUTPUTS_BACKEND = "xgrammar"
@@ -115,6 +116,9 @@ def engine_info(engine: Any, settings: EngineSettings) -> EngineInfo:
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_adapters=settings.lora.max_loaded,
         imitates=settings.engine.cost_model or "",
+        missing_features=missing_features(
+            vllm_private.layout_of(config, vllm_private.scheduler_of(engine).kv_cache_config)
+        ),
     )
 
 

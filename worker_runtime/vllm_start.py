@@ -1,6 +1,7 @@
 """Brings one vLLM engine up by its settings: the right version, the model, a warm-up, and what works with it."""
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +9,13 @@ from typing import Any
 
 from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP = (
     SamplingSpec(max_tokens=2, temperature=0.0),
@@ -47,13 +51,28 @@ def bring_up_vllm(
         engine.collective_rpc("watch", args=(vllm_private.scheduler_of(engine),))
     elif settings.role is not EngineRole.ALONE:
         engine.collective_rpc(accept_emitted_rows)
+    info = engine_info(engine, settings)
+    if settings.role is not EngineRole.ALONE:
+        _check_model(engine, info)
     on_phase("warming up")
     # The other one is for the sampler, which an imitation has not.
     _warm_up(engine, _WARM_UP[:1] if is_imitated else _WARM_UP)
-    work = EngineWork(engine, engine_info(engine, settings), settings, clock, on_loop)
+    work = EngineWork(engine, info, settings, clock, on_loop)
     work.claims.start()
     work.publish_status()
     return work
+
+
+def _check_model(engine: Any, info: EngineInfo) -> None:
+    """Says what the model cannot have. Raises StartError where a prefill worker would not compute whole prompts."""
+    if vllm_private.prompt_tokens_left_out(vllm_private.connector_of(engine)):
+        raise StartError(
+            "vLLM's NIXL connector leaves the last tokens of this model's prompts to the decode side, as it does where "
+            "layers keep a state (Mamba, gated delta nets): the first token of a prefill worker would be another one",
+            field="model.path",
+        )
+    for feature, reason in info.missing_features.items():
+        logger.warning("no %s: %s", feature, reason)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ ROWS = (
     Row(
         EngineCounters,
         wire.WorkerCounters,
-        given=frozenset({"resident_bytes", "node_memory_bytes", "node_available_bytes"}),
+        given=frozenset({"resident_bytes", "node_memory_bytes", "node_available_bytes", "log_lines_lost"}),
     ),
     Row(EngineCosts, wire.WorkerCosts),
     Row(TierReport, wire.TierReport),

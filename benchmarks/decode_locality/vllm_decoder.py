@@ -19,6 +19,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import NotSupportedError, UnavailableError
 from kv_transfer import vllm_private
+from kv_transfer.model_features import Feature
 from worker_runtime.engine_settings import EngineSettings
 
 TIMED_STEPS = 16
@@ -45,9 +46,9 @@ class VllmDecode:
         reports.phase("loading the model")
         self._engine: Any = LLMEngine.from_engine_args(engine_args(settings))
         self._scheduler = vllm_private.scheduler_of(self._engine)
-        if not vllm_private.has_one_full_attention_group(self._scheduler.kv_cache_config):
-            raise NotSupportedError("this model's KV is not one list of blocks: what requests share cannot be told")
         self._info = engine_info(self._engine, settings)
+        if reason := self._info.missing_features.get(Feature.DECODE_BATCHES):
+            raise NotSupportedError(f"{reason}: what requests share cannot be told")
         self._sampling = SamplingParams(
             max_tokens=self._info.max_model_len, temperature=0.0, ignore_eos=True, detokenize=False
         )

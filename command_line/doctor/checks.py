@@ -66,6 +66,7 @@ CHECKS = (
         (Part.WORKER_ALONE,),
     ),
     Check("host_tier", WARNING, "doctor.md#host-memory-without-room", use_checks.host_tier, (Part.CONFIGURATION,)),
+    Check("features", INFO, "models.md", use_checks.features),
     Check("adapters", WARNING, "adapters.md", use_checks.adapters, (Part.CONFIGURATION, Part.ADAPTERS)),
     Check(
         "mechanisms", WARNING, "doctor.md#mechanisms-that-cannot-fire", setting_checks.mechanisms,

@@ -9,6 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from command_line.doctor.findings import Fault, Unknown, Verdicts
 from command_line.doctor.seen import Comparison, Probe, Seen, name_of
+from control_plane.overview import complaints
 
 # As in the alerts RachisHandoffFailures and RachisLeaseExpiries.
 MOST_RECOMPUTED_SHARE = 0.05
@@ -112,6 +113,9 @@ def handoff_deadline(seen: Seen) -> Verdicts:
 
 def prefix_cache(seen: Seen) -> Verdicts:
     """A prompt that comes again to a worker that has computed or decoded it finds it there."""
+    if any("prefix cache" in view.registration.model.missing_features for view in seen.workers):
+        yield Unknown("the model has none here")
+        return
     held: set[str] = set()
     for probe in seen.probes:
         if probe.error:
@@ -159,12 +163,17 @@ def host_tier(seen: Seen) -> Verdicts:
         if not view.HasField("load"):
             continue
         name, blocks = name_of(view), max(view.load.total_host_blocks, view.tiers.host_capacity_blocks)
-        if is_wanted and not blocks:
+        if is_wanted and not blocks and "tiers" not in view.registration.model.missing_features:
             yield Fault(name, f"{setting} gives {name} host memory, and it has room for no block there")
         elif view.tiers.failed_copy_blocks:
             yield Fault(
                 name, f"copies of {view.tiers.failed_copy_blocks} blocks to or from host memory of {name} failed"
             )
+
+
+def features(seen: Seen) -> Verdicts:
+    for sentence in complaints.missing_features(seen.workers):
+        yield Fault("the model", f"the model has {sentence}")
 
 
 def adapters(seen: Seen) -> Verdicts:

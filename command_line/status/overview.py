@@ -142,6 +142,7 @@ async def ask(
         "pools": {pool_name(pool.pool): _pool(pool) for pool in pools},
         "index": status_of(index),
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
+        "missing_features": list(complaints.missing_features(views)),
         "workers": [_worker(view, tiers=tiers, decode=decode) for view in views],
     }
 
@@ -151,6 +152,7 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "worker_id": view.registration.worker_id,
         "pool": pool_name(view.registration.pool),
         "imitates": view.registration.model.imitates,
+        "missing_features": dict(view.registration.model.missing_features),
         "state": _state(view.registration.state, suspect=view.suspect),
         "version_skew": view.version_skew,
         "phase": view.registration.phase,
@@ -240,6 +242,8 @@ def _print(result: dict[str, Any]) -> None:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
     for imitates in sorted({worker["imitates"] for worker in result["workers"]} - {""}):
         out.print(f"[bold]{computes_nothing(imitates)}[/bold]")
+    for sentence in result["missing_features"]:
+        out.print(escape(sentence))
     if result["poisoned_requests"]:
         out.print(f"[bold]requests that are refused because engines died of them: {result['poisoned_requests']}[/bold]")
     for name, pool in result["pools"].items():

@@ -56,6 +56,8 @@ RPC_NEEDS = {
     "/rachis.v1.AdminService/ListRequests": Need.OBSERVE,
     "/rachis.v1.AdminService/CheckIndex": Need.OBSERVE,
     "/rachis.v1.AdminService/GetIndexStatus": Need.OBSERVE,
+    # Of all tenants' requests.
+    "/rachis.v1.AdminService/GetLogs": Need.OPERATE,
     "/rachis.v1.AdminService/ListAdapters": Need.OBSERVE,
     "/rachis.v1.AdminService/LoadAdapter": Need.OPERATE,
     "/rachis.v1.AdminService/UnloadAdapter": Need.OPERATE,

@@ -140,10 +140,10 @@ class Dispatcher:
             case steps.CountPrompt():
                 self._placer.keep(job)
             case steps.Suspect(worker, sentence):
-                logger.warning("%s: %s", job.request_id, sentence)
+                logger.warning("%s", sentence)
                 self._membership.suspect(worker)
             case steps.Blame(worker):
-                logger.error("%s: an engine died while it worked on it, the %d. of them", job.request_id, job.deaths)
+                logger.error("an engine died while it worked on it, the %d. of them", job.deaths)
                 self.poison.blame(job, worker, self._now_s())
             case steps.MarkDraining(worker):
                 self._membership.drains(worker)

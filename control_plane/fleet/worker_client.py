@@ -161,6 +161,12 @@ class WorkerClient:
             )
             return response
 
+    async def logs(self, address: str, query: wire.LogQuery, timeout_s: float) -> wire.ReadLogsResponse:
+        with _translated(None):
+            request = wire.ReadLogsRequest(query=query)
+            response: wire.ReadLogsResponse = await self._stub(address).ReadLogs(request, timeout=timeout_s)
+            return response
+
     async def set_draining(
         self, address: str, draining: bool, timeout_s: float, *, move_sessions_after_s: float | None = None
     ) -> wire.WorkerState.ValueType:

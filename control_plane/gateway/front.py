@@ -112,6 +112,8 @@ async def serve(app: FastAPI, args: argparse.Namespace, sock: Any, max_frame_byt
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         ws_max_size=max_frame_bytes,
+        # Its lines go the way of all others.
+        log_config=None,
         **{name: getattr(args, name) for name in _SERVER_OPTIONS},
     )
     await stopped

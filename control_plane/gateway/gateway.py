@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -96,6 +97,8 @@ async def run(
         client = await stack.enter_async_context(client_of_routers(address, security, own_key))
         model = await served_model(client, wait_s)
         store = await _store(client, section, redis_url, stack) if redis_url else None
+        # What vLLM's front logs goes the way of all else: it reads this when it is imported.
+        os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front
         from control_plane.gateway.callers import Callers

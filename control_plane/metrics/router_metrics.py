@@ -16,6 +16,7 @@ from cluster_core.clock import monotonic_s
 from control_plane.metrics.probe_server import Pages, Probes, ProbeServer
 from control_plane.metrics.recent_ttft import RecentTtft
 from control_plane.model.lifecycle import OUTCOMES
+from control_plane.model.request_trace import RequestTrace
 
 # Seconds: from a fraction of an engine step to the longest session.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -160,15 +161,16 @@ class RouterMetrics:
         for handoff in generation.HandoffOutcome.values()[1:]:
             self._counters[_HANDOFFS].labels(_handoff_label(handoff))
         self.recent_ttft = RecentTtft()
+        self._ttft_objective_s = ttft_objective_s
         self._make_endpoint = endpoint
         self._now_s = now_s
         self._endpoint: Endpoint | None = None
         # Empty until it is served.
         self.address = ""
 
-    def first_token(self, ttft_s: float) -> None:
+    def first_token(self, ttft_s: float, trace: RequestTrace) -> None:
         """Of a request since its arrival, of a session since its finish."""
-        self._histograms[_TTFT].observe(ttft_s)
+        self._histograms[_TTFT].observe(ttft_s, self._exemplar(ttft_s, trace))
         self.recent_ttft.observe(self._now_s(), ttft_s)
 
     def completed(self, completion: generation.Completion) -> None:
@@ -179,16 +181,23 @@ class RouterMetrics:
     def resumed(self) -> None:
         self._counters[_RESUMED].inc()
 
-    def session_ended(self, record: generation.SessionRecord) -> None:
+    def session_ended(self, record: generation.SessionRecord, trace: RequestTrace) -> None:
         """Counts a session that got its answer."""
-        self._histograms[_SESSION_TTFT].labels("open").observe(record.ttft_from_open_ms / 1000)
-        self._histograms[_SESSION_TTFT].labels("finish").observe(record.ttft_from_finish_ms / 1000)
+        from_open_s, from_finish_s = record.ttft_from_open_ms / 1000, record.ttft_from_finish_ms / 1000
+        exemplar = self._exemplar(from_finish_s, trace)
+        self._histograms[_SESSION_TTFT].labels("open").observe(from_open_s, exemplar)
+        self._histograms[_SESSION_TTFT].labels("finish").observe(from_finish_s, exemplar)
         for event in record.events:
             self._histograms[_SESSION_EVENTS].labels(_event_label(event.kind)).observe(event.at_ms / 1000)
         for outcome, tokens in _tokens_by_outcome(record.tokens).items():
             self._histograms[_SESSION_TOKENS].labels(outcome).observe(tokens)
         self._counters[_PREEMPTIONS].labels("swap").inc(record.preemptions_swap)
         self._counters[_PREEMPTIONS].labels("recompute").inc(record.preemptions_recompute)
+
+    def _exemplar(self, ttft_s: float, trace: RequestTrace) -> dict[str, str] | None:
+        """The trace that a figure leads to: of those that are sampled, or are kept as they missed the objective."""
+        is_kept = trace.is_sampled or ttft_s > self._ttft_objective_s
+        return {"trace_id": f"{trace.trace_id:032x}"} if is_kept else None
 
     def request_ended(self, outcome: str) -> None:
         self._counters[_OUTCOMES].labels(outcome).inc()

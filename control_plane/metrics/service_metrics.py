@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import RachisConfig
+from cluster_core import event_log
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
 from control_plane.metrics.loop_collector import LoopCollector
@@ -89,6 +90,11 @@ class ServiceCollector(LoopCollector):
                 "rachis_calls_moved_total",
                 "Calls that left a worker that hangs for another one",
                 self._probes.left_calls,
+            ),
+            counter(
+                "rachis_router_log_lines_lost_total",
+                "Lines of the router's log that could not be written",
+                event_log.lost_lines(),
             ),
             gauge("rachis_registry_connected", "1 while the registry in Redis answers", status.registry_connected),
             gauge(

@@ -69,6 +69,13 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
         None,
         lambda view: view.counters.handoffs_verified,
     ),
+    Figure(
+        CounterMetricFamily,
+        "rachis_worker_log_lines_lost_total",
+        "Lines of the worker's log that could not be written",
+        None,
+        lambda view: view.counters.log_lines_lost,
+    ),
 )
 
 

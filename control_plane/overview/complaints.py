@@ -29,6 +29,18 @@ def of_worker(view: admin.WorkerView) -> Iterator[Complaint]:
         yield Complaint("quarantine", f"keeps {blocks} blocks from use: a pull that was given up is not over")
 
 
+def missing_features(views: Sequence[admin.WorkerView]) -> Iterator[str]:
+    """What the model cannot have where these workers run, one sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for view in views:
+        for feature, reason in sorted(view.registration.model.missing_features.items()):
+            features = by_reason.setdefault(reason, [])
+            if feature not in features:
+                features.append(feature)
+    for reason, features in by_reason.items():
+        yield f"no {', no '.join(features)}: {reason}"
+
+
 def stalled(view: admin.WorkerView) -> float:
     """Seconds, as the worker says itself, or where it does not answer its registration; rounded as they are shown."""
     return round(view.load.stalled_s or view.registration.load.stalled_s, 1)

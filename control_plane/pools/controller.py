@@ -251,7 +251,7 @@ class Controller:
             "max_concurrency": _CALLS_OF_AN_ACTOR,
             "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
         }
-        actor = ACTORS[pool].options(**options).remote(settings, self._config.log_level)
+        actor = ACTORS[pool].options(**options).remote(settings, self._config.log_rules)
         self._started[worker_id] = _Started.of(pool, actor, settings.start_timeout_s, loop)
 
     @property

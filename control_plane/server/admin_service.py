@@ -14,6 +14,7 @@ from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.fleet.adapters import Adapters
 from control_plane.fleet.membership import Membership
+from control_plane.fleet.service_logs import ServiceLogs
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.model.worker_snapshot import Pool
@@ -48,6 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._queries = queries
         self._pools = pools
         self._adapters = adapters
+        self._logs = ServiceLogs(membership, client)
 
     async def ListWorkers(self, request: admin.ListWorkersRequest, context: Context) -> admin.ListWorkersResponse:
         views = await self._views.gather(STATUS_TIMEOUT_S, request)
@@ -120,6 +122,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with aclosing(self._overview.watch(request.workers)) as overviews:
             async for overview in overviews:
                 yield admin.WatchOverviewResponse(overview=overview)
+
+    async def GetLogs(self, request: admin.GetLogsRequest, context: Context) -> admin.GetLogsResponse:
+        return await self._logs.read(request.query)
 
     async def GetHistory(self, request: admin.GetHistoryRequest, context: Context) -> admin.GetHistoryResponse:
         return self._overview.history()

@@ -12,6 +12,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
 
+from cluster_core import event_log
 from cluster_core.errors import (
     ClientFault,
     DeadlineError,
@@ -121,6 +122,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _counted(self, request_id: RequestId, kind: str, context: Context) -> AsyncIterator[RequestLifecycle]:
         """Whatever ends the block ends the request, in one outcome, and becomes the call's status."""
         lifecycle = self._arrivals.begun(request_id, kind, context)
+        event_log.about(request_id, f"{lifecycle.trace.trace_id:032x}")
         given_s = context.time_remaining()
         try:
             yield lifecycle
@@ -134,7 +136,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             _end(lifecycle, _left(context, given_s))
             raise
         except Exception:
-            logger.exception("%s failed on a defect", lifecycle.request_id)
+            logger.exception("it failed on a defect")
             _end(lifecycle, Event.FAULT)
             self._metrics.failed("INTERNAL")
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
@@ -142,6 +144,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             self.outcomes[lifecycle.state] += 1
             self._metrics.request_ended(lifecycle.state.value)
             self._arrivals.traces.end(lifecycle)
+            logger.info("%s %s", kind, lifecycle.state.value)
 
     async def _generate(
         self,
@@ -192,7 +195,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         self._metrics.completed(piece)
                     elif not answering:
                         answering = True
-                        self._metrics.first_token(job.first_token_s - job.arrived_s)
+                        self._metrics.first_token(job.first_token_s - job.arrived_s, lifecycle.trace)
                     response = api.GenerateResponse(request_id=job.request_id, choice=choice)
                     getattr(response, _FIELDS[type(piece).__name__]).CopyFrom(piece)
                     now_s = self._arrivals.now_s()

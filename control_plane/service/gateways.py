@@ -13,6 +13,7 @@ from cluster_configs.schema import GATEWAY_SECURITY, GatewaySection, SecuritySec
 from cluster_core.background import BackgroundTasks
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import monotonic_s
+from cluster_core.event_log import LogRules
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
 
@@ -46,6 +47,7 @@ class Gateways:
         *,
         redis_url: str = "",
         security: SecuritySection | None = None,
+        logs: LogRules | None = None,
         pauses: Pauses = PAUSES,
     ) -> None:
         """command: what is run, with options behind it; a test has another. redis_url: where they store responses."""
@@ -54,7 +56,11 @@ class Gateways:
         self._folder = folder
         self._redis_url = redis_url
         self._pauses = pauses
-        self._settings = (*_settings(section), *_security_settings(security or SecuritySection()))
+        self._settings = (
+            *_settings(section),
+            *_security_settings(security or SecuritySection()),
+            *_log_settings(logs or LogRules()),
+        )
         self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
         self._up = [asyncio.Event() for _ in range(section.processes)]
         self._url = ""
@@ -151,6 +157,10 @@ def _security_settings(security: SecuritySection) -> Iterator[str]:
     """What it needs of it: keys are the routers' alone."""
     for name, value in security.model_dump(include=set(GATEWAY_SECURITY), exclude_defaults=True).items():
         yield from ("--set", f"security.{name}={value}")
+
+
+def _log_settings(logs: LogRules) -> tuple[str, ...]:
+    return "--set", f"log_level={logs.level}", "--set", f"log_format={logs.form}"
 
 
 def _listening_url(line: bytes) -> str:

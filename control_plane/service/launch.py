@@ -27,7 +27,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.exposure import check_exposure
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
-from cluster_core import ids
+from cluster_core import event_log, ids
 from cluster_core.errors import RachisError, StartError, UnavailableError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_wire.redis_client import connect
@@ -101,6 +101,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
     os.environ[SERVICE_VARIABLE] = mark
     async with AsyncExitStack() as stack:
         stack.callback(os.environ.pop, SERVICE_VARIABLE, None)
+        log_file = state_file.folder / "router-serve.log"
+        stack.enter_context(event_log.logged(service_id, "router", config.log_rules, log_file))
         stack.push_async_callback(asyncio.to_thread, reaper.dismiss, reaper.start(mark))
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", process.pid, process.create_time()))
@@ -184,7 +186,9 @@ async def _started_gateways(
     if config.gateway.port is None:
         return None
     at = _reachable(router)
-    gateways = Gateways(config.gateway, at, folder, redis_url=redis_url, security=config.security)
+    gateways = Gateways(
+        config.gateway, at, folder, redis_url=redis_url, security=config.security, logs=config.log_rules
+    )
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways

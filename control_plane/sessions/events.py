@@ -56,7 +56,7 @@ class SessionEvents:
         else:
             self._answering = True
             ttft_ms = self._since(self._pieces.finished_s)
-            self._metrics.first_token(ttft_ms / 1000)
+            self._metrics.first_token(ttft_ms / 1000, self._job.lifecycle.trace)
             event = api.SessionFirstToken(
                 delta=piece, ttft_from_open_ms=self._since(self._job.arrived_s), ttft_from_finish_ms=ttft_ms
             )
@@ -78,7 +78,7 @@ class SessionEvents:
             completion.session.CopyFrom(self._pieces.record)
             completion.session.ttft_from_open_ms = self._since(self._job.arrived_s)
             completion.session.ttft_from_finish_ms = self._since(self._pieces.finished_s)
-            self._metrics.session_ended(completion.session)
+            self._metrics.session_ended(completion.session, self._job.lifecycle.trace)
         return completion
 
     def _since(self, started_s: float) -> float:

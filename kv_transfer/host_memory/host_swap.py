@@ -18,6 +18,7 @@ from kv_transfer import vllm_private
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.host_memory.host_pool import HostPool
 from kv_transfer.host_memory.swap_ledger import SwapLedger
+from kv_transfer.model_features import Feature, allows
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -105,7 +106,8 @@ class HostSwapping(_Connector):
 def slots_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
     transfer = vllm_config.kv_transfer_config
     assert transfer is not None
-    if not vllm_private.has_one_full_attention_group(kv_cache_config):
+    layout = vllm_private.layout_of(vllm_config, kv_cache_config)
+    if not (allows(layout, Feature.TIERS) or allows(layout, Feature.SESSIONS)):
         return 0
     ratio: float | None = transfer.get_from_extra_config(HOST_RATIO, None)
     if ratio is not None:

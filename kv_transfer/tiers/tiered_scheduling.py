@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 
 from kv_transfer import vllm_private
 from kv_transfer.claims.block_events import emit_where_blocks_lie
+from kv_transfer.model_features import Feature, allows
 from kv_transfer.tiers.device_pool import take_over
 from kv_transfer.tiers.host_tier import HostTier, HostTiering
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -43,11 +44,11 @@ class TieredScheduling(_Scheduler):
         # Prompt tokens counted of requests that have been scheduled at least once.
         self._begun: dict[str, int] = {}
         given: Mapping[str, Any] | None = self.vllm_config.additional_config.get(KEY)
-        caches = self.cache_config.enable_prefix_caching
         pool = vllm_private.pool_of(self)
         if isinstance(self.connector, HostTiering):
             self.connector.use_pool(pool)
-        if given is None or not caches or not vllm_private.has_one_full_attention_group(self.kv_cache_config):
+        layout = vllm_private.layout_of(self.vllm_config, self.kv_cache_config)
+        if given is None or not allows(layout, Feature.TIERS):
             emit_where_blocks_lie(pool)
             return
         settings = TierSettings.of(given)

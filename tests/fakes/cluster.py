@@ -36,6 +36,7 @@ from tests.fakes.grammar_compiler import FakeGrammarCompiler
 from tests.fakes.registry import RegistryRedis
 from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.own_logs import ReadLogs, no_logs
 from worker_runtime.service import WorkerServiceBase
 
 MODEL = wire.ModelInfo(
@@ -110,6 +111,8 @@ class Worker:
     record: wire.WorkerRegistration
     engine: FakeEngine
     server: grpc.aio.Server
+    # What it answers of the logs of its host.
+    logs: ReadLogs = no_logs
 
     @property
     def name(self) -> str:
@@ -177,12 +180,15 @@ class Cluster:
             max_running_requests=64,
         )
         server = grpc.aio.server(options=channel_options(64 << 20))
+        worker = Worker(record, fake, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
-            service(fake, record, lambda: self.registry.write(record), claim_feed), server
+            service(
+                fake, record, lambda: self.registry.write(record), claim_feed, logs=lambda query: worker.logs(query)
+            ),
+            server,
         )
         record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        worker = Worker(record, fake, server)
         self.workers.append(worker)
         await self.register(record)
         return worker

@@ -18,6 +18,7 @@ from kv_transfer.host_memory.batched_copy import Rows, descriptors, driver_copie
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.host_memory.host_pool import HostPool
 from kv_transfer.host_memory.swap_ledger import SwapCopies
+from kv_transfer.model_features import KvLayout
 from tests.integration.conftest import until
 
 pytestmark = pytest.mark.integration
@@ -191,5 +192,12 @@ def slots_of(extra: dict[str, float]) -> int:
     transfer = SimpleNamespace(get_from_extra_config=extra.get)
     caches = SimpleNamespace(num_blocks=16, kv_cache_tensors=[SimpleNamespace(size=16 * 300)])
     # A vLLM config of one attention group takes a model to make; this test is about sizes.
-    with mock.patch.object(vllm_private, "has_one_full_attention_group", lambda config: True):
+    layout = KvLayout(
+        kinds=("FullAttention",),
+        is_one_list=True,
+        has_full_attention=True,
+        keeps_prefixes=True,
+        computes_in_pieces=True,
+    )
+    with mock.patch.object(vllm_private, "layout_of", lambda *configs: layout):
         return host_swap.slots_of(SimpleNamespace(kv_transfer_config=transfer), caches)

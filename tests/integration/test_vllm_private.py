@@ -30,6 +30,7 @@ def test_connector_fields_exist_where_they_are_touched() -> None:
     assert "self._reqs_need_send" in scheduler
     assert "meta.reqs_to_send = self._reqs_need_send" in scheduler
     assert callable(base_scheduler.NixlBaseConnectorScheduler._stop_heartbeat)
+    assert "1 if self._has_mamba" in inspect.getsource(base_scheduler.NixlBaseConnectorScheduler._prefill_backoff)
     assert "meta.reqs_in_batch = self._reqs_in_batch" in scheduler, "what workers lease has to be there"
     assert "self.use_host_buffer" in scheduler
     worker = inspect.getsource(pull_worker.NixlPullConnectorWorker)
@@ -101,7 +102,8 @@ def test_kv_that_is_not_computed_yet_is_not_handed_over(
     """A request that was preempted computes again in a step that is under way: vLLM counts it as computed."""
     from vllm.v1.request import RequestStatus
 
-    monkeypatch.setattr(vllm_private, "has_one_full_attention_group", lambda config: True)
+    monkeypatch.setattr(vllm_private, "allows", lambda layout, feature: True)
+    monkeypatch.setattr(vllm_private, "layout_of", lambda *configs: None)
     request = SimpleNamespace(
         status=RequestStatus.RUNNING,
         num_tokens=81,
@@ -114,6 +116,7 @@ def test_kv_that_is_not_computed_yet_is_not_handed_over(
         requests={"r": request},
         running=[request] if is_running else [],
         get_kv_connector=lambda: connector,
+        vllm_config=None,
         kv_cache_config=None,
     )
     engine = SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler)))

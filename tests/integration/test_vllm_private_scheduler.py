@@ -2,6 +2,7 @@
 
 import inspect
 from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -220,7 +221,12 @@ def test_layers_are_grouped_into_one_view_of_their_blocks() -> None:
 
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_size=4, dtype=torch.float32)
     config = KVCacheConfig(num_blocks=5, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["a", "b"], spec)])
-    assert vllm_private.has_one_full_attention_group(config)
+    engine = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
+    )
+    layout = vllm_private.layout_of(engine, config)
+    assert (layout.kinds, layout.is_one_list, layout.has_full_attention) == (("FullAttention",), True, True)
     caches = {name: torch.zeros(5, 2, BLOCK_SIZE, 2, 4) for name in ("a", "b")}
     views = vllm_private.block_views(config, caches)
     assert [tuple(view.shape) for view in views] == [(5, spec.page_size_bytes)] * 2

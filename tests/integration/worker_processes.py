@@ -115,10 +115,11 @@ async def worker_pair(
     prefill_engine: EngineSection,
     decode_engine: EngineSection,
     environment: Mapping[str, str] | None = None,
+    model: ModelSection | None = None,
 ) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
-    """(prefill, decode), killed at the end. environment: of both, beside this process's."""
+    """(prefill, decode), killed at the end. environment: of both, beside this process's. model: else the built-in."""
     engines = {"prefill": prefill_engine, "decode": decode_engine}
-    async with _processes(folder, handoff, engines, environment or {}) as (prefill, decode):
+    async with _processes(folder, handoff, engines, environment or {}, model) as (prefill, decode):
         yield prefill, decode
 
 
@@ -142,7 +143,11 @@ async def shared_pair(
 
 @contextlib.asynccontextmanager
 async def _processes(
-    folder: Path, handoff: HandoffSection, engines: Mapping[str, EngineSection], environment: Mapping[str, str]
+    folder: Path,
+    handoff: HandoffSection,
+    engines: Mapping[str, EngineSection],
+    environment: Mapping[str, str],
+    model: ModelSection | None = None,
 ) -> AsyncIterator[list[WorkerProcess]]:
     """By their names, which begin with their roles."""
     port = hold_port("127.0.0.1")
@@ -152,7 +157,9 @@ async def _processes(
     # Forked workers ask for it within milliseconds, and one that finds no Redis ends.
     await until(functools.partial(_answers, url), "Redis answers")
     processes = {
-        name: engine_processes().Process(target=_run, args=(name, url, engine, handoff, environment), daemon=True)
+        name: engine_processes().Process(
+            target=_run, args=(name, url, engine, handoff, environment, model), daemon=True
+        )
         for name, engine in engines.items()
     }
     for process in processes.values():
@@ -166,7 +173,14 @@ async def _processes(
         child_process.stop(server, 5)
 
 
-def _run(name: str, url: str, engine: EngineSection, handoff: HandoffSection, environment: Mapping[str, str]) -> None:
+def _run(
+    name: str,
+    url: str,
+    engine: EngineSection,
+    handoff: HandoffSection,
+    environment: Mapping[str, str],
+    model: ModelSection | None,
+) -> None:
     os.environ.update(environment)
     from decode_worker.service import DecodeService
     from prefill_worker.service import PrefillService
@@ -177,7 +191,7 @@ def _run(name: str, url: str, engine: EngineSection, handoff: HandoffSection, en
     # As on a host whose clock is wrong: the clock is read in this one module.
     mock.patch.object(clock, "time", skewed).start()
     objectives = ObjectivesSection(tpot_s=0.02 if role is EngineRole.SHARED else 0.0)
-    settings = EngineSettings(ModelSection(), engine, handoff, role, objectives=objectives)
+    settings = EngineSettings(model or ModelSection(), engine, handoff, role, objectives=objectives)
     services = {EngineRole.PREFILL: PrefillService, EngineRole.DECODE: DecodeService, EngineRole.SHARED: SharedService}
     service = services[role]
     host = WorkerHost(WorkerSettings(name, SERVICE, settings, url, 5.0, 16 << 20, START_TIMEOUT_S), service)

@@ -1,103 +1,94 @@
-"""`docs/reference/metrics.md`: every metric, read off the code that defines them, which needs no service to run."""
+"""`docs/reference/metrics.md`: every metric with its meaning, the alerts on it and the panel that shows it; labels."""
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Iterable
 
+from tools.dashboards.table import alerts, shown
+from tools.metric_entries import GATEWAY, ROUTER, MetricEntry, entries
+from tools.reference.labels import LABELS, OF_A_WORKER, Label
 from tools.reference.table import WRITTEN, code, prose, table
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-ROUTER = tuple(sorted((ROOT / "control_plane" / "metrics").glob("*_metrics.py")))
-GATEWAY = (ROOT / "control_plane" / "gateway" / "gateway_metrics.py",)
 
 _INTRODUCTION = """\
 Where Prometheus reads them, and the rules for alerts: [putting them to use](../runbooks/README.md#putting-them-to-use).
-Names follow Prometheus' conventions: a counter ends with `_total`, and a unit stands last before it.
+Names follow Prometheus' conventions: a counter ends with `_total`, and a unit stands last before it. The
+panels are those of the [dashboards](../dashboards.md).
 """
 _GATEWAYS = """
 Each gateway process serves these at its own `/metrics`, beside those of vLLM's front.
 """
-_UNITS = ("seconds", "bytes", "tokens", "blocks", "requests", "batches", "entries", "workers")
-# What defines a metric, and which label it brings of itself.
-_GAUGES = {"gauge": (), "gauges": (), "by_worker": ("worker",), "GaugeMetricFamily": ("worker",)}
-_COUNTERS = {"counter": (), "counters": (), "CounterMetricFamily": ("worker",)}
+_CARDINALITY = """
+## Labels and their bounds
 
+No label holds what a client sends: no request, session, prompt, tenant, model or adapter. What there can be of each is
+bounded by the code or by the number of workers.
 
-@dataclass(frozen=True, slots=True)
-class MetricEntry:
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-
-    @property
-    def unit(self) -> str:
-        last = self.name.removesuffix("_total").rpartition("_")[2]
-        return last if last in _UNITS else ""
-
-
-def entries(sources: tuple[Path, ...]) -> list[MetricEntry]:
-    """In the order of the sources."""
-    return [entry for source in sources for entry in _entries(ast.parse(source.read_text()))]
+"""
+# Buckets of the largest histogram, with the one without end, its sum and its count, and when it was begun.
+HISTOGRAM_SERIES = 20
 
 
 def page() -> str:
     parts = [
         "# Metrics\n",
-        WRITTEN.format(source="[metrics](../../control_plane/metrics)"),
+        WRITTEN.format(source="[metrics](../../control_plane/metrics) and [dashboards](../../tools/dashboards)"),
         _INTRODUCTION,
         "## Of a router\n",
-        _table(ROUTER),
+        _table(entries(ROUTER)),
         "## Of a gateway\n" + _GATEWAYS,
-        _table(GATEWAY),
+        _table(entries(GATEWAY)),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) + _CARDINALITY + _labels() + "\n" + _said()
 
 
-def _table(sources: tuple[Path, ...]) -> str:
+def series(metrics: Iterable[MetricEntry], of: str = "") -> int:
+    """The most series that metrics have; of: for each `worker` or `node`, "" for those of neither."""
+    return sum(_series(metric) for metric in metrics if _counted_by(metric) == of)
+
+
+def _table(metrics: list[MetricEntry]) -> str:
+    panels, by_alert = shown(), alerts()
     rows = (
-        (code(entry.name), entry.kind, entry.unit, ", ".join(map(code, entry.labels)), prose(entry.help))
-        for entry in entries(sources)
+        (
+            code(entry.name),
+            entry.kind,
+            entry.unit,
+            ", ".join(map(code, entry.labels)),
+            prose(entry.help),
+            ", ".join(f"[{name}](../runbooks/{name}.md)" for name in by_alert.get(entry.name, ())),
+            ", ".join(f"{dashboard.name}: {panel.title}" for dashboard, panel in panels[entry.name]),
+        )
+        for entry in metrics
     )
-    return table(("metric", "kind", "unit", "labels", "what"), rows)
+    return table(("metric", "kind", "unit", "labels", "what", "alerts", "panels"), rows)
 
 
-def _entries(tree: ast.Module) -> Iterator[MetricEntry]:
-    """Each call that gives a name that begins with `rachis_`, and after it what the metric says."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-        given = [_text(argument) for argument in call.args]
-        place = next((at for at, text in enumerate(given) if text.startswith("rachis_")), None)
-        if place is None:
-            continue
-        maker = _name(call.args[0]) if place == 1 else _name(call.func)
-        kind, own = _kind(maker, call)
-        name = f"{given[place].removesuffix('_total')}_total" if kind == "counter" else given[place]
-        yield MetricEntry(name, kind, (*own, *_labels(call, place + 2)), given[place + 1])
+def _labels() -> str:
+    rows = ((code(label.name), prose(label.values), label.bound) for label in LABELS)
+    return table(("label", "what it says", "at most"), rows)
 
 
-def _kind(maker: str, call: ast.Call) -> tuple[str, tuple[str, ...]]:
-    if maker in _GAUGES:
-        return "gauge", _GAUGES[maker]
-    if maker in _COUNTERS:
-        return "counter", _COUNTERS[maker]
-    has_buckets = len(call.args) > 3 or any(keyword.arg == "buckets" for keyword in call.keywords)
-    return ("histogram" if has_buckets else "counter"), ()
+def _said() -> str:
+    router = entries(ROUTER)
+    own, worker, node = series(router), series(router, "worker"), series(router, "node")
+    return (
+        f"So a router has at most {own:,} series of its own, {worker} for each worker, and {node} for each node; "
+        f"a gateway has {series(entries(GATEWAY))}. For 100 workers on 25 nodes a router has "
+        f"{own + 100 * worker + 25 * node:,} at most; what never happened has none.\n"
+    )
 
 
-def _labels(call: ast.Call, place: int) -> tuple[str, ...]:
-    """A name, or several; whatever else stands there is no label."""
-    if place >= len(call.args):
-        return ()
-    argument = call.args[place]
-    found = argument.elts if isinstance(argument, ast.Tuple) else [argument]
-    return tuple(filter(None, map(_text, found)))
+def _series(metric: MetricEntry) -> int:
+    """Of one worker or node, where it is of each."""
+    by_name = {label.name: label for label in LABELS}
+    own = set(metric.labels) - {"worker", "node"} - (OF_A_WORKER if "worker" in metric.labels else set())
+    combinations = math.prod(_most(by_name[name]) for name in own)
+    return combinations * (HISTOGRAM_SERIES if metric.kind == "histogram" else 1)
 
 
-def _text(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+def _most(label: Label) -> int:
+    assert label.most is not None, f"{label.name} is of each worker"
+    return label.most
 
 
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else ""
+def _counted_by(metric: MetricEntry) -> str:
+    return next((name for name in ("worker", "node") if name in metric.labels), "")

@@ -134,6 +134,11 @@ class AdminServiceStub:
                 request_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
                 _registered_method=True)
+        self.GetLogs = channel.unary_unary(
+                '/rachis.v1.AdminService/GetLogs',
+                request_serializer=rachis_dot_v1_dot_admin__pb2.GetLogsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_admin__pb2.GetLogsResponse.FromString,
+                _registered_method=True)
         self.ListAdapters = channel.unary_unary(
                 '/rachis.v1.AdminService/ListAdapters',
                 request_serializer=rachis_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
@@ -293,6 +298,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLogs(self, request, context):
+        """What the processes of the service have logged: this router, the gateways beside it, and workers of all hosts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAdapters(self, request, context):
         """The LoRA adapters that requests may name as their model.
         """
@@ -416,6 +428,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetIndexStatus,
                     request_deserializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.SerializeToString,
+            ),
+            'GetLogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLogs,
+                    request_deserializer=rachis_dot_v1_dot_admin__pb2.GetLogsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_admin__pb2.GetLogsResponse.SerializeToString,
             ),
             'ListAdapters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAdapters,
@@ -973,6 +990,33 @@ class AdminService:
             '/rachis.v1.AdminService/GetIndexStatus',
             rachis_dot_v1_dot_admin__pb2.GetIndexStatusRequest.SerializeToString,
             rachis_dot_v1_dot_admin__pb2.GetIndexStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.AdminService/GetLogs',
+            rachis_dot_v1_dot_admin__pb2.GetLogsRequest.SerializeToString,
+            rachis_dot_v1_dot_admin__pb2.GetLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,8 @@ class AdminServiceStub:
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]
     """How large the index is, and how far it can be believed."""
+    GetLogs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLogsRequest, _admin_pb2.GetLogsResponse]
+    """What the processes of the service have logged: this router, the gateways beside it, and workers of all hosts."""
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
     """The LoRA adapters that requests may name as their model."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
@@ -123,6 +125,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Compares the index with what lies in the block pools of the workers' engines."""
     GetIndexStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetIndexStatusRequest, _admin_pb2.GetIndexStatusResponse]  # type: ignore[assignment]
     """How large the index is, and how far it can be believed."""
+    GetLogs: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLogsRequest, _admin_pb2.GetLogsResponse]  # type: ignore[assignment]
+    """What the processes of the service have logged: this router, the gateways beside it, and workers of all hosts."""
     ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
     """The LoRA adapters that requests may name as their model."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
@@ -291,6 +295,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetIndexStatusResponse, _abc.Awaitable[_admin_pb2.GetIndexStatusResponse]]:
         """How large the index is, and how far it can be believed."""
+
+    @_abc_1.abstractmethod
+    def GetLogs(
+        self,
+        request: _admin_pb2.GetLogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetLogsResponse, _abc.Awaitable[_admin_pb2.GetLogsResponse]]:
+        """What the processes of the service have logged: this router, the gateways beside it, and workers of all hosts."""
 
     @_abc_1.abstractmethod
     def ListAdapters(

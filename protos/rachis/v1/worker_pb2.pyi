@@ -939,6 +939,7 @@ class WorkerCounters(_message.Message):
     NODE_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     HANDOFFS_MISMATCHED_FIELD_NUMBER: _builtins.int
     HANDOFFS_VERIFIED_FIELD_NUMBER: _builtins.int
+    LOG_LINES_LOST_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -957,6 +958,8 @@ class WorkerCounters(_message.Message):
     """Whose blocks were not of the tokens that they were to be pulled for, or did not hold what was sent: recomputed."""
     handoffs_verified: _builtins.int
     """Pulled, and the blocks compared with the sender's."""
+    log_lines_lost: _builtins.int
+    """Of the worker's log, that could not be written."""
     def __init__(
         self,
         *,
@@ -974,14 +977,98 @@ class WorkerCounters(_message.Message):
         node_available_bytes: _builtins.int = ...,
         handoffs_mismatched: _builtins.int = ...,
         handoffs_verified: _builtins.int = ...,
+        log_lines_lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "log_lines_lost", b"log_lines_lost", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerCounters: _TypeAlias = WorkerCounters  # noqa: Y015
+
+@_typing.final
+class LogQuery(_message.Message):
+    """What of logs is asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MOST_EVENTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Or the id of a trace; empty: of all requests, and of none."""
+    level: _builtins.str
+    """The least: DEBUG, INFO, WARNING, ERROR or CRITICAL; empty: all."""
+    since_unix_ms: _builtins.int
+    """Events that are older are left out."""
+    most_events: _builtins.int
+    """The latest, at most 2,000; 0: 200."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        level: _builtins.str = ...,
+        since_unix_ms: _builtins.int = ...,
+        most_events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "most_events", b"most_events", "request_id", b"request_id", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogQuery: _TypeAlias = LogQuery  # noqa: Y015
+
+@_typing.final
+class LogEvent(_message.Message):
+    """One event of a process's log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    EXCEPTION_FIELD_NUMBER: _builtins.int
+    unix_ms: _builtins.int
+    level: _builtins.str
+    process: _builtins.str
+    """`router`, `gateway`, or a worker's name."""
+    node: _builtins.str
+    """The host of the process; empty: the router's own."""
+    logger: _builtins.str
+    message: _builtins.str
+    request_id: _builtins.str
+    """What it is about, where it is about one."""
+    trace_id: _builtins.str
+    exception: _builtins.str
+    """With its traceback."""
+    def __init__(
+        self,
+        *,
+        unix_ms: _builtins.int = ...,
+        level: _builtins.str = ...,
+        process: _builtins.str = ...,
+        node: _builtins.str = ...,
+        logger: _builtins.str = ...,
+        message: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        exception: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exception", b"exception", "level", b"level", "logger", b"logger", "message", b"message", "node", b"node", "process", b"process", "request_id", b"request_id", "trace_id", b"trace_id", "unix_ms", b"unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogEvent: _TypeAlias = LogEvent  # noqa: Y015
 
 @_typing.final
 class TierReport(_message.Message):
@@ -1535,6 +1622,26 @@ Global___SetDrainingResponse: _TypeAlias = SetDrainingResponse  # noqa: Y015
 class ModelInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MissingFeaturesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
@@ -1542,6 +1649,7 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     IMITATES_FIELD_NUMBER: _builtins.int
+    MISSING_FEATURES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer: _builtins.str
     """Path or id that tokenizer and chat template load from."""
@@ -1553,6 +1661,10 @@ class ModelInfo(_message.Message):
     """Adapters that a worker has loaded at most; 0: it takes none."""
     imitates: _builtins.str
     """The cost model whose GPU is imitated: nothing is computed, and tokens are arbitrary. Empty: the engine is real."""
+    @_builtins.property
+    def missing_features(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What this model cannot have on this device, such as sessions, and why."""
+
     def __init__(
         self,
         *,
@@ -1563,10 +1675,11 @@ class ModelInfo(_message.Message):
         dtype: _builtins.str = ...,
         max_adapters: _builtins.int = ...,
         imitates: _builtins.str = ...,
+        missing_features: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "imitates", b"imitates", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "imitates", b"imitates", "max_adapters", b"max_adapters", "max_model_len", b"max_model_len", "missing_features", b"missing_features", "name", b"name", "tokenizer", b"tokenizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2039,3 +2152,45 @@ class DropAdapterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropAdapterResponse: _TypeAlias = DropAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ReadLogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def query(self) -> Global___LogQuery: ...
+    def __init__(
+        self,
+        *,
+        query: Global___LogQuery | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsRequest: _TypeAlias = ReadLogsRequest  # noqa: Y015
+
+@_typing.final
+class ReadLogsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEvent]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___LogEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015

@@ -90,6 +90,11 @@ class WorkerServiceStub:
                 request_serializer=rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.SerializeToString,
                 response_deserializer=rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.FromString,
                 _registered_method=True)
+        self.ReadLogs = channel.unary_unary(
+                '/rachis.v1.WorkerService/ReadLogs',
+                request_serializer=rachis_dot_v1_dot_worker__pb2.ReadLogsRequest.SerializeToString,
+                response_deserializer=rachis_dot_v1_dot_worker__pb2.ReadLogsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -173,6 +178,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLogs(self, request, context):
+        """What the service's workers of this host have logged, those that are gone too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -230,6 +242,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.DropAdapter,
                     request_deserializer=rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.FromString,
                     response_serializer=rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.SerializeToString,
+            ),
+            'ReadLogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLogs,
+                    request_deserializer=rachis_dot_v1_dot_worker__pb2.ReadLogsRequest.FromString,
+                    response_serializer=rachis_dot_v1_dot_worker__pb2.ReadLogsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -530,6 +547,33 @@ class WorkerService:
             '/rachis.v1.WorkerService/DropAdapter',
             rachis_dot_v1_dot_worker__pb2.DropAdapterRequest.SerializeToString,
             rachis_dot_v1_dot_worker__pb2.DropAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rachis.v1.WorkerService/ReadLogs',
+            rachis_dot_v1_dot_worker__pb2.ReadLogsRequest.SerializeToString,
+            rachis_dot_v1_dot_worker__pb2.ReadLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class WorkerServiceStub:
     """Has an adapter ready before a request asks for it."""
     DropAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropAdapterRequest, _worker_pb2.DropAdapterResponse]
     """Gives its memory back, unless a request uses it."""
+    ReadLogs: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReadLogsRequest, _worker_pb2.ReadLogsResponse]
+    """What the service's workers of this host have logged, those that are gone too."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -83,6 +85,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Has an adapter ready before a request asks for it."""
     DropAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropAdapterRequest, _worker_pb2.DropAdapterResponse]  # type: ignore[assignment]
     """Gives its memory back, unless a request uses it."""
+    ReadLogs: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReadLogsRequest, _worker_pb2.ReadLogsResponse]  # type: ignore[assignment]
+    """What the service's workers of this host have logged, those that are gone too."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every prefill and decode worker itself; tokens never pass through Ray."""
@@ -174,5 +178,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DropAdapterResponse, _abc.Awaitable[_worker_pb2.DropAdapterResponse]]:
         """Gives its memory back, unless a request uses it."""
+
+    @_abc_1.abstractmethod
+    def ReadLogs(
+        self,
+        request: _worker_pb2.ReadLogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ReadLogsResponse, _abc.Awaitable[_worker_pb2.ReadLogsResponse]]:
+        """What the service's workers of this host have logged, those that are gone too."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

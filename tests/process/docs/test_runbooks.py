@@ -6,7 +6,7 @@ import urllib.request
 
 from tests import ROOT
 from tests.fakes.cluster import Cluster
-from tools.reference import metrics
+from tools.metric_entries import ROUTER, entries
 
 FOLDER = ROOT / "docs" / "runbooks"
 RUNBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
@@ -36,7 +36,7 @@ async def test_the_reference_says_of_every_figure_what_the_router_says(cluster: 
     text = await page(cluster)
     kinds = dict(re.findall(r"^# TYPE (rachis_\S+) (\w+)", text, re.MULTILINE))
     said = dict(re.findall(r"^# HELP (rachis_\S+) (.+)", text, re.MULTILINE))
-    described = {entry.name: entry for entry in metrics.entries(metrics.ROUTER)}
+    described = {entry.name: entry for entry in entries(ROUTER)}
     told = {name for name in kinds if not name.endswith("_created")}
     assert len(told) > 80
     assert {name: (described[name].kind, described[name].help) for name in told} == {

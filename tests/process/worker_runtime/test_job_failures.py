@@ -46,7 +46,10 @@ class World:
         self.engine = Engine()
         settings = EngineSettings(ModelSection(), EngineSection(), HandoffSection(), EngineRole.DECODE)
         figures = SimpleNamespace(
-            counters=SimpleNamespace(prompt_tokens=0, requests=0, generated_tokens=0), costs=StepCosts(), block_size=32
+            counters=SimpleNamespace(prompt_tokens=0, requests=0, generated_tokens=0),
+            costs=StepCosts(),
+            block_size=32,
+            missing_features={},
         )
         self.jobs = RunningJobs(
             self.engine, settings, ClusterClock(), cast(EngineFigures, figures), lambda call, *args: call(*args)

@@ -7,10 +7,10 @@ import pytest
 
 from cluster_configs.loading import load
 from tests import ROOT
-from tools.reference import metrics
+from tools.metric_entries import GATEWAY, ROUTER, entries
 
 DEFAULTS = {entry.key: entry.value for entry in load().entries}
-METRICS = {entry.name for entry in metrics.entries(metrics.ROUTER) + metrics.entries(metrics.GATEWAY)}
+METRICS = {entry.name for entry in entries(ROUTER) + entries(GATEWAY)}
 # Guides with tables of keys and defaults, and the sections that keys without one belong to.
 GUIDES = {
     "streaming.md": ("",),

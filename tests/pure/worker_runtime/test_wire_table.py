@@ -62,6 +62,8 @@ OTHER_MESSAGES = {
     *("ReleaseHandoffRequest", "ReleaseHandoffResponse", "GetWorkerStatusRequest"),
     *("SetDrainingRequest", "SetDrainingResponse", "HandOverRequest", "HandOverResponse"),
     *("PrepareAdapterRequest", "PrepareAdapterResponse", "DropAdapterRequest", "DropAdapterResponse"),
+    # Logs, which are no report of an engine; `cluster_wire.log_messages` carries them.
+    *("LogQuery", "LogEvent", "ReadLogsRequest", "ReadLogsResponse"),
     # Between routers.
     *("RouterLoads", "WorkerShare"),
     # A router's stream of outputs, in columns.

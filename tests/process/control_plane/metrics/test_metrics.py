@@ -19,6 +19,7 @@ from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import pool_metrics
 from control_plane.metrics.worker_metrics import node_metrics, registration_metrics, worker_metrics
 from control_plane.model.lifecycle import OUTCOMES
+from control_plane.model.request_trace import RequestTrace
 from tests.fakes.answers import collected, failure
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
@@ -36,7 +37,7 @@ RECORD = generation.SessionRecord(
 
 def test_a_session_is_observed_from_its_opening_and_from_its_finish() -> None:
     metrics = RouterMetrics()
-    metrics.session_ended(RECORD)
+    metrics.session_ended(RECORD, RequestTrace())
     sample = metrics.registry.get_sample_value
     assert sample("rachis_session_ttft_seconds_sum", {"since": "open"}) == 1.2
     assert sample("rachis_session_ttft_seconds_sum", {"since": "finish"}) == 0.03
@@ -161,7 +162,7 @@ def test_the_share_of_requests_that_keep_the_objective_is_exact(objective_s: flo
     metrics = RouterMetrics(objective_s)
     sample = metrics.registry.get_sample_value
     for ttft_s in (0.9 * objective_s, objective_s, 1.1 * objective_s, 1.5 * objective_s):
-        metrics.first_token(ttft_s)
+        metrics.first_token(ttft_s, RequestTrace())
 
     assert sample("rachis_request_ttft_seconds_bucket", {"le": str(objective_s)}) == 2
     assert sample("rachis_request_ttft_seconds_bucket", {"le": str(2 * objective_s)}) == 4
@@ -279,7 +280,9 @@ def test_a_worker_is_usable_when_it_is_ready_trusted_and_of_a_version_that_fits(
 
 def test_a_worker_that_does_not_answer_has_no_load_and_one_that_does_has_it() -> None:
     load = wire.WorkerLoad(running_requests=3, waiting_requests=2, leased_handoffs=1)
-    counters = wire.WorkerCounters(resident_bytes=4096, handoffs_expired=5, handoffs_mismatched=1, handoffs_verified=9)
+    counters = wire.WorkerCounters(
+        resident_bytes=4096, handoffs_expired=5, handoffs_mismatched=1, handoffs_verified=9, log_lines_lost=6
+    )
 
     assert samples(worker_metrics([view("prefill-0"), view("prefill-1", load=load, counters=counters)])) == {
         ("worker_requests", "prefill-1", "running"): 3,
@@ -290,6 +293,7 @@ def test_a_worker_that_does_not_answer_has_no_load_and_one_that_does_has_it() ->
         ("handoffs_expired_total", "prefill-1"): 5,
         ("handoffs_mismatched_total", "prefill-1"): 1,
         ("handoffs_verified_total", "prefill-1"): 9,
+        ("worker_log_lines_lost_total", "prefill-1"): 6,
     }
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cluster_configs.schema import GatewaySection, WebSocketSection
+from cluster_core.event_log import LogRules
 from control_plane.service.gateways import Gateways, Pauses
 from tests.fakes.cluster import until
 
@@ -57,7 +58,12 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
     code = f"import sys; open({str(told)!r}, 'w').write(sys.stdin.readline() + ' '.join(sys.argv[1:]))\n{_SAYS}"
     section = GatewaySection(port=8123, websocket=WebSocketSection(idle_timeout_s=7))
     made = Gateways(
-        section, "127.0.0.1:7421", tmp_path, (sys.executable, "-c", code), redis_url="redis://:secret@r:1/0"
+        section,
+        "127.0.0.1:7421",
+        tmp_path,
+        (sys.executable, "-c", code),
+        redis_url="redis://:secret@r:1/0",
+        logs=LogRules("INFO", "json"),
     )
     made.start()
     await made.first_url()
@@ -68,6 +74,7 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
     assert "--redis - --set gateway.websocket.max_connections=1024" in arguments
     assert "--set gateway.websocket.idle_timeout_s=7.0" in arguments
     assert "--set gateway.stored_responses.max_responses=10000" in arguments
+    assert "--set log_level=INFO --set log_format=json" in arguments
 
 
 async def test_several_share_a_port(tmp_path: Path) -> None:

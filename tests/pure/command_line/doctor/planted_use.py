@@ -101,10 +101,20 @@ PLANTED = (
         "tiers.host_gib gives prefill-0 host memory, and it has room for no block",
     ),
     Planted("host_tier", worker("decode-0", tiers__failed_copy_blocks=8), "decode-0", "copies of 8 blocks"),
+    Planted(
+        "features",
+        worker("decode-0", registration__model__missing_features={"sessions": "its KV is not one list of blocks"}),
+        "the model",
+        "the model has no sessions: its KV is not one list of blocks",
+    ),
     Planted("adapters", configured(lora__max_loaded=1, lora__adapters=["tone=/a"]), "tone", "requests for it are"),
 )
 
 WELL = {
+    "a second time of a model without a prefix cache": both(
+        probes(probe(), probe()),
+        worker("prefill-0", registration__model__missing_features={"prefix cache": "vLLM keeps none of it"}),
+    ),
     "a hand-off that was not needed": probes(probe(reason="short_remainder", prefill="", handoff=NONE)),
     "a second time that another worker had": probes(probe(), probe(prefill="prefill-1")),
     "a prompt that others have pushed out of the cache since": both(
@@ -131,4 +141,8 @@ WELL = {
         probes(probe(handoff=NONE, prefill="", reason="prefill_down")),
     ),
 }
-TELLS = {"no decode worker, told once": "decode_pool", "no prefill worker, told once": "prefill_pool"}
+TELLS = {
+    "no decode worker, told once": "decode_pool",
+    "no prefill worker, told once": "prefill_pool",
+    "a second time of a model without a prefix cache": "features",
+}

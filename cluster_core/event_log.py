@@ -1,0 +1,251 @@
+"""What processes log: one line for each event, as text or as JSON, with the request that it is about.
+
+Whoever logs uses `logging` as everybody does. The ids of the request come from the task that logs (`about`) or from
+`extra`. What a client sends has no place in a message; a line break in one is written as two characters, so that no
+message looks like two. A line that cannot be written, on a full disk or to a reader that has gone, is lost and counted.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+# Of a message, and of an exception.
+MOST_CHARACTERS = 8192
+MOST_FILE_BYTES = 16 << 20
+# Whose level is the configured one.
+OWN_PACKAGES = (
+    "cluster_configs", "cluster_core", "cluster_wire", "command_line", "control_plane", "decode_worker", "imitated_gpu",
+    "kv_transfer", "prefill_worker", "shared_worker", "worker_runtime",
+)  # fmt: skip
+# Of a line in text: time, level, process, logger, message, and what it is about.
+_TEXT = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<process>\S+) (?P<logger>\S+): "
+    r"(?P<message>.*?)(?: \[request (?P<request_id>\S+?)(?:, trace (?P<trace_id>\w+))?\])?"
+)
+_about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """service: empty where it was read from text. exception: with its traceback, in lines; of text empty."""
+
+    unix_ms: int
+    level: str
+    service: str
+    process: str
+    logger: str
+    message: str
+    request_id: str = ""
+    trace_id: str = ""
+    exception: str = ""
+
+    def as_json(self) -> str:
+        """One line; of what it is about only what there is."""
+        told = {"time": _iso(self.unix_ms), **asdict(self)}
+        del told["unix_ms"]
+        return json.dumps({name: value for name, value in told.items() if value != ""})
+
+    def as_text(self) -> str:
+        """One line, and behind it those of an exception, each with two spaces in front."""
+        trace = f", trace {self.trace_id}" if self.trace_id else ""
+        ids = f" [request {self.request_id}{trace}]" if self.request_id else ""
+        rest = "".join(f"\n  {line}" for line in self.exception.splitlines())
+        return f"{_iso(self.unix_ms)} {self.level:<7} {self.process} {self.logger}: {self.message}{ids}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRules:
+    """level: the least that is logged. form: `text` or `json`."""
+
+    level: str = "WARNING"
+    form: str = "text"
+
+
+class Stream(Protocol):
+    """Raises OSError or ValueError where it cannot write."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+class LogFile:
+    """A file of its owner alone, begun anew when it is full; the one before stays as `.1`."""
+
+    def __init__(self, path: Path, most_bytes: int = MOST_FILE_BYTES) -> None:
+        self.path = path
+        self._most_bytes = most_bytes
+
+    def write(self, text: str) -> int:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > self._most_bytes:
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        # Opened for each line: lines are few, and whatever moves the file away finds it closed.
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            return os.write(file, text.encode())
+        finally:
+            os.close(file)
+
+    def flush(self) -> None:
+        """What is written is with the system already."""
+
+
+class EventHandler(logging.Handler):
+    """Writes events; stream None: to standard error, whatever that is at that time. Never raises."""
+
+    def __init__(self, service: str, process: str, *, as_json: bool, stream: Stream | None = None) -> None:
+        super().__init__()
+        self._service = service
+        self._process = process
+        self._as_json = as_json
+        self.stream = stream
+        # Lines that could not be written.
+        self.lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = event_of(record, self._service, self._process)
+        stream = self.stream or sys.stderr
+        before = getattr(stream, "lost", 0)
+        try:
+            stream.write(f"{event.as_json() if self._as_json else event.as_text()}\n")
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            # A process that was started without standard error has None there.
+            self.lost += 1
+        else:
+            # A stream that loses lines by itself says how many.
+            self.lost += getattr(stream, "lost", 0) > before
+
+
+def set_up(service: str, process: str, rules: LogRules, file: Path | None = None) -> list[EventHandler]:
+    """From now on this process logs so, to standard error and to `file`."""
+    as_json = rules.form == "json"
+    handlers = [EventHandler(service, process, as_json=as_json)]
+    if file is not None:
+        handlers.append(EventHandler(service, process, as_json=as_json, stream=LogFile(file)))
+    root = logging.getLogger()
+    # Libraries say much below a warning, and some of it of what they are given.
+    root.setLevel(max(logging.WARNING, logging.getLevelName(rules.level)))
+    for package in OWN_PACKAGES:
+        logging.getLogger(package).setLevel(rules.level)
+    for handler in handlers:
+        root.addHandler(handler)
+        handler.emit(logging.makeLogRecord({"name": __name__, "msg": beginning(service), "levelname": "INFO"}))
+    return handlers
+
+
+@contextmanager
+def logged(service: str, process: str, rules: LogRules, file: Path | None = None) -> Iterator[None]:
+    """As `set_up`, while the block runs."""
+    root = logging.getLogger()
+    level = root.level
+    handlers = set_up(service, process, rules, file)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+        root.setLevel(level)
+        for package in OWN_PACKAGES:
+            logging.getLogger(package).setLevel(logging.NOTSET)
+
+
+def beginning(service: str) -> str:
+    """What the first line of each log says, whatever its level: to whom it belongs."""
+    return f"the log of a process of service {service} begins" if service else "the log of a process begins"
+
+
+def lost_lines() -> int:
+    """That this process could not write since `set_up`."""
+    return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, EventHandler))
+
+
+def log_file() -> Path | None:
+    """That this process writes beside standard error."""
+    streams = (handler.stream for handler in logging.getLogger().handlers if isinstance(handler, EventHandler))
+    return next((stream.path for stream in streams if isinstance(stream, LogFile)), None)
+
+
+def about(request_id: str, trace_id: str = "") -> None:
+    """What this task, and those that it starts from now on, log about."""
+    _about.set((request_id, trace_id))
+
+
+def event_of(record: logging.LogRecord, service: str, process: str) -> LogEvent:
+    request_id, trace_id = _about.get()
+    return LogEvent(
+        int(record.created * 1000),
+        record.levelname,
+        service,
+        process,
+        record.name,
+        _one_line(_message(record)),
+        str(getattr(record, "request_id", request_id)),
+        str(getattr(record, "trace_id", trace_id)),
+        _short(logging.Formatter().formatException(record.exc_info)) if record.exc_info else "",
+    )
+
+
+def parsed(line: str) -> LogEvent | None:
+    """The event of a line of either form; None where it is of neither."""
+    if line.startswith("{"):
+        return _of_json(line)
+    found = _TEXT.fullmatch(line.rstrip("\n"))
+    if found is None:
+        return None
+    return LogEvent(
+        _unix_ms(found["time"]),
+        found["level"],
+        "",
+        found["process"],
+        found["logger"],
+        found["message"],
+        found["request_id"] or "",
+        found["trace_id"] or "",
+    )
+
+
+def _of_json(line: str) -> LogEvent | None:
+    names = ("level", "service", "process", "logger", "message", "request_id", "trace_id", "exception")
+    try:
+        told = json.loads(line)
+        return LogEvent(_unix_ms(told["time"]), *(str(told.get(name, "")) for name in names))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        # Its arguments do not fit.
+        return str(record.msg)
+
+
+def _one_line(message: str) -> str:
+    return _short(message.replace("\r", "\\r").replace("\n", "\\n"))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+
+
+def _iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at_ms % 1000:03d}Z"
+
+
+def _unix_ms(time: str) -> int:
+    """Raises ValueError or TypeError."""
+    at = datetime.fromisoformat(time)
+    return round(at.timestamp() * 1000)

@@ -1,0 +1,151 @@
+"""Logs of a running service: what stands in them of a request, who may read them, and a disk that is full."""
+
+import asyncio
+import errno
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core import event_log
+from cluster_core.event_log import EventHandler, LogEvent, LogRules, logged
+from cluster_core.log_files import LogQuery, latest
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from worker_runtime.own_logs import no_logs
+
+SECRET = "the-prompt-that-nobody-else-may-read"
+
+
+@asynccontextmanager
+async def logging_cluster(folder: Path, level: str = "DEBUG") -> AsyncIterator[Cluster]:
+    """A service whose router writes a log of its own."""
+    with logged("svc-test", "router", LogRules(level, "json"), folder / "router.log"):
+        async with running_cluster() as cluster:
+            await cluster.add(PREFILL)
+            await cluster.add(DECODE)
+            yield cluster
+
+
+async def told(cluster: Cluster, **query: object) -> admin.GetLogsResponse:
+    answer: admin.GetLogsResponse = await cluster.admin.GetLogs(
+        admin.GetLogsRequest(query=wire.LogQuery(**query))  # type: ignore[arg-type]
+    )
+    return answer
+
+
+async def test_the_log_says_of_a_request_how_it_ended_under_its_id_and_that_of_its_trace(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        await cluster.generate(request_id="ask-1")
+        await cluster.generate(request_id="ask-2")
+        trace = await cluster.admin.GetTrace(admin.GetTraceRequest(request_id="ask-2"))
+
+        (event,) = (await told(cluster, request_id="ask-2", level="INFO")).events
+        assert (event.message, event.process, event.level) == ("request finished", "router", "INFO")
+        assert event.trace_id == trace.trace_id
+        assert (await told(cluster, request_id=trace.trace_id, level="INFO")).events == [event]
+        assert not (await told(cluster, request_id="ask-3")).events
+
+
+async def test_a_session_is_logged_under_the_id_that_it_was_given(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        session = cluster.session()
+        await session.open()
+        await session.finish()
+        await session.answer()
+        trace = await cluster.admin.GetTrace(admin.GetTraceRequest())
+        (event,) = (await told(cluster, request_id=trace.request_id, level="INFO")).events
+        assert event.message == "session finished"
+
+
+async def test_nothing_of_prompts_answers_and_token_ids_is_in_the_log_at_any_level(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        answer = await cluster.generate(SECRET)
+        session = cluster.session()
+        await session.open()
+        await session.append(SECRET)
+        await session.finish()
+        await session.answer()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await cluster.generate("defect", max_tokens=8)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await cluster.generate(SECRET, max_tokens=10**6)
+    text = (tmp_path / "router.log").read_text()
+    assert "request finished" in text and "it failed on a defect" in text
+    assert SECRET not in text
+    ids = [token for each in answer for token in each.delta.token_ids]
+    assert ids and ", ".join(map(str, ids)) not in text
+    assert ", ".join(map(str, SECRET.encode()[:4])) not in text
+
+
+class Full:
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self) -> None:
+        pass
+
+
+async def test_a_full_disk_is_counted_and_requests_go_on(tmp_path: Path) -> None:
+    full = EventHandler("svc-test", "router", as_json=True, stream=Full())
+    async with logging_cluster(tmp_path) as cluster:
+        logging.getLogger().addHandler(full)
+        try:
+            for number in range(3):
+                assert (await cluster.generate(request_id=f"ask-{number}"))[-1].HasField("completion")
+            assert event_log.lost_lines() == full.lost >= 3
+            lost = await asyncio.to_thread(
+                cluster.router.metrics.registry.get_sample_value, "rachis_router_log_lines_lost_total"
+            )
+            assert lost is not None and lost >= 3
+        finally:
+            logging.getLogger().removeHandler(full)
+        # The other streams went on.
+        assert len((await told(cluster, level="INFO", request_id="ask-2")).events) == 1
+
+
+async def test_workers_of_each_host_are_asked_and_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    written = LogEvent(1, "ERROR", "svc-test", "prefill-9", "a.part", "its last words", "ask-1")
+    async with logging_cluster(tmp_path) as cluster:
+        lost = await cluster.add(DECODE)
+        for worker, node in zip(cluster.workers, ("h1", "h2", "h3"), strict=True):
+            worker.record.node = node
+            await cluster.register(worker.record)
+        cluster.workers[0].logs = lambda query: latest([written], query)
+        await lost.crash()
+
+        answer = await told(cluster, level="ERROR")
+        (event,) = [event for event in answer.events if event.process == "prefill-9"]
+        assert (event.node, event.message, event.request_id) == ("h1", "its last words", "ask-1")
+        (missing,) = answer.missing
+        assert missing.startswith("the logs of h3 cannot be read: ")
+
+
+async def test_events_of_the_router_and_of_workers_are_one_story(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        logging.getLogger("control_plane.a_part").error("at the router")
+        early = LogEvent(1, "ERROR", "svc-test", "prefill-0", "a.part", "long ago")
+        late = LogEvent(1 << 42, "ERROR", "svc-test", "prefill-0", "a.part", "by a clock that is ahead")
+        # Both are of one host: one of them is asked.
+        for worker in cluster.workers:
+            worker.logs = lambda query: latest([late, early], query)
+        events = (await told(cluster, level="ERROR")).events
+        assert [event.message for event in events] == ["long ago", "at the router", "by a clock that is ahead"]
+        assert [event.message for event in (await told(cluster, level="ERROR", most_events=1)).events] == [
+            "by a clock that is ahead"
+        ]
+
+
+def test_a_line_of_the_log_is_an_object_of_json(tmp_path: Path) -> None:
+    with logged("svc-test", "router", LogRules("INFO", "json"), tmp_path / "router.log"):
+        logging.getLogger("control_plane.a_part").info("one")
+    lines = [json.loads(line) for line in (tmp_path / "router.log").read_text().splitlines()]
+    assert [line["message"] for line in lines][1:] == ["one"]
+    assert no_logs(LogQuery()) == ()

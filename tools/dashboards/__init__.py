@@ -1,0 +1,1 @@
+"""Grafana's dashboards of a service, written from one table of panels."""
