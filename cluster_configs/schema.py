@@ -232,15 +232,10 @@ class PoolSection(Section):
         return self.workers if self.min_ready is None else self.min_ready
 
 
-class DecodePoolSection(PoolSection):
-    """The pool that cannot be without a worker."""
+class SharedPoolSection(PoolSection):
+    """Workers that prefill and decode. A service that has them has no others; see docs/shared-workers.md."""
 
-    @field_validator("workers")
-    @classmethod
-    def _serves(cls, workers: int) -> int:
-        if workers < 1:
-            raise ValueError("must be at least 1, without a decode worker nothing is served")
-        return workers
+    workers: int = Field(0, ge=0, le=1024, description="Above 0 only where prefill and decode have none.")
 
 
 class PoolsSection(Section):
@@ -255,7 +250,24 @@ class PoolsSection(Section):
         description="First and last port that workers listen on, such as 20000-20999; null takes free ones.",
     )
     prefill: PoolSection = PoolSection()
-    decode: DecodePoolSection = DecodePoolSection()
+    decode: PoolSection = PoolSection()
+    shared: SharedPoolSection = SharedPoolSection()
+
+    @property
+    def in_use(self) -> dict[str, PoolSection]:
+        """By name: the pools of this service, whose workers do both or one of the two each."""
+        return {"shared": self.shared} if self.shared.workers else {"prefill": self.prefill, "decode": self.decode}
+
+    @model_validator(mode="after")
+    def _serves(self) -> "PoolsSection":
+        if self.shared.workers and (self.prefill.workers or self.decode.workers):
+            raise ValueError(
+                f"shared.workers is {self.shared.workers}, so prefill.workers and decode.workers must be 0, got "
+                f"{self.prefill.workers} and {self.decode.workers}: workers that do both have no others beside them"
+            )
+        if not self.shared.workers and self.decode.workers < 1:
+            raise ValueError("decode.workers must be at least 1, without a decode worker nothing is served")
+        return self
 
     @field_validator("network")
     @classmethod
@@ -566,12 +578,28 @@ class DecodeWeights(Section):
     adapter: Weight = Field(1.0, description="The request's LoRA adapter is loaded.")
 
 
+class ByObjectives(Section):
+    """Of policy `objectives`."""
+
+    prefill_heavy: float = Field(
+        0.25, ge=0, le=1, description="Share of the workers that are to decode little, rounded down."
+    )
+    refuses: bool = Field(
+        True, description="Refuse requests that no worker is expected to keep objectives.ttft_s for, before they wait."
+    )
+
+
 class PlacementSection(Section):
     """Which worker a request goes to."""
 
-    policy: Literal["hotness", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"] = (
-        Field("hotness", description="See docs/placement.md; all but the first are there to be compared with.")
+    policy: Literal[
+        "hotness", "objectives", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"
+    ] = Field(
+        "hotness",
+        description="See docs/placement.md; `objectives` is for workers that do both (docs/shared-workers.md), those "
+        "after it are there to be compared with.",
     )
+    by_objectives: ByObjectives = ByObjectives()
     prefill_weights: PrefillWeights = PrefillWeights()
     decode_weights: DecodeWeights = DecodeWeights()
     long_prompts_apart: bool = Field(
@@ -802,6 +830,15 @@ class RachisConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _objectives_are_there(self) -> "RachisConfig":
+        if self.placement.policy == "objectives" and not (self.pools.shared.workers and self.objectives.tpot_s):
+            raise ValueError(
+                "placement.policy objectives needs pools.shared.workers and objectives.tpot_s above 0: it weighs "
+                "workers that do both by what they leave to both objectives"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _imitations_say_so(self) -> "RachisConfig":
         if self.engine.device != "imitated":
             return self
@@ -817,7 +854,7 @@ class RachisConfig(Section):
     @model_validator(mode="after")
     def _gpus_for_every_rank(self) -> "RachisConfig":
         ranks = self.engine.tensor_parallel_size
-        for name, pool in (("prefill", self.pools.prefill), ("decode", self.pools.decode)):
+        for name, pool in self.pools.in_use.items():
             too_few = not pool.gpus_per_worker > 0 or 1 < ranks > pool.gpus_per_worker
             if self.engine.device == "cuda" and too_few:
                 raise ValueError(

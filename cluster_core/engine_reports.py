@@ -76,6 +76,9 @@ class EngineCosts:
     prefill_s: float = 0.0
     prefill_s_per_pair: float = 0.0
     adapter_load_s: float = 0.0
+    decode_s: float = 0.0
+    decode_s_per_request: float = 0.0
+    decode_s_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class PoolsSection(Section):
 class BothSection(Section):
     """Workers of the decode pool that do both, placed on by the objectives of `slo`; without prefill workers."""
 
-    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that decode little.")
+    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that decode little, rounded down.")
     refuses: bool = Field(True, description="Requests that no choice is expected to keep TTFT for.")
 
 
@@ -279,6 +279,8 @@ def _checked(tree: dict[str, Any], path: Path) -> Scenario:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{first['msg']}, got {first['input']!r}", field=f"{path}: {key}") from None
+    if scenario.placement.policy == "objectives":
+        raise ConfigError("is `both` in a scenario, with its objectives in `slo`", field=f"{path}: placement.policy")
     if scenario.pools.decode.workers < 1:
         raise ConfigError("must be at least 1: all requests decode", field=f"{path}: pools.decode.workers")
     file = scenario.workload.file

@@ -24,6 +24,10 @@ REASONS = {
     "prefill_down": "prefilled by the decode worker: no prefill worker is usable",
     "decode_down": "prefilled by a prefill worker: no decode worker was usable then",
     "session": "disaggregated: its prompt was still arriving",
+    "whole": "prefilled where it decodes: workers do both",
+    "append": "prefilled and decoded where most of its prompt lies",
+    "apart": "prefilled apart, and bound to a worker for decode at its first token",
+    "refused": "refused: no worker was expected to have its first token in time",
 }
 
 
@@ -91,6 +95,18 @@ def explanation_of(explained: admin.ExplainPlacementResponse) -> dict[str, Any]:
         if explained.HasField("prices")
         else None,
         "decisions": [_decision_of(decision) for decision in explained.decisions],
+        "ways": [
+            {
+                "worker_id": way.worker_id,
+                "way": way.way,
+                "ttft_s": way.ttft_s,
+                "step_s": way.step_s,
+                "missed": way.missed,
+                "cost_s": way.cost_s,
+            }
+            for way in explained.ways
+        ],
+        "bound_worker_id": explained.bound_worker_id or None,
     }
 
 
@@ -98,8 +114,11 @@ def print_explanation(explained: dict[str, Any]) -> None:
     """Of what `explanation_of` gives."""
     if explained["disaggregation"] is not None:
         out.print(_disaggregation(explained))
-    if not explained["decisions"]:
+    if not (explained["decisions"] or explained["ways"]):
         out.print("it has not been placed yet")
+    _print_ways(explained["ways"])
+    if explained["bound_worker_id"] is not None:
+        out.print(f"decoded by {explained['bound_worker_id']}")
     for decision in explained["decisions"]:
         _print_decision(decision)
 
@@ -113,6 +132,23 @@ def _disaggregation(explained: dict[str, Any]) -> str:
         f"{sentence}; {_seconds(prices['local_s'])} by itself for {prices['remainder_tokens']} tokens, "
         f"{_seconds(prices['remote_s'])} disaggregated"
     )
+
+
+def _print_ways(ways: list[dict[str, Any]]) -> None:
+    """By the objectives: the first has the fewest objectives missed, and of those the least cost."""
+    rows = [
+        (
+            way["worker_id"],
+            way["way"],
+            _seconds(way["ttft_s"]),
+            _seconds(way["step_s"]),
+            way["missed"],
+            _seconds(way["cost_s"]),
+        )
+        for way in ways
+    ]
+    if rows:
+        print_table("", ("worker", "way", "expected TTFT", "step", "missed", "cost"), rows)
 
 
 def _print_decision(decision: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from command_line.router_admin import TIMEOUT_S, phase_name, pool_name
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.overview.rows import state_name
 
-_POOLS = ("prefill", "decode")
+_POOLS = ("prefill", "decode", "shared")
 _Response = admin.ScalePoolsResponse | admin.RemoveWorkerResponse | admin.RestartWorkersResponse
 
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def scale_command(
-    sizes: Annotated[list[str], typer.Argument(help="prefill=N, decode=N, or both.")],
+    sizes: Annotated[list[str], typer.Argument(help="prefill=N, decode=N, or both; shared=N where workers do both.")],
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -43,7 +43,7 @@ def drain_command(
         bool, typer.Option("--stay", help="It stays in its pool and takes nothing new, until --resume.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take it back into rotation.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also the last decode worker.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also the last worker that decodes.")] = False,
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -78,12 +78,13 @@ def parse_sizes(given: Sequence[str]) -> admin.ScalePoolsRequest:
         pool, _, size = assignment.partition("=")
         if pool not in _POOLS or not size.isdecimal() or int(size) > MOST_WORKERS:
             raise ConfigError(
-                f"must be prefill=N or decode=N with at most {MOST_WORKERS} workers, got `{assignment}`", field="scale"
+                f"must be prefill=N, decode=N or shared=N with at most {MOST_WORKERS} workers, got `{assignment}`",
+                field="scale",
             )
         if pool in sizes:
             raise ConfigError(f"{pool} is given twice", field="scale")
         sizes[pool] = int(size)
-    return admin.ScalePoolsRequest(prefill_workers=sizes.get("prefill"), decode_workers=sizes.get("decode"))
+    return admin.ScalePoolsRequest(**{f"{pool}_workers": size for pool, size in sizes.items()})
 
 
 async def scale(address: str, request: admin.ScalePoolsRequest, *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from vllm.v1.request import Request, RequestStatus
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.pulled import pulls
-from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, bounded_chunk
+from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, step_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs, lift, limit
 
@@ -168,7 +169,8 @@ class ChunkBounding(_Scheduler):
             if left > 0:
                 computed = max(0, request.num_tokens - left)
                 prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
-        chunk = bounded_chunk(prompts, self._measured(), self.tpot_s, self._room(work, most))
+        seconds = partial(step_s, self._measured(), prompts)
+        chunk = bounded_chunk(prompts, seconds, ALPHA * self.tpot_s, self._room(work, most))
         self.chunks[chunk.limit] += 1
         return chunk
 

@@ -1,7 +1,7 @@
 """How many prompt tokens a step computes beside running decodes: what their TPOT objective leaves, but for some cases.
 
-Pure. The bound is on seconds, by what steps of this engine are measured to cost, so that it is right on every GPU and
-for every length of prompt. It yields:
+Pure. The bound is on seconds, by what steps of an engine cost, so that it is right on every GPU and for every length of
+prompt: the service's engines measure it, the simulator's light engine has a cost model. It yields:
     a first token would be late at this pace      as far as that prompt needs, up to a whole step
     blocks are so short that decodes may take     a prompt that has begun is finished at once: else what was computed
     those that a prompt in its middle needs       of it may be lost to a decode, and be computed again
@@ -9,13 +9,12 @@ for every length of prompt. It yields:
 Source: docs/decisions/0062.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from cluster_core.chunk_bound import largest_chunk
 from cluster_core.engine_reports import EngineCosts
 
 # Of the TPOT objective, that a step may take: the rest is for what happens between two steps.
@@ -78,14 +77,13 @@ def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> fl
     return seconds
 
 
-def bounded_chunk(prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: float, room: StepRoom) -> Chunk:
-    """Beside decodes whose objective is `tpot_s`. prompts: in the order in which they will be computed."""
+def bounded_chunk(
+    prompts: Sequence[PromptWork], seconds: Callable[[int], float], bound_s: float, room: StepRoom
+) -> Chunk:
+    """Beside decodes that bear steps of `bound_s`. prompts: in the order in which they will be computed. seconds: of a
+    step with so many tokens of them, such as `step_s`."""
     most = min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts))
-
-    def seconds(tokens: int) -> float:
-        return step_s(costs, prompts, tokens)
-
-    chunk = Chunk(largest_chunk(seconds, most, ALPHA * tpot_s), Limit.TPOT)
+    chunk = Chunk(largest_chunk(seconds, most, bound_s), Limit.TPOT)
     if chunk.tokens == most:
         return Chunk(most, Limit.WORK)
     least = min(room.block_tokens, most)
@@ -95,6 +93,14 @@ def bounded_chunk(prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: flo
         chunk = Chunk(min(room.begun_tokens, most), Limit.MEMORY)
     needed = _chunk_in_time(prompts, seconds, chunk.tokens, most)
     return Chunk(needed, Limit.TTFT) if needed > chunk.tokens else chunk
+
+
+def largest_chunk(seconds: Callable[[int], float], most_tokens: int, bound_s: float) -> int:
+    """The largest number of prompt tokens, up to `most_tokens`, with which a step takes `bound_s` at most.
+
+    seconds: of a step with so many tokens, never fewer for more of them. 0: not even one token fits.
+    """
+    return bisect_right(range(1, most_tokens + 1), bound_s, key=seconds)
 
 
 def _chunk_in_time(prompts: Sequence[PromptWork], seconds: Callable[[int], float], least: int, most: int) -> int:

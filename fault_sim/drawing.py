@@ -60,6 +60,17 @@ def drawn(seed: int, forced: Sequence[str] = ()) -> Plan:
     return plan
 
 
+def with_shared_workers(plan: Plan) -> Plan:
+    """The same plan over workers that do both: as many, each with the faults of one of the others."""
+    names = {name: f"shared-{place}" for place, name in enumerate(plan.workers)}
+
+    def renamed(target: str) -> str:
+        return "|".join(names.get(each, each) for each in target.split("|"))
+
+    faults = tuple(replace(fault, target=renamed(fault.target)) for fault in plan.faults)
+    return replace(plan, prefill=0, decode=0, shared=len(names), faults=faults)
+
+
 def _with(rng: Random, plan: Plan, kinds: Sequence[str]) -> Plan:
     more = (_fault(rng, kinds, plan.workers) for _ in range(rng.randint(1, 4)))
     return replace(plan, faults=(*plan.faults, *more))

@@ -19,12 +19,14 @@ from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.local_grpc.server import LocalServer
 from fault_sim.local_grpc.transport import LocalTransport
 from prefill_worker.service import PrefillService
+from shared_worker.service import SharedService
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
 from worker_runtime.service import WorkerServiceBase
 from worker_runtime.worker_start import RegistryPlace, WorkerStart
 
 _RETRY_S = 0.25
+_POOLS = {"prefill": wire.POOL_PREFILL, "decode": wire.POOL_DECODE, "shared": wire.POOL_SHARED}
 
 
 class LocalWorker:
@@ -51,10 +53,9 @@ class LocalWorker:
         self._fabric = fabric
         self._settings = settings
         self._clock = clock
-        is_prefill = name.startswith("prefill")
         self.record = wire.WorkerRegistration(
             worker_id=name,
-            pool=wire.POOL_PREFILL if is_prefill else wire.POOL_DECODE,
+            pool=_POOLS[name.partition("-")[0]],
             state=wire.WORKER_STATE_STARTING,
             phase="starting",
         )
@@ -124,6 +125,8 @@ class LocalWorker:
         if record.pool == wire.POOL_DECODE:
             return DecodeService(engine, record, on_state, feed)
         interval_ms = self._config.streaming.progress_interval_ms
+        if record.pool == wire.POOL_SHARED:
+            return SharedService(engine, record, on_state, feed, progress_interval_ms=interval_ms)
         return PrefillService(engine, record, on_state, feed, progress_interval_ms=interval_ms)
 
     def give_up(self, why: str) -> None:

@@ -113,6 +113,8 @@ class Plan:
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
     router_count: int = 1
+    # Workers that do both, in place of those of the two pools.
+    shared: int = 0
 
     @property
     def routers(self) -> list[str]:
@@ -136,12 +138,16 @@ class Plan:
         """Workers hang, drain or are killed, routers are killed, and nothing else happens; one is spared in each pool,
         and one router."""
         hit = {fault.target for fault in self.faults}
-        kinds = {name.partition("-")[0] for name in (*self.workers, *self.routers) if name not in hit}
-        return len(kinds) == 3 and all(fault.kind in (*STALLS, *LOSSES, *ROUTERS) for fault in self.faults)
+        names = (*self.workers, *self.routers)
+        spared = {name.partition("-")[0] for name in names if name not in hit}
+        return spared == {name.partition("-")[0] for name in names} and all(
+            fault.kind in (*STALLS, *LOSSES, *ROUTERS) for fault in self.faults
+        )
 
     @property
     def workers(self) -> list[str]:
-        return [f"prefill-{i}" for i in range(self.prefill)] + [f"decode-{i}" for i in range(self.decode)]
+        pools = {"prefill": self.prefill, "decode": self.decode, "shared": self.shared}
+        return [f"{pool}-{i}" for pool, size in pools.items() for i in range(size)]
 
 
 def drawn_tokens(name: str, count: int) -> list[int]:

@@ -39,14 +39,14 @@ class EngineFigures:
         stepped = getattr(vllm_private.scheduler_of(self._engine), "stepped", None)
         if stepped is None:
             return
-        scheduled = stepped.num_scheduled_tokens
+        scheduled, going_on = stepped.num_scheduled_tokens, stepped.scheduled_cached_reqs
         prefilled: list[tuple[int, int]] = []
         if stepped.total_num_scheduled_tokens > len(scheduled):
-            going_on = stepped.scheduled_cached_reqs
             before = dict(zip(going_on.req_ids, going_on.num_computed_tokens, strict=True))
             before |= {new.req_id: new.num_computed_tokens for new in stepped.scheduled_new_reqs}
             prefilled = [(before[name], tokens) for name, tokens in scheduled.items() if tokens > 1]
-        self.costs.stepped(seconds, prefilled, len(scheduled) - len(prefilled))
+        context_tokens = 0 if prefilled else sum(going_on.num_computed_tokens)
+        self.costs.stepped(seconds, prefilled, len(scheduled) - len(prefilled), context_tokens)
 
     def publish(self, leased_handoffs: int, stored_blocks: int) -> None:
         """Makes `status` what the engine is now."""

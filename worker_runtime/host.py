@@ -47,11 +47,10 @@ _RETRY_S = 0.25
 _DRAIN_POLL_S = 0.25
 # A worker stays a moment after it ran out of work: routers may not have read yet that it takes nothing new.
 _IDLE_POLLS = 4
-# Workers that do both are registered with those that decode: routers know no third pool.
 _POOLS = {
     EngineRole.PREFILL: wire.POOL_PREFILL,
     EngineRole.DECODE: wire.POOL_DECODE,
-    EngineRole.SHARED: wire.POOL_DECODE,
+    EngineRole.SHARED: wire.POOL_SHARED,
 }
 
 

@@ -9,7 +9,11 @@ from cluster_core.engine_reports import EngineCosts
 
 # Of its weight a measurement keeps so much with each later one of its kind: about the last 50 count.
 _KEEP = 0.98
+# The same of steps that only decode, where batch and context change slowly: about the last 1,000 tell them apart.
+_KEEP_DECODE = 0.999
 _RIDGE = 1e-4
+# Where there was no work of a kind at all.
+_TINY = 1e-300
 
 
 @dataclass(slots=True)
@@ -63,23 +67,25 @@ class _Line:
         return (fixed, slope) if fixed >= 0 else (0.0, self.product / self.units_squared)
 
 
-class _Prefill:
-    """Seconds of a step as a fixed part, one for each token computed and one for each pair of a token and one that it
-    attends to: least squares, none of them negative.
+class _Plane:
+    """Seconds of a step as a fixed part, and one for each unit of two kinds of work: least squares, none of them
+    negative. Of prefill these are tokens computed, and pairs of one and a token that it attends to; of decode, requests
+    and the tokens that they attend to.
 
     What the measurements do not tell apart is spread over the three by a slight ridge.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: float) -> None:
+        self._keep = keep
         self._squares = np.zeros((3, 3))
         self._products = np.zeros(3)
         # Solved when asked for: steps are many, and costs are read once in a while.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
 
-    def add(self, seconds: float, tokens: float, pairs: float) -> None:
-        work = np.array([1.0, tokens, pairs])
-        self._squares = self._squares * _KEEP + np.outer(work, work)
-        self._products = self._products * _KEEP + seconds * work
+    def add(self, seconds: float, one: float, other: float) -> None:
+        work = np.array([1.0, one, other])
+        self._squares = self._squares * self._keep + np.outer(work, work)
+        self._products = self._products * self._keep + seconds * work
         self._values = None
 
     @property
@@ -89,7 +95,7 @@ class _Prefill:
         return self._values
 
     def _solved(self) -> tuple[float, float, float]:
-        scale = np.sqrt(np.diag(self._squares))
+        scale = np.sqrt(np.maximum(np.diag(self._squares), _TINY))
         squares = self._squares / np.outer(scale, scale)
         products = self._products / scale
         solution = np.zeros(3)
@@ -108,22 +114,27 @@ class StepCosts:
     """See `cluster_core.engine_reports.EngineCosts`."""
 
     def __init__(self) -> None:
-        self._prefill = _Prefill()
+        self._prefill = _Plane(_KEEP)
         self._decode = _Average()
+        self._decode_plane = _Plane(_KEEP_DECODE)
         self._load = _Average()
         self._pull = _Line()
         self._adapter = _Average()
         self._loaded: tuple[float, int] = (0.0, 0)
         self._costs: EngineCosts | None = EngineCosts()
 
-    def stepped(self, seconds: float, prefilled: Sequence[tuple[int, int]], decoding: int) -> None:
+    def stepped(
+        self, seconds: float, prefilled: Sequence[tuple[int, int]], decoding: int, context_tokens: int = 0
+    ) -> None:
         """An engine step took so long. prefilled: of each prompt, tokens computed before and in this step.
+        context_tokens: of a step that only decodes, those that its requests attend to.
 
         Of a step that does both, what a step that only decodes takes is not counted as prefill.
         """
         if not prefilled:
             if decoding:
                 self._decode.add(seconds, 1)
+                self._decode_plane.add(seconds, decoding, context_tokens)
                 self._costs = None
             return
         self._costs = None
@@ -149,6 +160,7 @@ class StepCosts:
     def costs(self) -> EngineCosts:
         if self._costs is None:
             prefill_s, prefill_s_per_token, prefill_s_per_pair = self._prefill.values
+            decode_s, decode_s_per_request, decode_s_per_token = self._decode_plane.values
             pull_s, pull_s_per_token = self._pull.values
             self._costs = EngineCosts(
                 prefill_s=prefill_s,
@@ -159,5 +171,8 @@ class StepCosts:
                 pull_s=pull_s,
                 pull_s_per_token=pull_s_per_token,
                 adapter_load_s=self._adapter.value,
+                decode_s=decode_s,
+                decode_s_per_request=decode_s_per_request,
+                decode_s_per_token=decode_s_per_token,
             )
         return self._costs

@@ -15,6 +15,7 @@ CHECKS = (
     # Workers.
     Check("decode_pool", CRITICAL, _runbook("RachisPoolBelowMinimum"), worker_checks.decode_pool),
     Check("prefill_pool", CRITICAL, _runbook("RachisPoolBelowMinimum"), worker_checks.prefill_pool),
+    Check("shared_pool", CRITICAL, _runbook("RachisPoolBelowMinimum"), worker_checks.shared_pool),
     Check("pool_size", CRITICAL, _runbook("RachisPoolBelowMinimum"), worker_checks.pool_sizes, (Part.POOLS,)),
     Check("worker_lost", WARNING, _runbook("RachisWorkerLost"), worker_checks.lost),
     Check("worker_hangs", WARNING, _runbook("RachisWorkerHangs"), worker_checks.hangs),

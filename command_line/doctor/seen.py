@@ -16,7 +16,7 @@ from benchmarks.identity import Divergence
 from cluster_configs.schema import RachisConfig
 from cluster_core.versions import Versions
 from control_plane.fleet.membership import may_work
-from control_plane.model.worker_snapshot import Pool
+from control_plane.model.worker_snapshot import Pool, serves
 from control_plane.placement.disaggregation import LOCAL
 
 
@@ -121,11 +121,11 @@ class Seen:
         return replace(self, missing={**self.missing, part: why})
 
     def usable(self, pool: Pool) -> list[admin.WorkerView]:
-        """Workers that may get requests."""
-        return [view for view in self.workers if view.registration.pool == pool and is_usable(view)]
+        """Workers that may get requests of a pool; those that do both are of either, as everywhere."""
+        return [view for view in self.workers if serves(view.registration.pool, pool) and is_usable(view)]
 
     def of_pool(self, pool: Pool) -> list[admin.WorkerView]:
-        return [view for view in self.workers if view.registration.pool == pool]
+        return [view for view in self.workers if serves(view.registration.pool, pool)]
 
     def again(self, view: admin.WorkerView) -> admin.WorkerView | None:
         """The same worker in the second look; None where it has gone or begun anew."""

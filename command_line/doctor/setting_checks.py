@@ -43,8 +43,7 @@ def _batch_of_one(seen: Seen) -> bool:
 
 
 def _is_alone(seen: Seen) -> bool:
-    pools = seen.config.pools
-    return max(_most_workers(pools.prefill), _most_workers(pools.decode)) <= 1
+    return max(map(_most_workers, seen.config.pools.in_use.values())) <= 1
 
 
 def _most_workers(pool: PoolSection) -> int:
@@ -58,8 +57,19 @@ def _cannot_scale(pool: PoolSection) -> bool:
 RULES = (
     Rule(
         "placement.disaggregation",
-        lambda seen: seen.config.placement.disaggregation == "always" and not _most_workers(seen.config.pools.prefill),
-        "needs prefill workers, and pools.prefill.workers is 0",
+        lambda seen: (
+            seen.config.placement.disaggregation == "always"
+            and (seen.config.placement.policy == "objectives" or not seen.config.pools.shared.workers)
+            and not _most_workers(seen.config.pools.prefill)
+        ),
+        "needs prefill workers, and pools.prefill.workers is 0; of workers that do both, a policy that asks for it",
+    ),
+    Rule(
+        "placement.by_objectives.prefill_heavy",
+        lambda seen: (
+            seen.is_set("placement.by_objectives.prefill_heavy") and seen.config.placement.policy != "objectives"
+        ),
+        "is asked by placement.policy objectives alone",
     ),
     Rule("decode.policy", _batch_of_one, "chooses who decodes together, and workers decode one request at a time"),
     Rule(
@@ -116,6 +126,11 @@ RULES = (
     Rule(
         "pools.decode.autoscale.enabled",
         lambda seen: _cannot_scale(seen.config.pools.decode),
+        "has no room: min_workers is max_workers",
+    ),
+    Rule(
+        "pools.shared.autoscale.enabled",
+        lambda seen: _cannot_scale(seen.config.pools.shared),
         "has no room: min_workers is max_workers",
     ),
     Rule(

@@ -26,21 +26,23 @@ _MIB = 1 << 20
 def _pool_without_worker(pool: Pool, consequence: str, seen: Seen) -> Verdicts:
     """Of a pool that is meant to have workers."""
     name = pool_name(pool)
-    section = seen.config.pools.prefill if pool == wire.POOL_PREFILL else seen.config.pools.decode
-    is_meant = section.workers > 0 or bool(seen.of_pool(pool))
+    section = seen.config.pools.in_use.get(name)
+    own = [view for view in seen.workers if view.registration.pool == pool]
+    is_meant = bool(own) or (section is not None and section.workers > 0)
     if is_meant and not seen.usable(pool):
-        there = ", ".join(f"{name_of(view)} {_why_unusable(view)}" for view in seen.of_pool(pool)) or "there is none"
+        there = ", ".join(f"{name_of(view)} {_why_unusable(view)}" for view in own) or "there is none"
         yield Fault(name, f"no {name} worker may get requests ({there}): {consequence}")
 
 
 decode_pool = partial(_pool_without_worker, wire.POOL_DECODE, "no request is answered")
+shared_pool = partial(_pool_without_worker, wire.POOL_SHARED, "no request is answered")
 prefill_pool = partial(
     _pool_without_worker, wire.POOL_PREFILL, "nothing is handed off, decode workers compute every prompt themselves"
 )
 
 
 def pool_sizes(seen: Seen) -> Verdicts:
-    """Of a pool without any worker that is told by `decode_pool` and `prefill_pool`."""
+    """Of a pool without any worker that is told by the checks of that pool."""
     for pool in seen.pools:
         if pool.ready_workers < pool.minimum_workers and seen.usable(pool.pool):
             name = pool_name(pool.pool)

@@ -50,7 +50,7 @@ def decode_of(view: admin.WorkerView) -> dict[str, Any] | None:
 
 def print_decode(workers: Sequence[dict[str, Any]]) -> None:
     """Of the workers as `rachis status --json --decode` shows them."""
-    decoding = [worker for worker in workers if worker["pool"] == "decode"]
+    decoding = [worker for worker in workers if worker["pool"] in ("decode", "shared")]
     if not decoding:
         out.print("there is no decode worker among them")
     reports = [(worker["worker_id"], worker["decode"]) for worker in decoding if worker["decode"] is not None]

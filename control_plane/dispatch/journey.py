@@ -243,7 +243,9 @@ class Journey:
         job.lifecycle.at(lifecycle.Event.DECODE_STARTED)
         self._decode_started = True
         lease = self._lease
-        recomputed = event.handoff == RECOMPUTED or (lease is not None and event.handoff == NO_HANDOFF)
+        # The worker that has prefilled decodes as well: it finds what it has in its own cache.
+        in_place = lease is not None and lease.worker == self._worker
+        recomputed = event.handoff == RECOMPUTED or (lease is not None and event.handoff == NO_HANDOFF and not in_place)
         if not job.migrations:
             job.route.handoff = RECOMPUTED if recomputed else event.handoff
             job.route.kv_bytes = event.kv_bytes
@@ -251,9 +253,7 @@ class Journey:
             job.transfer_ms = event.transfer_ms
             if lease is None:
                 job.cached_tokens = event.cached_tokens
-        if lease is None:
-            return ()
-        if not recomputed:
+        if lease is None or not (recomputed or in_place):
             # It was pulled, and ended with that.
             self._lease = None
             return ()

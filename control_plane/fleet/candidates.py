@@ -20,6 +20,9 @@ _ROUGH_COSTS = {
     "pull_s": 0.01,
     "pull_s_per_token": 2e-6,
     "adapter_load_s": 0.2,
+    "decode_s": 0.007,
+    "decode_s_per_request": 2e-5,
+    "decode_s_per_token": 5e-8,
 }
 
 
@@ -29,6 +32,7 @@ _COST_GROUPS = (
     ("load_s_per_token",),
     ("pull_s", "pull_s_per_token"),
     ("adapter_load_s",),
+    ("decode_s", "decode_s_per_request", "decode_s_per_token"),
 )
 
 
@@ -51,6 +55,10 @@ class Fixed:
     pull_s: Floats
     pull_s_per_token: Floats
     adapter_load_s: Floats
+    # Of a step that decodes: whatever it decodes, for each request, and for each token attended to.
+    decode_s: Floats
+    decode_s_per_request: Floats
+    decode_s_per_token: Floats
     # Digests of those that are loaded.
     adapters: tuple[frozenset[str], ...]
 

@@ -17,7 +17,7 @@ from cluster_core.versions import Versions, differences
 from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns, queue_s
 from control_plane.fleet.loads import Load, Loads, Work
 from control_plane.fleet.other_routers import OtherRouters
-from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot, serves
 from worker_runtime.wire_conversion import from_wire
 
 # A router that has said nothing new of its loads for so long is gone.
@@ -89,7 +89,7 @@ class Membership:
         return changed
 
     def usable(self, pool: Pool) -> list[WorkerSnapshot]:
-        """Workers of a pool that may get requests, by name."""
+        """Workers that may get requests of a pool, by name: those that do both get those of either."""
         return self._pool(pool).workers
 
     def candidates(self, pool: Pool, now_s: float) -> Candidates:
@@ -206,7 +206,7 @@ class Membership:
         usable = [
             member
             for member in self.members()
-            if member.registration.pool == pool
+            if serves(member.registration.pool, pool)
             and may_work(member.registration)
             and not member.is_suspect
             and not member.version_skew

@@ -41,6 +41,7 @@ class PlacementCollector(LoopCollector):
         return [
             *index_metrics(status, self._untrue()),
             *placement_metrics(status, self._counts),
+            *objective_metrics(self._counts),
             *replication_metrics(self._replicator),
         ]
 
@@ -121,6 +122,28 @@ def placement_metrics(status: admin.GetIndexStatusResponse, counts: PlacementCou
             "Requests by why they were, or were not, prefilled on a prefill worker",
             ("reason",),
             {(reason,): count for reason, count in status.disaggregation.items()},
+        ),
+    ]
+
+
+def objective_metrics(counts: PlacementCounts) -> list[Metric]:
+    """Of placement by the objectives."""
+    return [
+        counters(
+            "rachis_placement_ways_total",
+            "Requests that placement by the objectives sent this way",
+            ("way",),
+            {(way.value,): count for way, count in counts.ways.items()},
+        ),
+        counter(
+            "rachis_placement_refused_total",
+            "Requests refused because no worker was expected to keep the TTFT objective",
+            counts.refused,
+        ),
+        counter(
+            "rachis_placement_bound_elsewhere_total",
+            "Requests that are decoded by another worker than has prefilled them",
+            counts.bound_elsewhere,
         ),
     ]
 

@@ -62,6 +62,8 @@ class Job:
     finish_reason: FinishReason = generation.FINISH_REASON_UNSPECIFIED
     # Its client knows the adapter's digest.
     adapter_is_told: bool = False
+    # Nothing of what was asked for is answered yet: placement may say that it cannot be in time.
+    may_be_refused: bool = True
     # Times that the answer went on elsewhere after it had begun to decode.
     migrations: int = 0
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))

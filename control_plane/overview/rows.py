@@ -15,7 +15,6 @@ _WELL = frozenset({READY, "starting"})
 _SUMS = (
     "running_requests", "waiting_requests", "leased_handoffs", "open_sessions", "free_blocks", "total_blocks",
 )  # fmt: skip
-BOTH_POOLS: tuple[Pool, ...] = (wire.POOL_PREFILL, wire.POOL_DECODE)
 
 
 def state_name(state: wire.WorkerState.ValueType) -> str:
@@ -27,10 +26,12 @@ def worker_rows(views: Iterable[admin.WorkerView]) -> list[admin.WorkerRow]:
     return sorted(map(_row, views), key=_urgency)
 
 
-def pool_sums(rows: Sequence[admin.WorkerRow], statuses: Sequence[admin.PoolStatus]) -> list[admin.PoolOverview]:
-    """statuses: of the pools' controller; none where it runs elsewhere."""
+def pool_sums(
+    pools: Iterable[Pool], rows: Sequence[admin.WorkerRow], statuses: Sequence[admin.PoolStatus]
+) -> list[admin.PoolOverview]:
+    """pools: of the service. statuses: of the pools' controller; none where it runs elsewhere."""
     controlled = {status.pool: status for status in statuses}
-    return [_sum(pool, [row for row in rows if row.pool == pool], controlled) for pool in BOTH_POOLS]
+    return [_sum(pool, [row for row in rows if row.pool == pool], controlled) for pool in pools]
 
 
 def _row(view: admin.WorkerView) -> admin.WorkerRow:

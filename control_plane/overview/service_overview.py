@@ -16,6 +16,7 @@ from control_plane.overview.alerts import MOST_ALERTS, Sight, alerts_of
 from control_plane.overview.history import INTERVAL_S, History
 from control_plane.overview.rows import pool_sums, worker_rows
 from control_plane.overview.times import recent_times, times_overview
+from control_plane.pools.pool_sections import sections
 from control_plane.tracing.traces import Traces
 
 MOST_ROWS = 200
@@ -102,7 +103,7 @@ class ServiceOverview:
         times = recent_times(self._traces.ended(None), self._traces.now_s())
         overview = admin.GetOverviewResponse(
             router=self._sources.router(),
-            pools=pool_sums(rows, self._sources.pools()),
+            pools=pool_sums(sections(self._config.pools), rows, self._sources.pools()),
             ttft=times_overview(times.ttft_s, self._config.objectives.ttft_s),
             tpot=times_overview(times.tpot_s, self._config.objectives.tpot_s),
             imitates=next((each for each in (view.registration.model.imitates for view in views) if each), ""),

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from control_plane.fleet.candidates import Candidates
+from control_plane.fleet.candidates import Candidates, Fixed
 from control_plane.fleet.loads import Floats
 from control_plane.placement.by_objective import BothView, Objectives, share_for_prompts
-from control_plane.placement.policy import Question, not_excluded
+from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s
 from control_plane.placement.view import PoolView
 
@@ -16,9 +16,14 @@ from control_plane.placement.view import PoolView
 class DecodeCosts:
     """Seconds of a step that decodes: whatever it decodes, for each request, and for each token attended to."""
 
-    step_s: float
-    s_per_request: float
-    s_per_token: float
+    step_s: "Floats | float"
+    s_per_request: "Floats | float"
+    s_per_token: "Floats | float"
+
+    @classmethod
+    def measured(cls, fixed: Fixed) -> "DecodeCosts":
+        """By each worker's own account."""
+        return cls(fixed.decode_s, fixed.decode_s_per_request, fixed.decode_s_per_token)
 
     def of(self, requests: Floats, tokens: Floats) -> Floats:
         """0 where nothing decodes."""
@@ -27,10 +32,11 @@ class DecodeCosts:
 
 
 def both_view(
-    view: PoolView, question: Question, costs: DecodeCosts, objectives: Objectives, prefill_heavy: int
+    view: PoolView, question: Question, costs: DecodeCosts | None, objectives: Objectives, prefill_heavy: int
 ) -> BothView:
-    """prefill_heavy: so many of the workers, the first by name."""
+    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name."""
     workers = view.candidates
+    costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
     tokens = question.prompt_tokens + question.max_tokens / 2
     step_with_s = costs.of(
@@ -48,7 +54,7 @@ def both_view(
         wait_s=_wait_s(workers, question, view.device, step_s),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
-        passes=not_excluded(question, view),
+        passes=passing(question, view),
     )
 
 

@@ -1,6 +1,6 @@
 """Where a request goes among workers that do both, by the objectives for TTFT and TPOT. Pure.
 
-Each worker bounds its prefill chunks so that decodes keep their pace (`cluster_core.chunk_bound`): beside steps of d
+Each worker bounds its prefill chunks so that decodes keep their pace (`decode_worker.step_bound`): beside steps of d
 seconds that decode only the share phi = 1 - d / (alpha x TPOT) of its time is left for prompts. A request's TTFT is
 expected as
     wait for a place and for memory + (queue + own work less what is cached) / phi
@@ -131,9 +131,8 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     return found
 
 
-def decide(view: BothView, objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
-    """The best choice; a refusal where none keeps TTFT; None where no worker may get the request."""
-    found = choices(view, objectives)
+def decide(found: Sequence[Choice], objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
+    """The first of these; a refusal where none keeps TTFT; None where there is none: no worker may get the request."""
     if not found:
         return None
     best = found[0]

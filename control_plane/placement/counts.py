@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.by_objective import Way
 from control_plane.placement.decision import Choice, RouteChoice
 from control_plane.placement.disaggregation import Reason
 
@@ -21,6 +22,12 @@ class PlacementCounts:
     # What the chosen workers had of them as far as was known, by pool.
     device_hit_tokens: Counter[Pool] = field(default_factory=Counter)
     host_hit_tokens: Counter[Pool] = field(default_factory=Counter)
+    # By the objectives: ways that were taken, and requests refused because none kept TTFT.
+    ways: Counter[Way] = field(default_factory=Counter)
+    refused: int = 0
+    # Of the requests prefilled apart: bound to a worker for decode, and to another one than has prefilled.
+    bound: int = 0
+    bound_elsewhere: int = 0
 
     def routed(self, route: RouteChoice) -> None:
         self.reasons[route.reason] += 1

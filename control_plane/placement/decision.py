@@ -64,7 +64,7 @@ class Rules:
     """What the configuration says of placement. The policies: by pool."""
 
     policies: Mapping[Pool, PlacementPolicy]
-    # Of decode workers where there are no prefill workers.
+    # Where whoever prefills decodes as well: workers that do both, and decode workers without any that prefill.
     both: PlacementPolicy
     load_only: Mapping[Pool, PlacementPolicy]
     always_disaggregates: bool
@@ -72,11 +72,13 @@ class Rules:
 
     @classmethod
     def of(cls, settings: PlacementSection) -> "Rules":
+        # Placement by the objectives asks none of them.
+        policy = _OURS if settings.policy == "objectives" else settings.policy
         given = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
-        weights = {pool: each.model_dump() if settings.policy == _OURS else None for pool, each in given.items()}
+        weights = {pool: each.model_dump() if policy == _OURS else None for pool, each in given.items()}
         return cls(
-            policies={pool: make_policy(settings.policy, pool, weights[pool]) for pool in BOTH_POOLS},
-            both=make_policy(settings.policy, wire.POOL_DECODE, weights[wire.POOL_DECODE], does_both=True),
+            policies={pool: make_policy(policy, pool, weights[pool]) for pool in BOTH_POOLS},
+            both=make_policy(policy, wire.POOL_DECODE, weights[wire.POOL_DECODE], does_both=True),
             load_only={pool: make_policy(_LOAD_ONLY, pool) for pool in BOTH_POOLS},
             always_disaggregates=settings.disaggregation == "always",
             most_local_tokens=settings.local_prefill_tokens,
@@ -87,7 +89,7 @@ class Rules:
         return BOTH_POOLS if is_whole and not self.always_disaggregates else (wire.POOL_PREFILL,)
 
     def decide(self, view: PoolView, question: Question, rng: random.Random, *, does_both: bool = False) -> Choice:
-        """does_both: the workers compute the prompt too, because there are no prefill workers."""
+        """does_both: a worker that computes the prompt is to decode it as well."""
         policy = self.both if does_both else self.policies[view.pool]
         if view.is_stale:
             policy = self.load_only[view.pool]
@@ -97,12 +99,15 @@ class Rules:
         self, views: Mapping[Pool, PoolView], question: Question, rng: random.Random, *, is_whole: bool
     ) -> RouteChoice:
         """views: of `pools_of_route`. is_whole: nothing more comes to the prompt."""
-        prefill, *others = (self.decide(views[pool], question, rng) for pool in self.pools_of_route(is_whole=is_whole))
-        if not others:
+        view = views[wire.POOL_PREFILL]
+        prefill = self.decide(view, question, rng, does_both=view.does_both)
+        if wire.POOL_DECODE not in self.pools_of_route(is_whole=is_whole):
             return RouteChoice(Reason.ALWAYS if is_whole else Reason.SESSION, prefill)
-        decode = others[0]
         if prefill.worker is None:
             return RouteChoice(Reason.PREFILL_DOWN, prefill)
+        if view.does_both:
+            return RouteChoice(Reason.WHOLE, prefill)
+        decode = self.decide(views[wire.POOL_DECODE], question, rng)
         if decode.worker is None:
             return RouteChoice(Reason.DECODE_DOWN, prefill)
         prices = disaggregation.prices(prefill.decision, decode.decision, question)

@@ -1,12 +1,13 @@
 """What was decided for requests of late, by request id, for people who ask why."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.model.memory_use import MemoryUse
+from control_plane.placement.by_objective import Choice as WayChoice
 from control_plane.placement.decision import Choice, RouteChoice
-from control_plane.placement.disaggregation import Prices, Reason
+from control_plane.placement.disaggregation import Prices
 
 _MOST_REQUESTS = 1000
 _MOST_CHOICES = 8
@@ -22,12 +23,17 @@ class Explanation:
     request_id: str
     tenant: str = ""
     choices: deque[Choice] = field(default_factory=lambda: deque(maxlen=_MOST_CHOICES))
-    reason: Reason | None = None
+    # A `Reason`, or by the objectives a `Way` or that it was refused; empty where nothing was decided.
+    reason: str = ""
     prices: Prices | None = None
+    # By the objectives: all that there were, best first, and who decodes what was prefilled apart.
+    ways: Sequence[WayChoice] = ()
+    bound_worker_id: str = ""
 
     @property
     def bytes(self) -> int:
-        return _BASE_BYTES + _ROW_BYTES * sum(len(choice.view.candidates.workers) for choice in self.choices)
+        rows = len(self.ways) + sum(len(choice.view.candidates.workers) for choice in self.choices)
+        return _BASE_BYTES + _ROW_BYTES * rows
 
 
 class DecisionLog:
@@ -47,6 +53,16 @@ class DecisionLog:
     def placed(self, request_id: str, tenant: str, choice: Choice) -> None:
         known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)
         known.choices.append(choice)
+        self._remember(known)
+
+    def weighed(self, request_id: str, tenant: str, outcome: str, ways: Sequence[WayChoice]) -> None:
+        """By the objectives."""
+        self._forget((tenant, request_id))
+        self._remember(Explanation(request_id, tenant, reason=outcome, ways=tuple(ways)))
+
+    def bound(self, request_id: str, tenant: str, worker_id: str) -> None:
+        known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)
+        known.bound_worker_id = worker_id
         self._remember(known)
 
     def memory(self) -> MemoryUse:

@@ -25,9 +25,10 @@ class Reason(StrEnum):
     PREFILL_DOWN = "prefill_down"
     DECODE_DOWN = "decode_down"
     SESSION = "session"
+    WHOLE = "whole"
 
 
-LOCAL = frozenset({Reason.SHORT_REMAINDER, Reason.PREFILL_SLOW, Reason.PREFILL_DOWN})
+LOCAL = frozenset({Reason.SHORT_REMAINDER, Reason.PREFILL_SLOW, Reason.PREFILL_DOWN, Reason.WHOLE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,24 @@ def explained(
     return admin.ExplainPlacementResponse(
         request_id=explanation.request_id,
         decisions=[decision_of(choice, configured_policy, most) for choice in explanation.choices],
-        disaggregation=explanation.reason.value if explanation.reason is not None else "",
+        disaggregation=explanation.reason,
         prices=admin.DisaggregationPrices(
             local_s=prices.local_s, remote_s=prices.remote_s, remainder_tokens=prices.remainder_tokens
         )
         if prices is not None
         else None,
+        ways=[
+            admin.PlacementWay(
+                worker_id=way.worker.worker_id,
+                way=way.way,
+                ttft_s=way.ttft_s,
+                step_s=way.step_s,
+                missed=way.missed,
+                cost_s=way.cost_s,
+            )
+            for way in explanation.ways[:most]
+        ],
+        bound_worker_id=explanation.bound_worker_id,
     )
 
 

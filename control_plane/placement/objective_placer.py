@@ -1,15 +1,15 @@
 """Placement for a service whose workers all do both, by the objectives: the shell of `by_objective`.
 
 It answers a journey as `Placer` does, which it is but for its choices: a request that is to be prefilled and decoded by
-one worker has no prefill worker, one that is prefilled apart gets its decode worker at its first token. A request that
-no choice keeps TTFT for is refused, and counted; one whose answer has begun is not.
+one worker has no prefill worker; one that is prefilled apart, as every session is whose prompt still arrives, gets its
+decode worker at its first token. A request that no choice keeps TTFT for is refused, and counted, unless anything of it
+is answered.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
@@ -19,54 +19,54 @@ from control_plane.model.worker_snapshot import Pool
 from control_plane.placement import by_objective
 from control_plane.placement.both_view import DecodeCosts, both_view
 from control_plane.placement.by_objective import BothView, Choice, Objectives, Refusal, Way
+from control_plane.placement.decision_log import Explanation
 from control_plane.placement.flight import Placement
 from control_plane.placement.placer import Placer, question_of
+from control_plane.placement.policy import Question
+from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
-_EXCLUDED: frozenset[tuple[str, int]] = frozenset()
+OBJECTIVES = "objectives"
+REFUSED = "refused"
+_NOBODY: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class BothRules:
-    """prefill_heavy: share of the workers, none where it is 0. refuses: what cannot keep TTFT."""
+    """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers, none
+    where it is 0. refuses: what cannot keep TTFT."""
 
     objectives: Objectives
-    costs: DecodeCosts
+    costs: DecodeCosts | None = None
     prefill_heavy: float = 0.25
     refuses: bool = True
 
 
-@dataclass(slots=True)
-class BothCounts:
-    """What was decided so far. bound_elsewhere: of the requests prefilled apart, those decoded by another worker."""
-
-    ways: Counter[Way] = field(default_factory=Counter)
-    refused: int = 0
-    bound: int = 0
-    bound_elsewhere: int = 0
-
-
 class ObjectivePlacer(Placer):
-    """Of workers in the decode pool, which do both."""
+    """Of workers that do both, which the decode pool has or which are a pool of their own."""
 
     def __init__(self, both: BothRules, *of_placer: Any, **named: Any) -> None:
         super().__init__(*of_placer, **named)
         self.both = both
-        self.decided = BothCounts()
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice keeps TTFT."""
-        view = self._view(job, _EXCLUDED)
-        begins = not job.emitted and is_whole
-        choice = by_objective.decide(view, self.both.objectives, refuses=self.both.refuses and begins)
+        view = self._view(job, _NOBODY)
+        found = self._choices(view)
+        if not is_whole:
+            # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
+            found = [each for each in found if each.way is Way.APART]
+        begins = is_whole and job.may_be_refused and not job.emitted
+        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses and begins)
+        self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
-            self.decided.refused += 1
+            self.counts.refused += 1
             raise OverloadedError(
                 f"no worker is expected to have the first token within {self.both.objectives.ttft_s:g} s",
                 retry_after_ms=round(choice.retry_after_s * 1000) + 1,
             )
         if choice is None:
             return None
-        self.decided.ways[choice.way] += 1
+        self.counts.ways[choice.way] += 1
         return self._placement(job, view, choice.row, Way.APART) if choice.way is Way.APART else None
 
     def place(
@@ -79,30 +79,50 @@ class ObjectivePlacer(Placer):
         prefills: bool = False,
     ) -> Placement | None:
         """prefills: prompt and answer are computed by one worker."""
-        view = self._view(job, excluded)
+        view = self._view(job, excluded, avoided)
         if pool == wire.POOL_DECODE and not prefills:
-            source = job.route.prefill_worker_id
-            row = by_objective.bind(view, self.both.objectives, source)
-            if row < 0:
-                return None
-            self.decided.bound += 1
-            self.decided.bound_elsewhere += view.workers[row].worker_id != source
-            return Placement(view.workers[row], _decoded(job), self._prompt(job), job.scope)
+            return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
         best = next((each for each in self._choices(view) if (each.way is Way.APART) == apart), None)
         return None if best is None else self._placement(job, view, best.row, best.way)
 
+    def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
+        """What would be decided now for a request with this whole prompt."""
+        view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
+        found = self._choices(view)
+        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses)
+        return Explanation("", reason=_outcome(choice), ways=tuple(found))
+
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        return self._choices(self._view(job, _EXCLUDED))
+        return self._choices(self._both_view(self._prompt(job).keys, question_of(job), commits=False))
+
+    def _bound(self, job: Job, view: BothView) -> Placement | None:
+        source = job.route.prefill_worker_id
+        row = by_objective.bind(view, self.both.objectives, source)
+        if row < 0:
+            return None
+        worker = view.workers[row]
+        self.counts.bound += 1
+        self.counts.bound_elsewhere += worker.worker_id != source
+        self.log.bound(job.request_id, job.tenant, worker.worker_id)
+        return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
 
     def _choices(self, view: BothView) -> list[Choice]:
         return by_objective.choices(view, self.both.objectives)
 
-    def _view(self, job: Job, excluded: frozenset[tuple[str, int]]) -> BothView:
-        pool = self._current_views(self._prompt(job).keys, [wire.POOL_DECODE])[wire.POOL_DECODE]
-        heavy = int(np.ceil(self.both.prefill_heavy * len(pool.candidates)))
-        return both_view(pool, question_of(job, excluded), self.both.costs, self.both.objectives, heavy)
+    def _view(
+        self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()
+    ) -> BothView:
+        return self._both_view(self._prompt(job).keys, question_of(job, excluded, avoided))
+
+    def _both_view(self, keys: Keys, question: Question, *, commits: bool = True) -> BothView:
+        """commits: a decision on it will be committed."""
+        pools: Sequence[Pool] = [wire.POOL_DECODE]
+        views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
+        pool = views[wire.POOL_DECODE]
+        heavy = int(self.both.prefill_heavy * len(pool.candidates))
+        return both_view(pool, question, self.both.costs, self.both.objectives, heavy)
 
     def _placement(self, job: Job, view: BothView, row: int, way: Way) -> Placement:
         prompt_tokens = len(job.token_ids)
@@ -119,5 +139,8 @@ class ObjectivePlacer(Placer):
         return Placement(view.workers[row], work, self._prompt(job), job.scope)
 
 
-def _decoded(job: Job) -> Work:
-    return Work(job.tokens, answer_tokens=job.max_tokens)
+def _outcome(choice: Choice | Refusal | None) -> str:
+    """What was decided, in a word; empty where no worker may get the request."""
+    if choice is None:
+        return ""
+    return REFUSED if isinstance(choice, Refusal) else choice.way.value

@@ -25,6 +25,7 @@ from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.counts import PlacementCounts
 from control_plane.placement.decision import BOTH_POOLS, Rules
 from control_plane.placement.decision_log import DecisionLog, Explanation
+from control_plane.placement.disaggregation import Reason
 from control_plane.placement.flight import Flight, Placement
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.ledger import Ledger
@@ -104,8 +105,8 @@ class Placer:
         """None when no worker of the pool may get the request. prefills: a decode worker is to compute the prompt."""
         prompt, question = self._prompt(job), question_of(job, excluded, avoided)
         view = self._current_views(prompt.keys, [pool])[pool]
-        does_both = prefills and not self._membership.usable(wire.POOL_PREFILL)
-        choice = self._rules.decide(view, question, self._rng, does_both=does_both)
+        computes = prefills or pool == wire.POOL_PREFILL
+        choice = self._rules.decide(view, question, self._rng, does_both=computes and self._does_both(view))
         return self._ledger.placed(job, prompt, choice, prefills=prefills)
 
     def begin(self, placement: Placement) -> Flight:
@@ -133,10 +134,12 @@ class Placer:
         question, rng = Question(len(prompt.token_ids), max_tokens, adapter=adapter), copy.copy(self._rng)
         views = self._views_of(prompt.keys, BOTH_POOLS, self._now_s())
         route = self._rules.route(views, question, rng, is_whole=True)
-        does_both = not self._membership.usable(wire.POOL_PREFILL)
-        decode = self._rules.decide(views[wire.POOL_DECODE], question, rng, does_both=does_both)
+        view = views[wire.POOL_DECODE]
+        is_whole = route.reason is Reason.WHOLE
+        does_both = self._does_both(view) and (is_whole or not view.does_both)
+        decode = self._rules.decide(view, question, rng, does_both=does_both)
         explanation = Explanation("", reason=route.reason, prices=route.prices)
-        explanation.choices += [route.prefill, decode]
+        explanation.choices += [decode] if is_whole else [route.prefill, decode]
         return explanation
 
     def matches(self, keys: Keys) -> Matches:
@@ -181,6 +184,10 @@ class Placer:
     def _views_of(self, keys: Keys, pools: Sequence[Pool], now_s: float) -> dict[Pool, PoolView]:
         long_s = self._ledger.long_prompts.long_s if self._settings.long_prompts_apart else math.inf
         return {pool: self._views.view(pool, keys, now_s, long_s=long_s) for pool in pools}
+
+    def _does_both(self, view: PoolView) -> bool:
+        """Whoever of these workers computes a prompt decodes it: that is their kind, or nobody else prefills."""
+        return view.does_both or not self._membership.usable(wire.POOL_PREFILL)
 
     def _prompt(self, job: Job) -> PackedPrompt:
         """As it stands."""

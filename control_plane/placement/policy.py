@@ -1,6 +1,6 @@
 """Which worker a request goes to: filter, score, pick, in the shape of llm-d's scheduler plug-ins. Pure.
 
-A policy has filters and weighted terms over columns with a row for each candidate. Every term lies in [0, 1], where 1
+A policy has weighted terms over columns with a row for each candidate. Every term lies in [0, 1], where 1
 is best. The highest weighted sum wins; a seeded choice decides between equals, so that routers do not all choose alike.
 """
 
@@ -83,14 +83,25 @@ def _none_of(named: frozenset[tuple[str, int]], view: PoolView) -> NDArray[np.bo
     return np.array([(each.worker_id, each.generation) not in named for each in workers], dtype=np.bool_)
 
 
+# As far as anybody is left, the weightiest first.
+_PREFERENCES: tuple[Filter, ...] = (not_doubtful, harms_nobody)
+
+
+def passing(question: Question, view: PoolView) -> NDArray[np.bool_]:
+    """Those that may get the request, and of them those that are better asked."""
+    passed = not_excluded(question, view)
+    for prefers in _PREFERENCES:
+        preferred = passed & prefers(question, view)
+        if preferred.any():
+            passed = preferred
+    return passed
+
+
 @dataclass(frozen=True)
 class PlacementPolicy:
-    """terms: by name, each with its weight. Without terms all candidates are equal. preferences: filters as far as
-    anybody is left, the weightiest first."""
+    """terms: by name, each with its weight. Without terms all candidates are equal."""
 
     terms: tuple[tuple[str, Term, float], ...]
-    filters: tuple[Filter, ...] = (not_excluded,)
-    preferences: tuple[Filter, ...] = (not_doubtful, harms_nobody)
     name: str = field(default="")
 
     @cached_property
@@ -99,13 +110,7 @@ class PlacementPolicy:
 
     def choose(self, question: Question, view: PoolView, rng: random.Random) -> Decision:
         """Never raises; a decision without a winner when no candidate passes. Draws from `rng` between equals only."""
-        passed = np.ones(len(view.candidates), dtype=np.bool_)
-        for passes in self.filters:
-            passed &= passes(question, view)
-        for prefers in self.preferences:
-            preferred = passed & prefers(question, view)
-            if preferred.any():
-                passed = preferred
+        passed = passing(question, view)
         terms: dict[str, Floats] = {}
         scores = np.zeros(len(view.candidates))
         if passed.any():

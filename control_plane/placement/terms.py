@@ -7,7 +7,8 @@
                                           (1.0 of it on the device, 0.75 in host memory), plus blocks that decode
     lmetric                               as published (arXiv:2603.15202): prefill tokens, new and waiting, times batch
 
-A service without prefill workers has workers that do both: they are weighed by a table of their own.
+Workers that do both are weighed by a table of their own where they prefill, and so are decode workers of a service
+without prefill workers. Which of them decodes what another one has prefilled is weighed as among decode workers.
 """
 
 import math

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Floats
@@ -27,6 +28,11 @@ class PoolView:
     is_stale: bool = False
     # Seconds of engine time above which a prefill is long: see `long_prompts`.
     long_s: float = math.inf
+
+    @property
+    def does_both(self) -> bool:
+        """These workers prefill and decode."""
+        return any(each.pool == wire.POOL_SHARED for each in self.candidates.workers)
 
     def uncached(self, prompt_tokens: int) -> Floats:
         """Prompt tokens that would have to be computed; at least the last one always is."""

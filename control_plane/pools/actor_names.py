@@ -12,7 +12,7 @@ from typing import Any
 from cluster_core.clock import unix_ms
 from cluster_core.ids import registry_digest
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.roster import POOL_NAMES
+from control_plane.pools.pool_sections import POOL_NAMES
 from worker_runtime.host import WorkerSettings
 
 _POOLS = {name: pool for pool, name in POOL_NAMES.items()}
@@ -68,6 +68,11 @@ class ActorName:
 
     def __str__(self) -> str:
         return f"{self.worker_id}:{self.settings}:{self.start}"
+
+
+def fitting(names: Iterable[ActorName], digests: Mapping[Pool, str]) -> set[ActorName]:
+    """Those that may be taken over. digests: of the settings of each pool that the service has now."""
+    return {name for name in newest(names) if name.settings == digests.get(name.pool)}
 
 
 def newest(names: Iterable[ActorName]) -> set[ActorName]:

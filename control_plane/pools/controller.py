@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-from rachis.v1 import worker_pb2 as wire
 from ray._private import state as ray_state
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -31,9 +30,9 @@ from cluster_core.ids import SERVICE_VARIABLE
 from cluster_core.ports import PortRange
 from cluster_wire.secret import fingerprint_of
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
-from decode_worker.actor import DecodeWorker
-from prefill_worker.actor import PrefillWorker
+from control_plane.pools.actor_names import ActorName, fitting, is_namesake, namespace, settings_digest
+from control_plane.pools.pool_sections import sections
+from control_plane.pools.worker_kinds import ACTORS, ROLES
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerSettings
 
@@ -41,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
-_ROLES: dict[Pool, EngineRole] = {wire.POOL_PREFILL: EngineRole.PREFILL, wire.POOL_DECODE: EngineRole.DECODE}
-_ACTORS: dict[EngineRole, Any] = {EngineRole.PREFILL: PrefillWorker, EngineRole.DECODE: DecodeWorker}
 # Calls of Ray at once: a worker that stops takes one for as long as it may take.
 _MOST_CALLS = 64
 # Those that wait for it to be ready may be of several controllers, one after the other.
@@ -84,6 +81,7 @@ class Controller:
 
     def __init__(self, config: RachisConfig, service_id: str, mark: str) -> None:
         self._config = config
+        self._sections = sections(config.pools)
         self._service_id = service_id
         self._outlives = config.workers_outlive_serve
         self._mark = service_id if self._outlives else mark
@@ -138,16 +136,17 @@ class Controller:
             handles = await self._on_thread(self._left_running)
         except RayError as error:
             raise StartError(f"Ray does not say what runs: {error}", field="ray.address") from None
-        digests = {pool: settings_digest(self._settings(pool, ""), _demand(self._section(pool))) for pool in _ROLES}
-        fitting = {name for name in newest(handles) if self._outlives and name.settings == digests[name.pool]}
-        others = handles.keys() - fitting
+        own = self._sections.items()
+        digests = {pool: settings_digest(self._settings(pool, ""), _demand(section)) for pool, section in own}
+        kept = fitting(handles, digests) if self._outlives else set()
+        others = handles.keys() - kept
         for name in others:
             logger.warning("%s runs with other settings and is ended", name.worker_id)
         await asyncio.gather(*(self._on_thread(self._stop, name.worker_id, handles[name]) for name in others))
         loop, timeout_s = asyncio.get_running_loop(), self._config.limits.start_timeout_s
-        for name in fitting:
+        for name in kept:
             self._started[name.worker_id] = _Started.of(name.pool, handles[name], timeout_s, loop)
-        return {name.worker_id: name.pool for name in fitting}
+        return {name.worker_id: name.pool for name in kept}
 
     async def start(self, pool: Pool, worker_id: str) -> None:
         try:
@@ -188,7 +187,7 @@ class Controller:
         settings = self._config.ray
         if settings.address is not None:
             return {"address": settings.address}
-        pools = [self._config.pools.prefill, self._config.pools.decode]
+        pools = self._sections.values()
         cpus = sum(pool.cpus_per_worker * max(pool.workers, 1) for pool in pools)
         named = {pool.node_resource: 1024 for pool in pools if pool.node_resource is not None}
         return {
@@ -205,7 +204,7 @@ class Controller:
         self, question: Callable[..., _Answer], args: tuple[Any, ...], timeout_s: float
     ) -> dict[str, _Answer | str]:
         task = ray.remote(num_cpus=0, max_retries=0)(question)
-        demands = [_resources(pool) for pool in (self._config.pools.prefill, self._config.pools.decode)]
+        demands = [_resources(section) for section in self._sections.values()]
         asked = {}
         for node in ray.nodes():
             if node["Alive"] and any(_fits(demand, node["Resources"]) for demand in demands):
@@ -242,7 +241,7 @@ class Controller:
         return found
 
     def _start(self, pool: Pool, worker_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        section, settings = self._section(pool), self._settings(pool, worker_id)
+        section, settings = self._sections[pool], self._settings(pool, worker_id)
         options = {
             # A name of its own for each start: Ray frees a name some time after its actor has ended.
             "name": str(ActorName.of(settings, _demand(section))),
@@ -252,7 +251,7 @@ class Controller:
             "max_concurrency": _CALLS_OF_AN_ACTOR,
             "runtime_env": {"env_vars": {SERVICE_VARIABLE: self._mark}},
         }
-        actor = _ACTORS[_ROLES[pool]].options(**options).remote(settings, self._config.log_rules)
+        actor = ACTORS[pool].options(**options).remote(settings, self._config.log_rules)
         self._started[worker_id] = _Started.of(pool, actor, settings.start_timeout_s, loop)
 
     @property
@@ -264,7 +263,7 @@ class Controller:
         return WorkerSettings(
             worker_id=worker_id,
             service_id=self._service_id,
-            engine=self._engine_settings(_ROLES[pool]),
+            engine=self._engine_settings(ROLES[pool]),
             redis_url=self._redis_url,
             redis_lease_s=self._config.redis.worker_lease_s,
             max_message_bytes=self._config.router.max_message_mib << 22,
@@ -296,9 +295,6 @@ class Controller:
         """Empty lets each worker find its own node's address."""
         is_local = self._config.ray.address is None and self._config.pools.network is None
         return "127.0.0.1" if is_local else ""
-
-    def _section(self, pool: Pool) -> PoolSection:
-        return self._config.pools.prefill if pool == wire.POOL_PREFILL else self._config.pools.decode
 
     def _stop(self, worker_id: str, actor: Any) -> None:
         timeout_s = self._config.limits.stop_timeout_s
@@ -336,7 +332,7 @@ class Controller:
 
     def _room(self, pool: Pool) -> str:
         """Why no node takes a worker of this pool; empty where one does."""
-        demand = _resources(self._section(pool))
+        demand = _resources(self._sections[pool])
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         free = ray_state.available_resources_per_node()
         if any(_fits(demand, free.get(node_id, {})) for node_id in nodes):

@@ -9,20 +9,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rachis.v1 import worker_pb2 as wire
-
 from cluster_core.background import BackgroundTasks
 from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from control_plane.model.limits import MOST_WORKERS
 from control_plane.model.worker_snapshot import Pool
-from control_plane.pools.roster import POOL_NAMES
+from control_plane.pools.pool_sections import LEAST_WORKERS, POOL_NAMES
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-# Without a decode worker nothing is served.
-_LEAST = {wire.POOL_DECODE: 1}
 
 
 class KeptSizes:
@@ -70,7 +66,9 @@ def held(kept: bytes | str | None, configured: Mapping[Pool, int]) -> dict[Pool,
         table = dict(json.loads(kept or b"{}"))
     except (ValueError, TypeError):
         table = {}
-    return {pool: _size(table.get(POOL_NAMES[pool]), size, _LEAST.get(pool, 0)) for pool, size in configured.items()}
+    return {
+        pool: _size(table.get(POOL_NAMES[pool]), size, LEAST_WORKERS.get(pool, 0)) for pool, size in configured.items()
+    }
 
 
 def _size(kept: Any, configured: int, least: int) -> int:

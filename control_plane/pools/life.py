@@ -14,7 +14,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from rachis.v1 import admin_pb2 as admin
-from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
@@ -30,7 +29,8 @@ from control_plane.pools.actors import Actors
 from control_plane.pools.changes import followed
 from control_plane.pools.draining import Draining
 from control_plane.pools.kept_sizes import KeptSizes
-from control_plane.pools.roster import POOL_NAMES, PoolWorker, Roster
+from control_plane.pools.pool_sections import LEAST_WORKERS, POOL_NAMES, sections
+from control_plane.pools.roster import PoolWorker, Roster
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
 logger = logging.getLogger(__name__)
@@ -65,11 +65,11 @@ class Pools:
         self._kept = kept
         self._timing = timing
         self._now_s = now_s
-        sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
-        self._sizes = {pool: section.workers for pool, section in sections.items()}
-        self._autoscale = {pool: each.autoscale for pool, each in sections.items() if each.autoscale.enabled}
+        pools = sections(config.pools)
+        self._sizes = {pool: section.workers for pool, section in pools.items()}
+        self._autoscale = {pool: each.autoscale for pool, each in pools.items() if each.autoscale.enabled}
         self._roster = Roster(
-            {pool: section.minimum for pool, section in sections.items()},
+            {pool: section.minimum for pool, section in pools.items()},
             {pool: settings.min_workers for pool, settings in self._autoscale.items()},
         )
         self._is_started = False
@@ -162,8 +162,8 @@ class Pools:
         worker = self._named(worker_id)
         if not force and self._is_last(worker):
             raise OutOfOrderError(
-                f"without {worker_id} no decode worker is ready, and nothing is served; "
-                "add one first (`rachis scale decode=2`), or say --force",
+                f"without {worker_id} no {POOL_NAMES[worker.pool]} worker is ready, and nothing is served; "
+                f"add one first (`rachis scale {POOL_NAMES[worker.pool]}=2`), or say --force",
                 field="worker_id",
             )
         async for event in followed([worker], [self._leaves(worker)], self._timing.look_every_s):
@@ -210,6 +210,9 @@ class Pools:
 
     def _check_sizes(self, sizes: Mapping[Pool, int]) -> None:
         for pool, size in sizes.items():
+            if pool not in self._sizes:
+                there = " and ".join(POOL_NAMES[each] for each in self._sizes)
+                raise InvalidInputError(f"this service has no such pool, it has {there}", field=POOL_NAMES[pool])
             if not 0 <= size <= MOST_WORKERS:
                 raise InvalidInputError(f"must be from 0 to {MOST_WORKERS}, got {size}", field=POOL_NAMES[pool])
             follows = self._autoscale.get(pool)
@@ -218,8 +221,9 @@ class Pools:
                 raise InvalidInputError(
                     f"follows its load with {between} workers, and would not keep {size}", field=POOL_NAMES[pool]
                 )
-        if sizes.get(wire.POOL_DECODE, 1) < 1:
-            raise InvalidInputError("must be at least 1: without a decode worker nothing is served", field="decode")
+            if size < LEAST_WORKERS.get(pool, 0):
+                name = POOL_NAMES[pool]
+                raise InvalidInputError(f"must be at least 1: without a {name} worker nothing is served", field=name)
 
     def _named(self, worker_id: str) -> PoolWorker:
         self._check_started()
@@ -233,8 +237,8 @@ class Pools:
         return worker
 
     def _is_last(self, worker: PoolWorker) -> bool:
-        others = [other for other in self._roster.workers(wire.POOL_DECODE) if other is not worker and not other.leaves]
-        return worker.pool == wire.POOL_DECODE and not any(other.phase == _READY for other in others)
+        others = [other for other in self._roster.workers(worker.pool) if other is not worker and not other.leaves]
+        return worker.pool in LEAST_WORKERS and not any(other.phase == _READY for other in others)
 
     def _is_up(self) -> bool:
         return all(self._roster.ready(pool) >= minimum for pool, minimum in self._roster.minimum.items())
@@ -312,7 +316,7 @@ class Pools:
             await self._fence.close_out(worker.worker_id, worker.past_generation)
 
     async def _start_again(self, worker: PoolWorker) -> None:
-        """The only decode worker has another one stand in for it meanwhile."""
+        """One that is the last of its kind has another one stand in for it meanwhile."""
         stand_in = None
         try:
             stand_in = await self._stand_in(worker) if self._is_last(worker) else None
@@ -347,7 +351,8 @@ class Pools:
         why = str(coming.exception()) if coming.done() else stand_in.detail
         await self._leaves(stand_in)
         raise OutOfOrderError(
-            f"{worker.worker_id} is the only decode worker, and another one cannot stand in for it: {why}",
+            f"{worker.worker_id} is the only {POOL_NAMES[worker.pool]} worker, "
+            f"and another one cannot stand in for it: {why}",
             field="worker_ids",
         )
 
@@ -365,7 +370,7 @@ class Pools:
         registrations = [member.registration for member in self._membership.members()]
         self._roster.observe(registrations, self._without_node if fresh else {})
         if self._is_started:
-            self._kept.keep({pool: len(self._roster.staying(pool)) for pool in POOL_NAMES})
+            self._kept.keep({pool: len(self._roster.staying(pool)) for pool in self._sizes})
         for worker in self._roster.workers():
             if not worker.to_fence:
                 continue

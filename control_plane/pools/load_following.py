@@ -18,7 +18,7 @@ from control_plane.metrics.recent_ttft import RecentTtft
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.autoscaling import Autoscaler, PoolSample
 from control_plane.pools.life import Pools
-from control_plane.pools.roster import POOL_NAMES
+from control_plane.pools.pool_sections import POOL_NAMES, sections
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,9 @@ class PoolFollowing:
         timing: PoolTiming = POOL_TIMING,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        sections = {wire.POOL_PREFILL: config.pools.prefill, wire.POOL_DECODE: config.pools.decode}
         self._autoscalers = {
             pool: Autoscaler(section.autoscale, config.objectives.ttft_s)
-            for pool, section in sections.items()
+            for pool, section in sections(config.pools).items()
             if section.autoscale.enabled
         }
         self._pools = pools
@@ -91,12 +90,12 @@ class PoolFollowing:
             coming=sum(worker.phase in _COMING for worker in status.workers),
             waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
             usage=usage,
-            ttft_s=self._ttft.kept_by_most(now_s) if is_prefill else None,
+            ttft_s=None if status.pool == wire.POOL_DECODE else self._ttft.kept_by_most(now_s),
         )
 
 
 def _usage(records: Sequence[wire.WorkerRegistration], *, is_prefill: bool) -> float:
-    """Prefill: the share of workers that compute, as one prompt may fill a step. Decode: of the places in the batch."""
+    """Prefill: the share of workers that compute, as one prompt may fill a step. Others: of the places in the batch."""
     if not records:
         return 1.0
     if is_prefill:

@@ -13,8 +13,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core import ids
 from control_plane.model.worker_snapshot import Pool
-
-POOL_NAMES: dict[Pool, str] = {wire.POOL_PREFILL: "prefill", wire.POOL_DECODE: "decode"}
+from control_plane.pools.pool_sections import POOL_NAMES
 
 _PENDING, _STARTING = admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING
 _READY, _DRAINING, _LEFT = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING, admin.POOL_PHASE_LEFT
@@ -60,7 +59,8 @@ class PoolWorker:
 
 @dataclass(slots=True)
 class Roster:
-    """minimum: workers that a pool is short of, as configured. shrinks_to: to so many, where it follows its load."""
+    """minimum: of each pool of the service, workers below which it is short. shrinks_to: to so many, where it follows
+    its load."""
 
     minimum: Mapping[Pool, int]
     shrinks_to: Mapping[Pool, int] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Roster:
         return "; ".join(f"{worker.worker_id} is {worker.in_words()}" for worker in late)
 
     def status(self) -> list[admin.PoolStatus]:
-        return [self._status_of(pool) for pool in POOL_NAMES]
+        return [self._status_of(pool) for pool in self.minimum]
 
     def _status_of(self, pool: Pool) -> admin.PoolStatus:
         desired = len(self.staying(pool))

@@ -114,7 +114,7 @@ def warning(key: str, message: str) -> Finding:
 
 
 def named_pools(pools: PoolsSection) -> list[tuple[str, PoolSection]]:
-    return [("prefill", pools.prefill), ("decode", pools.decode)]
+    return list(pools.in_use.items())
 
 
 def needs_of(pool: PoolSection) -> dict[str, float]:

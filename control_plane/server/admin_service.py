@@ -21,6 +21,7 @@ from control_plane.model.worker_snapshot import Pool
 from control_plane.overview.service_overview import ServiceOverview
 from control_plane.placement.index_queries import IndexQueries
 from control_plane.pools.life import Pools
+from control_plane.pools.pool_sections import POOL_NAMES
 
 STATUS_TIMEOUT_S = 2.0
 
@@ -69,10 +70,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin.ScalePoolsRequest, context: Context
     ) -> AsyncIterator[admin.ScalePoolsResponse]:
         sizes: dict[Pool, int] = {}
-        if request.HasField("prefill_workers"):
-            sizes[wire.POOL_PREFILL] = request.prefill_workers
-        if request.HasField("decode_workers"):
-            sizes[wire.POOL_DECODE] = request.decode_workers
+        for pool, name in POOL_NAMES.items():
+            if request.HasField(f"{name}_workers"):  # type: ignore[arg-type]
+                sizes[pool] = getattr(request, f"{name}_workers")
         async with _answering(context), aclosing(self._controlled_pools().scale(sizes)) as events:
             async for event in events:
                 yield admin.ScalePoolsResponse(event=event)

@@ -41,6 +41,7 @@ from control_plane.metrics.router_metrics import MakeEndpoint, RouterMetrics
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.overview.service_overview import ServiceOverview, Sources
+from control_plane.placement.configured_placer import configured_placer
 from control_plane.placement.explanation import decisions_on
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.index_queries import IndexQueries, QueryRules
@@ -51,6 +52,7 @@ from control_plane.pools.actors import Actors
 from control_plane.pools.kept_sizes import KeptSizes
 from control_plane.pools.life import Pools
 from control_plane.pools.load_following import PoolFollowing
+from control_plane.pools.pool_sections import sections
 from control_plane.pools.timing import POOL_TIMING, PoolTiming
 from control_plane.prefix_index.followed_index import FollowedIndex
 from control_plane.prefix_index.index_check import BETWEEN_LOOKS_S, SETTLE_S, IndexCheck
@@ -125,7 +127,7 @@ def build_router(
     prefixes = FollowedIndex(config, lambda: ports.redis(_REDIS_TIMEOUT_S), service_id, membership, ports.now_s)
     adapters = _adapters(config, service_id, membership, client, ports)
     follower = _follower(config, service_id, membership, prefixes, door.access, ports)
-    placer = _placer(config, service_id, membership, _index_ports(prefixes), ports)
+    placer = configured_placer(config, service_id, membership, _index_ports(prefixes), ports.rng, ports.now_s)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
@@ -274,20 +276,6 @@ def _index_ports(prefixes: FollowedIndex) -> IndexPorts:
     )
 
 
-def _placer(
-    config: RachisConfig, service_id: str, membership: Membership, index: IndexPorts, ports: RouterPorts
-) -> Placer:
-    return Placer(
-        membership,
-        index,
-        config.placement,
-        service_id=service_id,
-        chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
-        rng=ports.rng(config.placement.seed),
-        now_s=ports.now_s,
-    )
-
-
 def _dispatcher(
     config: RachisConfig,
     membership: Membership,
@@ -376,7 +364,7 @@ def _pools(
 ) -> Pools | None:
     if ports.actors is None:
         return None
-    sizes = {wire.POOL_PREFILL: config.pools.prefill.workers, wire.POOL_DECODE: config.pools.decode.workers}
+    sizes = {pool: section.workers for pool, section in sections(config.pools).items()}
     fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
     kept = KeptSizes(ports.redis(_REDIS_TIMEOUT_S), service_id, sizes)
     return Pools(config, ports.actors, membership, client, fence, kept, timing, ports.now_s)

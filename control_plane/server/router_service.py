@@ -233,7 +233,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 sampling.CopyFrom(request.sampling)
                 sampling.seed += choice
             own = lifecycle if choices == 1 else _of_choice(choice, lifecycle)
-            job = make_job(sampling=sampling, lifecycle=own)
+            job = make_job(sampling=sampling, lifecycle=own, may_be_refused=not (choice or received))
             if choice < len(received):
                 job.resume(received[choice])
             jobs.append(job)

@@ -124,6 +124,25 @@ async def test_the_page_shows_what_the_api_says_while_load_rises_workers_go_and_
         assert said["workers"]["decode-0"][0] == "draining"
 
 
+async def test_workers_that_do_both_are_one_pool_whose_requests_are_explained_by_their_ways(page: Page) -> None:
+    flags = {"pools__shared__workers": 2, "placement__policy": "objectives", "objectives__tpot_s": 0.05}
+    async with shown_service(0, 0, **{**SETTINGS, **flags}) as shown:
+        await page.go(shown.url)
+        pools = "[...document.querySelectorAll('article[data-pool]')].map((card) => card.dataset.pool).join()"
+        await page.until(f"{pools} === 'shared'")
+        await shown.cluster.generate(request_id="mine", max_tokens=4)
+        told = await shown.cluster.admin.ExplainPlacement(admin.ExplainPlacementRequest(request_id="mine"))
+        await looks_at(page, "placement/mine")
+        ways = "[...document.querySelectorAll('section.card tbody tr')].map((row) => row.dataset.name).join()"
+        expected = ",".join(f"{way.worker_id} {way.way}" for way in told.ways)
+        await page.until(f"{ways} === {json.dumps(expected)}")
+        await looks_at(page, "pools")
+        await page.type("#size-shared", "3")
+        await page.click("Scale shared")
+        await confirmed(page, "shared")
+        await page.until("document.querySelector('.said')?.textContent.includes('scale shared to 3: done')")
+
+
 async def test_a_word_that_is_not_typed_changes_nothing(page: Page) -> None:
     async with shown_service(**SETTINGS) as shown:
         await page.go(f"{shown.url}#pools")

@@ -30,6 +30,7 @@ from control_plane.server.composition import ROUTER_TIMING, RouterPorts, RouterT
 from control_plane.server.router_server import RouterParts, RouterServer
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
+from shared_worker.service import SharedService
 from tests.fakes.engine import FakeEngine, fabric
 from tests.fakes.grammar_compiler import FakeGrammarCompiler
 from tests.fakes.registry import RegistryRedis
@@ -41,7 +42,7 @@ from worker_runtime.service import WorkerServiceBase
 MODEL = wire.ModelInfo(
     name="fake", tokenizer="bytes", vocabulary_size=256, max_model_len=512, dtype="float32", max_adapters=2
 )
-PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
+PREFILL, DECODE, SHARED = wire.POOL_PREFILL, wire.POOL_DECODE, wire.POOL_SHARED
 SERVICE = "svc-test"
 # Of calls that are to expire at the router: long enough to get there on a busy machine, and for a session, to be where
 # it is to expire.
@@ -51,6 +52,7 @@ SESSION_DEADLINE_S = 5.0
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
     PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),
     DECODE: ("decode", DecodeService),
+    SHARED: ("shared", partial(SharedService, progress_interval_ms=0)),
 }
 
 

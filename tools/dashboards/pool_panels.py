@@ -251,6 +251,15 @@ POOLS = Dashboard(
                     "reqps",
                     (Query(per_second("rachis_placement_decisions_total", "pool", "policy"), "{{pool}}: {{policy}}"),),
                 ),
+                Panel(
+                    "By the objectives",
+                    "reqps",
+                    (
+                        Query(per_second("rachis_placement_ways_total", "way"), "{{way}}"),
+                        Query(per_second("rachis_placement_bound_elsewhere_total"), "decoded elsewhere"),
+                        Query(per_second("rachis_placement_refused_total"), "refused"),
+                    ),
+                ),
             ),
         ),
     ),

@@ -349,27 +349,35 @@ class ScalePoolsRequest(_message.Message):
 
     PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
     DECODE_WORKERS_FIELD_NUMBER: _builtins.int
+    SHARED_WORKERS_FIELD_NUMBER: _builtins.int
     prefill_workers: _builtins.int
     """Absent: stays as it is."""
     decode_workers: _builtins.int
+    shared_workers: _builtins.int
+    """Of a service whose workers prefill and decode."""
     def __init__(
         self,
         *,
         prefill_workers: _builtins.int | None = ...,
         decode_workers: _builtins.int | None = ...,
+        shared_workers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "_shared_workers", b"_shared_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers", "shared_workers", b"shared_workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers", "_prefill_workers", b"_prefill_workers", "_shared_workers", b"_shared_workers", "decode_workers", b"decode_workers", "prefill_workers", b"prefill_workers", "shared_workers", b"shared_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_workers: _TypeAlias = _typing.Literal["decode_workers"]  # noqa: Y015
     _WhichOneofArgType__decode_workers: _TypeAlias = _typing.Literal["_decode_workers", b"_decode_workers"]  # noqa: Y015
     _WhichOneofReturnType__prefill_workers: _TypeAlias = _typing.Literal["prefill_workers"]  # noqa: Y015
     _WhichOneofArgType__prefill_workers: _TypeAlias = _typing.Literal["_prefill_workers", b"_prefill_workers"]  # noqa: Y015
+    _WhichOneofReturnType__shared_workers: _TypeAlias = _typing.Literal["shared_workers"]  # noqa: Y015
+    _WhichOneofArgType__shared_workers: _TypeAlias = _typing.Literal["_shared_workers", b"_shared_workers"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_workers) -> _WhichOneofReturnType__decode_workers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_workers) -> _WhichOneofReturnType__prefill_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_workers) -> _WhichOneofReturnType__shared_workers | None: ...
 
 Global___ScalePoolsRequest: _TypeAlias = ScalePoolsRequest  # noqa: Y015
 
@@ -1643,10 +1651,14 @@ class ExplainPlacementResponse(_message.Message):
     DECISIONS_FIELD_NUMBER: _builtins.int
     DISAGGREGATION_FIELD_NUMBER: _builtins.int
     PRICES_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
+    BOUND_WORKER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty for a request that is not there."""
     disaggregation: _builtins.str
     """Why it was, or was not, disaggregated; empty where that was not decided."""
+    bound_worker_id: _builtins.str
+    """Who decodes what was prefilled apart; empty before its first token."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementDecision]:
         """In the order in which they were made: one for each attempt on a pool."""
@@ -1655,6 +1667,10 @@ class ExplainPlacementResponse(_message.Message):
     def prices(self) -> Global___DisaggregationPrices:
         """Absent where the reason needs no prices."""
 
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementWay]:
+        """Of policy `objectives`: all ways that there were, best first; the first was taken, unless the request was refused."""
+
     def __init__(
         self,
         *,
@@ -1662,14 +1678,57 @@ class ExplainPlacementResponse(_message.Message):
         decisions: _abc.Iterable[Global___PlacementDecision] | None = ...,
         disaggregation: _builtins.str = ...,
         prices: Global___DisaggregationPrices | None = ...,
+        ways: _abc.Iterable[Global___PlacementWay] | None = ...,
+        bound_worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prices", b"prices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "disaggregation", b"disaggregation", "prices", b"prices", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_worker_id", b"bound_worker_id", "decisions", b"decisions", "disaggregation", b"disaggregation", "prices", b"prices", "request_id", b"request_id", "ways", b"ways"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
+
+@_typing.final
+class PlacementWay(_message.Message):
+    """One way for a request on one worker, and what it was expected to cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    COST_S_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    way: _builtins.str
+    """whole: prefilled and decoded there; append: the same, where most of the prompt lies; apart: prefilled there."""
+    ttft_s: _builtins.float
+    """To the first token."""
+    step_s: _builtins.float
+    """Of a step of what decodes there, with this request."""
+    missed: _builtins.int
+    """Objectives that it was not expected to keep."""
+    cost_s: _builtins.float
+    """What ways with as many missed are compared by."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        way: _builtins.str = ...,
+        ttft_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        missed: _builtins.int = ...,
+        cost_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_s", b"cost_s", "missed", b"missed", "step_s", b"step_s", "ttft_s", b"ttft_s", "way", b"way", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacementWay: _TypeAlias = PlacementWay  # noqa: Y015
 
 @_typing.final
 class ListPlacementsRequest(_message.Message):

@@ -29,12 +29,16 @@ class _PoolEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pool.ValueType],
     POOL_UNSPECIFIED: _Pool.ValueType  # 0
     POOL_PREFILL: _Pool.ValueType  # 1
     POOL_DECODE: _Pool.ValueType  # 2
+    POOL_SHARED: _Pool.ValueType  # 3
+    """Its workers prefill and decode: they are candidates for either."""
 
 class Pool(_Pool, metaclass=_PoolEnumTypeWrapper): ...
 
 POOL_UNSPECIFIED: Pool.ValueType  # 0
 POOL_PREFILL: Pool.ValueType  # 1
 POOL_DECODE: Pool.ValueType  # 2
+POOL_SHARED: Pool.ValueType  # 3
+"""Its workers prefill and decode: they are candidates for either."""
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
 
 class _WorkerState:
@@ -1814,6 +1818,9 @@ class WorkerCosts(_message.Message):
     PREFILL_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_PER_PAIR_FIELD_NUMBER: _builtins.int
     ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    DECODE_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     prefill_s_per_token: _builtins.float
     """Seconds of engine time for each prompt token that has to be computed, beside `prefill_s` and `prefill_s_per_pair`."""
     load_s_per_token: _builtins.float
@@ -1830,6 +1837,10 @@ class WorkerCosts(_message.Message):
     prefill_s_per_pair: _builtins.float
     adapter_load_s: _builtins.float
     """Until an adapter that is not loaded is."""
+    decode_s: _builtins.float
+    """Of a step that does nothing but decode: whatever it decodes, for each request, and for each token attended to."""
+    decode_s_per_request: _builtins.float
+    decode_s_per_token: _builtins.float
     def __init__(
         self,
         *,
@@ -1841,10 +1852,13 @@ class WorkerCosts(_message.Message):
         prefill_s: _builtins.float = ...,
         prefill_s_per_pair: _builtins.float = ...,
         adapter_load_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        decode_s_per_request: _builtins.float = ...,
+        decode_s_per_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_load_s", b"adapter_load_s", "decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_load_s", b"adapter_load_s", "decode_s", b"decode_s", "decode_s_per_request", b"decode_s_per_request", "decode_s_per_token", b"decode_s_per_token", "decode_step_s", b"decode_step_s", "load_s_per_token", b"load_s_per_token", "prefill_s", b"prefill_s", "prefill_s_per_pair", b"prefill_s_per_pair", "prefill_s_per_token", b"prefill_s_per_token", "pull_s", b"pull_s", "pull_s_per_token", b"pull_s_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

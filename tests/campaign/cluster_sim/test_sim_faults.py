@@ -129,7 +129,7 @@ def test_workers_that_do_both_give_everything_back_whichever_way_requests_go() -
     for seed in (runs := seeds(100, few=12)):
         made, figures = check(seed, drawn_both)
         assert isinstance(made.placer, ObjectivePlacer)
-        decided = made.placer.decided
+        decided = made.placer.counts
         assert figures.outcomes.get("refused", 0) >= decided.refused
         told.update({**figures.outcomes, "retries": figures.retries, "elsewhere": decided.bound_elsewhere})
         told.update({f"way {way}": number for way, number in decided.ways.items()})

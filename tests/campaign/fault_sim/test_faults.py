@@ -14,8 +14,8 @@ import pytest
 
 from cluster_core.errors import InvalidInputError
 from fault_sim.__main__ import main
-from fault_sim.campaign import reduced, search
-from fault_sim.drawing import FAULTS, ROUTERS_LOST, drawn
+from fault_sim.campaign import Tally, reduced, search
+from fault_sim.drawing import FAULTS, ROUTERS_LOST, drawn, with_shared_workers
 from fault_sim.plan import Plan, decode, encode
 from fault_sim.run import Result, play
 from fault_sim.shrink import shrunk
@@ -66,6 +66,17 @@ def test_every_invariant_holds_whatever_goes_wrong() -> None:
     assert tally.codes["OK"] > tally.codes.total() / 2
     assert tally.handoffs["HANDOFF_OUTCOME_PULLED"] > 5 * len(RUNS)
     assert tally.handoffs["HANDOFF_OUTCOME_RECOMPUTED"]
+
+
+def test_every_invariant_holds_on_workers_that_do_both() -> None:
+    tally = Tally()
+    for seed in RUNS:
+        result = play(with_shared_workers(drawn(seed)))
+        assert not result.violations, _told(result)
+        tally.add(result)
+
+    assert tally.codes["OK"] > tally.codes.total() / 2
+    assert tally.handoffs["HANDOFF_OUTCOME_NONE"] and tally.handoffs["HANDOFF_OUTCOME_PULLED"]
 
 
 def _told(broken: Result | None) -> str:

@@ -19,7 +19,7 @@ from tests.campaign.fuzz.slow_load import SlowLoadConnector
 
 
 def _the_bound_is_ignored() -> AbstractContextManager[Any]:
-    def all_of_it(prompts: Sequence[PromptWork], costs: Any, tpot_s: float, room: StepRoom) -> Chunk:
+    def all_of_it(prompts: Sequence[PromptWork], seconds: Any, bound_s: float, room: StepRoom) -> Chunk:
         return Chunk(min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts)), Limit.WORK)
 
     return mock.patch.object(chunk_bounding, "bounded_chunk", all_of_it)

@@ -1,5 +1,6 @@
 """How a configuration in force comes together: precedence with sources, and refusals that help."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         ("router.port", "many"),
         ("router.queue_timeout_s", 0),
         ("engine.device", "tpu"),
-        ("pools.decode.workers", 0),
+        ("pools.decode.workers", -1),
         ("log_level", "LOUD"),
         ("handoff.lease_s", 5),
         ("engine.kv_cache_gib", -1),
@@ -157,6 +158,45 @@ def test_a_bad_value_is_refused_with_its_key_the_value_and_its_layer(key: str, v
 
     assert caught.value.field == key
     assert repr(value) in str(caught.value)
+
+
+def test_a_service_whose_workers_do_both_has_that_pool_alone() -> None:
+    both, separate = load(profile="cpu-shared").config.pools, load().config.pools
+    assert {name: pool.workers for name, pool in both.in_use.items()} == {"shared": 2}
+    assert list(separate.in_use) == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        (
+            (1, 1, 2),
+            "pools: shared.workers is 2, so prefill.workers and decode.workers must be 0, got 1 and 1: workers",
+        ),
+        ((0, 1, 2), "must be 0, got 0 and 1"),
+        ((1, 0, 0), "pools: decode.workers must be at least 1, without a decode worker nothing is served"),
+        ((0, 0, 0), "pools: decode.workers must be at least 1"),
+    ],
+)
+def test_pools_that_do_not_fit_together_are_refused(workers: tuple[int, int, int], says: str) -> None:
+    names = ("prefill", "decode", "shared")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(flags={f"pools.{name}.workers": number for name, number in zip(names, workers, strict=True)})
+
+
+@pytest.mark.parametrize("flags", [{}, {"objectives.tpot_s": 0.05}, {"profile": "cpu-shared"}])
+def test_placement_by_the_objectives_needs_workers_that_do_both_and_both_objectives(flags: dict[str, Any]) -> None:
+    profile = flags.pop("profile", None)
+    with pytest.raises(ConfigError, match=r"needs pools\.shared\.workers and objectives\.tpot_s above 0"):
+        load(profile=profile, flags={**flags, "placement.policy": "objectives"})
+    load(profile="cpu-shared", flags={"objectives.tpot_s": 0.05, "placement.policy": "objectives"})
+
+
+def test_gpus_are_asked_for_of_the_pools_in_use_alone() -> None:
+    flags = {"pools.shared.workers": 2, "pools.prefill.workers": 0, "pools.decode.workers": 0}
+    with pytest.raises(ConfigError, match=r"pools\.shared\.gpus_per_worker must be above 0"):
+        load(profile="gpu-1node", flags=flags)
+    load(profile="gpu-1node", flags={**flags, "pools.shared.gpus_per_worker": 1})
 
 
 def test_a_deadline_beyond_half_the_lease_is_refused() -> None:

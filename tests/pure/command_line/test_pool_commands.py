@@ -12,15 +12,16 @@ def test_sizes_are_read_pool_by_pool() -> None:
     assert (request.prefill_workers, request.decode_workers) == (3, 2)
     only = parse_sizes(["decode=2"])
     assert not only.HasField("prefill_workers")
+    assert parse_sizes(["shared=4"]).shared_workers == 4
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["decode"], "prefill=N or decode=N"),
-        (["decode=-1"], "prefill=N or decode=N"),
-        (["decode=two"], "prefill=N or decode=N"),
-        (["encode=1"], "prefill=N or decode=N"),
+        (["decode"], "prefill=N, decode=N or shared=N"),
+        (["decode=-1"], "prefill=N, decode=N or shared=N"),
+        (["decode=two"], "prefill=N, decode=N or shared=N"),
+        (["encode=1"], "prefill=N, decode=N or shared=N"),
         (["decode=99999999999"], "at most 1024 workers"),
         (["decode=1", "decode=2"], "decode is given twice"),
     ],

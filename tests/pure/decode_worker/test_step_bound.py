@@ -1,5 +1,7 @@
 """Prompt tokens of a step beside decodes: bounded by their objective, and when that yields."""
 
+from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 import pytest
@@ -18,19 +20,23 @@ ROOM = StepRoom(most_tokens=2048, block_tokens=32)
 LONG = PromptWork(0, 4000)
 
 
+def chunk_of(prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: float, room: StepRoom) -> Chunk:
+    return bounded_chunk(prompts, partial(step_s, costs, prompts), ALPHA * tpot_s, room)
+
+
 def test_a_chunk_ends_where_the_step_would_pass_its_share_of_the_objective() -> None:
-    assert bounded_chunk([LONG], COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
+    assert chunk_of([LONG], COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
     assert step_s(COSTS, [LONG], BOUNDED) <= ALPHA * TPOT_S < step_s(COSTS, [LONG], BOUNDED + 1)
 
 
 def test_several_prompts_share_one_chunk() -> None:
-    assert bounded_chunk([PromptWork(0, 100)] * 9, COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
+    assert chunk_of([PromptWork(0, 100)] * 9, COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
 
 
 def test_a_prompt_far_into_its_context_gets_a_smaller_chunk() -> None:
     costs = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.0001, prefill_s_per_pair=1e-8)
 
-    early, late = (bounded_chunk([PromptWork(done, 4000)], costs, TPOT_S, ROOM).tokens for done in (0, 30_000))
+    early, late = (chunk_of([PromptWork(done, 4000)], costs, TPOT_S, ROOM).tokens for done in (0, 30_000))
 
     assert 0 < late < early
 
@@ -46,21 +52,21 @@ def test_a_prompt_far_into_its_context_gets_a_smaller_chunk() -> None:
     ],
 )
 def test_what_fits_is_not_bounded(prompts: list[PromptWork], costs: EngineCosts, tokens: int) -> None:
-    assert bounded_chunk(prompts, costs, TPOT_S, ROOM) == Chunk(tokens, Limit.WORK)
+    assert chunk_of(prompts, costs, TPOT_S, ROOM) == Chunk(tokens, Limit.WORK)
 
 
 def test_where_decodes_alone_take_as_long_as_they_may_a_block_of_tokens_is_computed_all_the_same() -> None:
     costs = EngineCosts(decode_step_s=0.060, prefill_s_per_token=0.0001)
 
-    assert bounded_chunk([LONG], costs, TPOT_S, ROOM) == Chunk(32, Limit.PROGRESS)
-    assert bounded_chunk([PromptWork(0, 7)], costs, TPOT_S, ROOM) == Chunk(7, Limit.PROGRESS)
+    assert chunk_of([LONG], costs, TPOT_S, ROOM) == Chunk(32, Limit.PROGRESS)
+    assert chunk_of([PromptWork(0, 7)], costs, TPOT_S, ROOM) == Chunk(7, Limit.PROGRESS)
 
 
 def test_the_bound_yields_as_far_as_a_first_token_needs_to_be_in_time() -> None:
     # In chunks of 355 the 4,000 tokens take 0.535 s, in larger ones less.
-    assert bounded_chunk([PromptWork(0, 4000, due_s=0.54)], COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
+    assert chunk_of([PromptWork(0, 4000, due_s=0.54)], COSTS, TPOT_S, ROOM) == Chunk(BOUNDED, Limit.TPOT)
 
-    tight = bounded_chunk([PromptWork(0, 4000, due_s=0.50)], COSTS, TPOT_S, ROOM)
+    tight = chunk_of([PromptWork(0, 4000, due_s=0.50)], COSTS, TPOT_S, ROOM)
 
     assert tight.limit is Limit.TTFT
     # 0.4 s for the tokens, and 12 ms for each of 8.3 steps.
@@ -70,24 +76,24 @@ def test_the_bound_yields_as_far_as_a_first_token_needs_to_be_in_time() -> None:
 def test_what_lies_ahead_of_a_prompt_counts_towards_its_first_token() -> None:
     ahead, behind = PromptWork(0, 4000), PromptWork(0, 100, due_s=0.5)
 
-    assert bounded_chunk([behind, ahead], COSTS, TPOT_S, ROOM).limit is Limit.TPOT
-    assert bounded_chunk([ahead, behind], COSTS, TPOT_S, ROOM).limit is Limit.TTFT
+    assert chunk_of([behind, ahead], COSTS, TPOT_S, ROOM).limit is Limit.TPOT
+    assert chunk_of([ahead, behind], COSTS, TPOT_S, ROOM).limit is Limit.TTFT
 
 
 def test_for_a_first_token_that_is_late_already_a_step_takes_all_it_can() -> None:
-    assert bounded_chunk([PromptWork(0, 4000, due_s=-1.0)], COSTS, TPOT_S, ROOM) == Chunk(2048, Limit.TTFT)
+    assert chunk_of([PromptWork(0, 4000, due_s=-1.0)], COSTS, TPOT_S, ROOM) == Chunk(2048, Limit.TTFT)
 
 
 def test_a_prompt_that_has_begun_is_finished_at_once_where_blocks_are_short() -> None:
     short = StepRoom(most_tokens=2048, block_tokens=32, begun_tokens=900, is_short=True)
 
-    assert bounded_chunk([PromptWork(100, 900), LONG], COSTS, TPOT_S, short) == Chunk(900, Limit.MEMORY)
+    assert chunk_of([PromptWork(100, 900), LONG], COSTS, TPOT_S, short) == Chunk(900, Limit.MEMORY)
 
 
 def test_short_blocks_do_not_matter_to_prompts_that_have_not_begun() -> None:
     short = StepRoom(most_tokens=2048, block_tokens=32, begun_tokens=0, is_short=True)
 
-    assert bounded_chunk([LONG], COSTS, TPOT_S, short) == Chunk(BOUNDED, Limit.TPOT)
+    assert chunk_of([LONG], COSTS, TPOT_S, short) == Chunk(BOUNDED, Limit.TPOT)
 
 
 works = st.builds(PromptWork, st.integers(0, 5000), st.integers(1, 3000), st.sampled_from([inf, -1.0, 0.2, 1.0, 5.0]))
@@ -98,7 +104,7 @@ rooms = st.builds(StepRoom, st.integers(0, 4096), st.sampled_from([16, 32]), st.
 def test_every_chunk_is_within_the_step_computes_something_and_passes_the_bound_for_a_reason_only(
     prompts: list[PromptWork], room: StepRoom, tpot_s: float
 ) -> None:
-    chunk = bounded_chunk(prompts, COSTS, tpot_s, room)
+    chunk = chunk_of(prompts, COSTS, tpot_s, room)
 
     most = min(room.most_tokens, sum(each.left_tokens for each in prompts))
     assert min(1, most) <= chunk.tokens <= most

@@ -28,6 +28,25 @@ def test_steps_that_only_decode_give_the_time_of_a_step_and_the_others_that_of_p
     assert found.prefill_s_per_pair == pytest.approx(1e-7, rel=0.02)
 
 
+def test_steps_that_only_decode_tell_apart_what_a_request_and_what_its_context_costs() -> None:
+    costs = StepCosts()
+    for requests, context in ((1, 100), (4, 800), (16, 1600), (16, 20_000), (64, 9000), (2, 30_000)) * 20:
+        costs.stepped(0.005 + requests * 1e-4 + context * 1e-7, [], requests, context)
+    found = costs.costs()
+    assert found.decode_s == pytest.approx(0.005, rel=0.05)
+    assert found.decode_s_per_request == pytest.approx(1e-4, rel=0.05)
+    assert found.decode_s_per_token == pytest.approx(1e-7, rel=0.05)
+
+
+def test_decode_steps_of_one_size_are_priced_right_whatever_is_the_cause() -> None:
+    costs = StepCosts()
+    for _ in range(10):
+        costs.stepped(0.02, [], 8, 4000)
+    found = costs.costs()
+    priced = found.decode_s + 8 * found.decode_s_per_request + 4000 * found.decode_s_per_token
+    assert priced == pytest.approx(0.02, rel=1e-3)
+
+
 def test_prompts_in_one_step_add_up() -> None:
     costs = StepCosts()
     for first, second in ((100, 200), (1000, 50), (400, 3000)):

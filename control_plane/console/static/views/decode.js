@@ -24,7 +24,7 @@ const WAITING = [
 ];
 
 export function Decode({ overview }) {
-  const workers = overview.workers.filter((row) => row.pool === "POOL_DECODE").map((row) => row.worker_id).sort();
+  const workers = overview.workers.filter((row) => row.pool !== "POOL_PREFILL").map((row) => row.worker_id).sort();
   const [chosen, choose] = useState("");
   const worker = workers.includes(chosen) ? chosen : workers[0];
   if (!worker) return html`<h1>Decode</h1><p>There is no decode worker.</p>`;

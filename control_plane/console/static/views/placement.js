@@ -13,8 +13,23 @@ const WHY = {
   prefill_down: "prefilled by the decode worker: no prefill worker is usable",
   decode_down: "prefilled by a prefill worker: no decode worker was usable then",
   session: "disaggregated: its prompt was still arriving",
+  whole: "prefilled where it decodes: workers do both",
+  append: "prefilled and decoded where most of its prompt lies",
+  apart: "prefilled apart, and bound to a worker for decode at its first token",
+  refused: "refused: no worker was expected to have its first token in time",
 };
-const chosen = (placement) => placement.decisions.map((decision) => decision.worker_id || `no ${word(decision.pool)} worker`).join(" → ") || "–";
+const taken = (placement) => (placement.ways.length && placement.disaggregation !== "refused" ? [placement.ways[0].worker_id] : []);
+const bound = (placement) => (placement.bound_worker_id ? [placement.bound_worker_id] : []);
+const decided = (placement) => placement.decisions.map((decision) => decision.worker_id || `no ${word(decision.pool)} worker`);
+const chosen = (placement) => [...decided(placement), ...taken(placement), ...bound(placement)].join(" → ") || "–";
+const WAYS = [
+  { title: "worker", cell: (way) => way.worker_id },
+  { title: "way", cell: (way) => way.way },
+  { title: "expected TTFT", number: true, cell: (way) => seconds(way.ttft_s) },
+  { title: "step", number: true, cell: (way) => seconds(way.step_s) },
+  { title: "objectives missed", number: true, cell: (way) => count(way.missed) },
+  { title: "cost", number: true, cell: (way) => seconds(way.cost_s) },
+];
 
 const COLUMNS = [
   { title: "request", cell: (placement) => html`<a href=${`#placement/${encodeURIComponent(placement.request_id)}`}>${placement.request_id}</a>` },
@@ -43,6 +58,7 @@ function Decisions({ placement }) {
     <h2>${placement.request_id}</h2>
     <p>${WHY[placement.disaggregation] ?? ""}</p>
     ${placement.decisions.map((decision) => html`<${Candidates} decision=${decision} />`)}
+    ${placement.ways.length ? html`<${Table} caption="The ways that there were, the best first" columns=${WAYS} rows=${placement.ways} name=${(way) => `${way.worker_id} ${way.way}`} empty="" />` : null}
   </section>`;
 }
 

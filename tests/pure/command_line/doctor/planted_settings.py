@@ -95,6 +95,17 @@ PLANTED = (
         pools__decode__autoscale__enabled=True,
         pools__decode__autoscale__max_workers=1,
     ),
+    in_vain(
+        "pools.shared.autoscale.enabled",
+        "min_workers is max_workers",
+        pools__shared__autoscale__enabled=True,
+        pools__shared__autoscale__max_workers=1,
+    ),
+    in_vain(
+        "placement.by_objectives.prefill_heavy",
+        "by placement.policy objectives alone",
+        placement__by_objectives__prefill_heavy=0.5,
+    ),
     in_vain("redis.refresh_s", "only long after their leases", redis__refresh_s=5.0),
     in_vain("router.tenant_share", "without API keys there is one", router__tenant_share=0.5),
     in_vain("tracing.sample_rate", "without tracing.otlp_endpoint none are", tracing__sample_rate=0.5),

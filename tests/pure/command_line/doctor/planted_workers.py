@@ -34,6 +34,17 @@ def all_drain(pool: str) -> Plant:
     return both(*(worker(f"{pool}-{number}", registration__state=DRAINING) for number in range(2)))
 
 
+def does_both(seen: Seen) -> Seen:
+    """A service of the two decode workers, which prefill as well, under other names."""
+    shared = [
+        changed(view, registration__pool=wire.POOL_SHARED, registration__worker_id=f"shared-{number}")
+        for number, view in enumerate(seen.workers[2:])
+    ]
+    sizes = {"pools__prefill__workers": 0, "pools__decode__workers": 0, "pools__shared__workers": 2}
+    status = admin.PoolStatus(pool=wire.POOL_SHARED, desired_workers=2, minimum_workers=2, ready_workers=2)
+    return configured(**sizes)(replace(seen, workers=shared, pools=[status]))
+
+
 def short(seen: Seen) -> Seen:
     waits = admin.PoolWorker(worker_id="decode-1", phase=admin.POOL_PHASE_PENDING, detail="no node has a GPU free")
     status = admin.PoolStatus(pool=DECODE, desired_workers=2, minimum_workers=2, ready_workers=1, workers=[waits])
@@ -54,6 +65,8 @@ PLANTED = (
     Planted("decode_pool", all_drain("decode"), "decode", "decode-0 is draining, decode-1 is draining"),
     Planted("prefill_pool", all_drain("prefill"), "prefill", "decode workers compute every prompt themselves"),
     Planted("prefill_pool", without_a_pool(PREFILL), "prefill", "there is none"),
+    Planted("shared_pool", both(does_both, all_drain("shared")), "shared", "shared-0 is draining, shared-1 is"),
+    Planted("shared_pool", both(does_both, without_a_pool(wire.POOL_SHARED)), "shared", "there is none"),
     Planted("pool_size", short, "decode", "has 1 ready workers and needs 2 (decode-1: no node has a GPU free)"),
     Planted("worker_lost", worker("decode-1", load=None), "decode-1", "does not answer at 10.0.0.1:20002"),
     Planted("worker_lost", worker("prefill-1", suspect=True), "prefill-1", "a call to it has failed"),
@@ -120,6 +133,7 @@ WELL = {
             for name in ALL
         )
     ),
+    "workers that do both, without any others": does_both,
     "a pool that is meant to be empty": both(
         configured(pools__prefill__workers=0), without_a_pool(PREFILL),
     ),

@@ -1,5 +1,7 @@
 """The rules of a request's way, one test each: attempts, exclusions, leases, deadlines."""
 
+from dataclasses import replace
+
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
@@ -52,6 +54,25 @@ def test_a_worker_that_is_lost_after_the_whole_answer_costs_the_request_nothing(
     assert told == (steps.MarkDraining(D0) if is_draining else steps.Suspect(D0, "socket closed"),)
     assert played.endings == [steps.Complete(FINISHED, 2)]
     assert played.journey.job.lifecycle.state is State.FINISHED
+
+
+def test_a_worker_that_does_both_decodes_what_it_has_prefilled_without_a_pull_and_keeps_it_until_then() -> None:
+    played = prefilled()
+    played.tell(steps.Placed(P0))
+    assert not played.waits_for(steps.CallDecode).pulls
+    assert played.journey.lease is not None, "what it is to find in its cache stays there"
+
+    (release,) = played.tell(steps.DecodeStarted(NO_HANDOFF))
+    assert isinstance(release, steps.Release) and release.lease.safe_at_s == 0.0
+    assert played.journey.job.route.handoff == NO_HANDOFF, "nothing went over the wire, and nothing was computed twice"
+
+
+def test_a_worker_that_has_begun_anew_since_it_prefilled_computes_the_prompt_again() -> None:
+    played = prefilled()
+    played.tell(steps.Placed(replace(P0, generation=P0.generation + 1)))
+    assert not played.waits_for(steps.CallDecode).pulls
+    played.tell(steps.DecodeStarted(NO_HANDOFF))
+    assert played.journey.job.route.handoff == RECOMPUTED
 
 
 def test_an_answer_of_one_token_needs_no_decode_worker_and_holds_no_lease() -> None:

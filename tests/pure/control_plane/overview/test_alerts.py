@@ -22,7 +22,7 @@ def sight(change: Callable[[Sight], object] = lambda _: None) -> Sight:
         max_queued_requests=8,
     )
     seen = Sight(overview, worker_rows(views), views, admin.GetIndexStatusResponse(connected=True))
-    overview.pools.extend(pool_sums(seen.rows, statuses))
+    overview.pools.extend(pool_sums([PREFILL, DECODE], seen.rows, statuses))
     change(seen)
     return seen
 

@@ -43,7 +43,9 @@ def test_a_starting_worker_says_what_it_does() -> None:
 def test_a_thousand_workers_are_a_few_sums() -> None:
     views = [view(f"decode-{n}", running_requests=2, free_blocks=10, total_blocks=100) for n in range(1000)]
     views[7].registration.state = wire.WORKER_STATE_DRAINING
-    prefill, decode = pool_sums(worker_rows(views), [admin.PoolStatus(pool=DECODE, desired_workers=1000)])
+    prefill, decode = pool_sums(
+        [PREFILL, DECODE], worker_rows(views), [admin.PoolStatus(pool=DECODE, desired_workers=1000)]
+    )
     assert dict(decode.workers) == {"ready": 999, "draining": 1}
     assert (decode.running_requests, decode.free_blocks, decode.total_blocks) == (2000, 10_000, 100_000)
     assert decode.desired_workers == 1000 and not prefill.HasField("desired_workers") and not prefill.workers

@@ -61,6 +61,18 @@ class RouterWorld:
     def holds(self, worker: str, tokens: list[int]) -> None:
         self.index.apply(worker, ClaimChange(device_stored=self.placer.packed(tokens, PrefixScope()).keys))
 
+    def does_both(self) -> None:
+        """All workers prefill and decode."""
+        self.membership.replace([_record(name, wire.POOL_SHARED) for name in POOLS])
+
+    def costs(self, worker: str, costs: wire.WorkerCosts) -> None:
+        """It has measured these."""
+        records = [member.registration for member in self.membership.members()]
+        for record in records:
+            if record.worker_id == worker:
+                record.costs.CopyFrom(costs)
+        self.membership.replace(records)
+
     def without(self, pool: wire.Pool.ValueType) -> None:
         """The workers of this pool leave."""
         self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
@@ -83,11 +95,11 @@ def prompt(seed: int, tokens: int = 10 * CHUNK) -> list[int]:
     return random.Random(seed).choices(range(1000), k=tokens)
 
 
-def _record(name: str) -> wire.WorkerRegistration:
+def _record(name: str, pool: "wire.Pool.ValueType | None" = None) -> wire.WorkerRegistration:
     return wire.WorkerRegistration(
         worker_id=name,
         generation=1,
-        pool=POOLS[name],
+        pool=POOLS[name] if pool is None else pool,
         state=wire.WORKER_STATE_READY,
         block_size_tokens=CHUNK,
         max_running_requests=64,

@@ -48,7 +48,7 @@ def view(*workers: dict[str, float]) -> BothView:
 
 
 def taken(*workers: dict[str, float], refuses: bool = True) -> tuple[str, Way]:
-    choice = decide(view(*workers), OBJECTIVES, refuses=refuses)
+    choice = decide(choices(view(*workers), OBJECTIVES), OBJECTIVES, refuses=refuses)
     assert isinstance(choice, Choice)
     return choice.worker.worker_id, choice.way
 
@@ -96,7 +96,7 @@ def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> 
 
 def test_what_cannot_keep_ttft_anywhere_is_refused_with_when_it_could() -> None:
     late = {"queue_s": 1.9}, {"queue_s": 1.4}
-    refusal = decide(view(*late), OBJECTIVES)
+    refusal = decide(choices(view(*late), OBJECTIVES), OBJECTIVES)
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == pytest.approx(1.5 - 0.95)
     assert taken(*late, refuses=False) == ("w1", Way.WHOLE)
@@ -107,7 +107,7 @@ def test_a_choice_that_keeps_ttft_but_not_tpot_is_no_reason_to_refuse() -> None:
 
 
 def test_who_may_not_get_the_request_is_no_choice() -> None:
-    assert decide(view({"passes": 0}), OBJECTIVES) is None
+    assert decide(choices(view({"passes": 0}), OBJECTIVES), OBJECTIVES) is None
     assert taken({"passes": 0}, {"queue_s": 0.5}) == ("w1", Way.WHOLE)
 
 

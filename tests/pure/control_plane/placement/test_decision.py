@@ -25,9 +25,12 @@ QUESTION = Question(100, 8)
 Decide = Callable[[PoolView, Question, random.Random], Choice]
 
 
-def view(pool: Pool = PREFILL, workers: int = 3, *, is_stale: bool = False, device: int = 0) -> PoolView:
+def view(
+    pool: Pool = PREFILL, workers: int = 3, *, is_stale: bool = False, device: int = 0, does_both: bool = False
+) -> PoolView:
     """Idle equals, of which the last one has so much of the prompt."""
-    among = [WorkerSnapshot(WorkerId(f"w{number}"), 1, pool, "") for number in range(workers)]
+    own = wire.POOL_SHARED if does_both else pool
+    among = [WorkerSnapshot(WorkerId(f"w{number}"), 1, own, "") for number in range(workers)]
     record = wire.WorkerRegistration(max_running_requests=4, costs=wire.WorkerCosts(prefill_s_per_token=1e-3))
     fixed = fixed_columns(among, [record] * workers, [])
     found = unknown_prompt(pool, candidates(fixed, np.zeros((len(Load), workers)), 0.0), is_stale=is_stale)
@@ -126,6 +129,29 @@ def test_a_pool_without_workers_decides_the_way(workers: tuple[int, int], reason
     views = {pool: view(pool, number) for pool, number in zip(BOTH_POOLS, workers, strict=True)}
     route = routed(views, rng=random.Random(0))
     assert (route.reason, route.is_local, route.prices) == (reason, is_local, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_whole", "reason"),
+    [
+        ({}, True, Reason.WHOLE),
+        ({"local_prefill_tokens": 0}, True, Reason.WHOLE),
+        ({}, False, Reason.SESSION),
+        ({"disaggregation": "always"}, True, Reason.ALWAYS),
+    ],
+)
+def test_workers_that_do_both_keep_a_whole_prompt_and_prefill_what_still_arrives(
+    settings: dict[str, Any], is_whole: bool, reason: Reason
+) -> None:
+    views = {pool: view(pool, does_both=True) for pool in BOTH_POOLS}
+    route = routed(views, is_whole=is_whole, rng=random.Random(0), **settings)
+    assert (route.reason, route.is_local, route.prices) == (reason, reason is Reason.WHOLE, None)
+    assert {"ttft", "room"} <= route.prefill.decision.terms.keys(), "whoever prefills is likely to decode as well"
+
+
+def test_without_a_usable_worker_that_does_both_the_request_waits_for_one() -> None:
+    views = {pool: view(pool, 0) for pool in BOTH_POOLS}
+    assert routed(views, rng=random.Random(0)).is_local
 
 
 def test_comparing_draws_for_the_prefill_pool_first_and_once_for_each() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -137,6 +138,38 @@ def test_without_a_prefill_worker_the_decode_pool_computes_the_prompt(settings: 
     world.without(PREFILL)
     assert world.placer.route(world.job(prompt(1)), is_whole=True) is None
     assert (world.placer.counts.reasons, world.placer.counts.decisions) == ({reason: 1}, {})
+
+
+def test_a_whole_prompt_on_workers_that_do_both_is_placed_once_where_it_is_soonest_and_decodes() -> None:
+    world = RouterWorld()
+    world.does_both()
+    world.holds("d1", prompt(1))
+    job = world.job(prompt(1))
+    assert world.placer.route(job, is_whole=True) is None
+    placement = world.placer.place(job, DECODE, prefills=True)
+    assert placement is not None and placement.worker.worker_id == "d1"
+    assert placement.work.decodes and placement.work.expected_s == pytest.approx(1e-3), "all but one token is there"
+    supposed = world.placer.supposed(world.placer.packed(prompt(1), PrefixScope()), 8)
+    for explanation in (world.placer.log.explanation(job.request_id), supposed):
+        assert explanation is not None and explanation.reason is Reason.WHOLE
+        assert [(each.pool, each.worker) for each in explanation.choices] == [(DECODE, placement.worker)]
+
+
+def test_a_session_on_workers_that_do_both_decodes_where_its_kv_lies_unless_that_one_is_full() -> None:
+    world = RouterWorld()
+    world.does_both()
+    job = world.job(prompt(1))
+    job.prompt_changes = True
+    source = world.placer.route(job, is_whole=False)
+    assert source is not None and not source.work.decodes
+    world.placer.begin(source).end()
+    stays = world.placer.place(job, DECODE)
+    assert stays is not None and stays.worker == source.worker
+    other = replace(stays, prompt=world.placer.packed(prompt(2), PrefixScope()))
+    for _ in range(40):
+        world.placer.begin(other)
+    leaves = world.placer.place(job, DECODE)
+    assert leaves is not None and leaves.worker != source.worker
 
 
 def test_a_second_name_for_a_request_replaces_what_was_explained() -> None:

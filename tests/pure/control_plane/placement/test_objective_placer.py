@@ -3,11 +3,14 @@
 from functools import partial
 
 import pytest
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
 from control_plane.fleet.loads import Load
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.both_view import DecodeCosts
 from control_plane.placement.by_objective import Objectives, Way
+from control_plane.placement.explanation import explained
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
 from control_plane.placement.placer import Placer
 from tests.pure.control_plane.placement.router_world import DECODE, PREFILL, RouterWorld, prompt
@@ -17,10 +20,10 @@ COSTS = DecodeCosts(step_s=0.01, s_per_request=0.001, s_per_token=0.0)
 
 
 def placed_by(
-    objectives: Objectives, prefill_heavy: float = 0.0, *, refuses: bool = True
+    objectives: Objectives, prefill_heavy: float = 0.0, *, refuses: bool = True, costs: DecodeCosts | None = COSTS
 ) -> tuple[RouterWorld, ObjectivePlacer]:
     """Over two workers that do both."""
-    rules = BothRules(objectives, COSTS, prefill_heavy, refuses)
+    rules = BothRules(objectives, costs, prefill_heavy, refuses)
     world = RouterWorld(make_placer=partial(ObjectivePlacer, rules))
     world.without(PREFILL)
     assert isinstance(world.placer, ObjectivePlacer)
@@ -79,8 +82,8 @@ def test_a_prefill_heavy_worker_prefills_and_another_one_decodes() -> None:
     bound = placer.place(job, DECODE)
     assert bound is not None
     assert bound.worker.worker_id == "d1"
-    assert placer.decided.ways == {Way.APART: 1}
-    assert (placer.decided.bound, placer.decided.bound_elsewhere) == (31, 31)
+    assert placer.counts.ways == {Way.APART: 1}
+    assert (placer.counts.bound, placer.counts.bound_elsewhere) == (31, 31)
 
 
 def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_come_back() -> None:
@@ -89,16 +92,19 @@ def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_co
         placer.route(world.job(prompt(1)), is_whole=True)
     # 160 ms, of 95 that are planned with.
     assert refused.value.retry_after_ms == pytest.approx(66, abs=1)
-    assert placer.decided.refused == 1
+    assert placer.counts.refused == 1
 
 
-@pytest.mark.parametrize("why", ["its answer has begun", "its prompt still comes", "nothing is refused"])
+@pytest.mark.parametrize(
+    "why", ["its answer has begun", "another choice has begun", "its prompt still comes", "nothing is refused"]
+)
 def test_nobody_is_refused_where(why: str) -> None:
     world, placer = placed_by(Objectives(0.1, 0.1), refuses=why != "nothing is refused")
     job = world.job(prompt(1))
     job.emitted = [7] if why == "its answer has begun" else []
+    job.may_be_refused = why != "another choice has begun"
     placer.route(job, is_whole=why != "its prompt still comes")
-    assert placer.decided.refused == 0
+    assert placer.counts.refused == 0
 
 
 def test_a_conversation_goes_back_to_the_worker_that_holds_it() -> None:
@@ -109,6 +115,68 @@ def test_a_conversation_goes_back_to_the_worker_that_holds_it() -> None:
     assert placement is not None
     assert placement.worker.worker_id == "d1"
     assert placement.work.uncomputed_tokens == 16
+
+
+def test_without_given_costs_each_worker_counts_by_what_it_has_measured() -> None:
+    """A step of another request takes 90 ms on the first worker, which is too long, and 10 ms on the second."""
+    world, placer = placed_by(Objectives(5.0, 0.05), costs=None)
+    slow, quick = wire.WorkerCosts(decode_s_per_request=0.09), wire.WorkerCosts(decode_s=0.01)
+    for name, costs in (("d0", slow), ("d1", quick)):
+        costs.prefill_s_per_token = 1e-3
+        world.costs(name, costs)
+    best, *_, worst = placer.weighed(world.job(prompt(1)))
+    assert (best.worker.worker_id, best.missed) == ("d1", 0) and best.step_s == pytest.approx(0.01)
+    assert (worst.worker.worker_id, worst.missed) == ("d0", 1) and worst.step_s == pytest.approx(0.09)
+
+
+def test_a_prompt_that_still_comes_is_prefilled_apart_and_never_where_it_has_to_be_whole_first() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    job = world.job(prompt(1))
+    job.prompt_changes = True
+    assert placer.weighed(job)[0].way is Way.WHOLE
+    placement = placer.route(job, is_whole=False)
+    assert placement is not None and placement.work.arriving
+    assert placer.counts.ways == {Way.APART: 1}
+
+
+def test_a_worker_that_may_fail_the_second_try_as_well_is_asked_where_there_is_no_other() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    doubtful = frozenset({("d0", 1)})
+    for excluded, expected in ((frozenset(), "d1"), (frozenset({("d1", 1)}), "d0")):
+        placement = placer.place(world.job(prompt(1)), DECODE, excluded, avoided=doubtful, prefills=True)
+        assert placement is not None and placement.worker.worker_id == expected
+
+
+def test_a_request_is_explained_by_the_ways_that_there_were_and_who_decodes_it() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1), prefill_heavy=1.0)
+    job = world.job(prompt(1))
+    apart = placer.route(job, is_whole=True)
+    assert apart is not None
+    bound = placer.place(job, DECODE)
+    assert bound is not None
+    explanation = placer.log.explanation(job.request_id)
+    assert explanation is not None and explanation.reason == "apart"
+    assert explanation.ways[0].worker == apart.worker
+    assert explanation.bound_worker_id == bound.worker.worker_id
+    message = explained(explanation, "objectives")
+    assert [(way.worker_id, way.way, way.missed) for way in message.ways] == [
+        (each.worker.worker_id, "apart", 0) for each in explanation.ways
+    ]
+    assert message.ways[0].ttft_s == pytest.approx(0.16)
+
+
+def test_one_that_is_refused_is_explained_and_one_that_is_supposed_leaves_nothing_behind() -> None:
+    world, placer = placed_by(Objectives(0.1, 0.1))
+    job = world.job(prompt(1))
+    with pytest.raises(OverloadedError):
+        placer.route(job, is_whole=True)
+    refused = placer.log.explanation(job.request_id)
+    before = world.left_behind()
+    supposed = placer.supposed(placer.packed(prompt(1), PrefixScope()), 8)
+    assert refused is not None
+    for explanation in (refused, supposed):
+        assert (explanation.reason, len(explanation.ways)) == ("refused", 4)
+    assert world.left_behind() == before
 
 
 def test_weighing_the_choices_leaves_nothing_behind() -> None:

@@ -64,7 +64,7 @@ class World:
         assert placement is not None
         return placement
 
-    def reason(self, tokens: list[int], *, is_whole: bool = True) -> Reason | None:
+    def reason(self, tokens: list[int], *, is_whole: bool = True) -> str:
         """Why a request is, or is not, disaggregated."""
         job = self.job(tokens)
         self.placer.route(job, is_whole=is_whole)

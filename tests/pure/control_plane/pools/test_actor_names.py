@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import RachisConfig
-from control_plane.pools.actor_names import ActorName, is_namesake, namespace, newest, settings_digest
+from control_plane.pools.actor_names import ActorName, fitting, is_namesake, namespace, newest, settings_digest
 from tests.fakes.cluster import DECODE, PREFILL
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerSettings
@@ -62,3 +63,9 @@ def test_of_two_starts_of_one_worker_the_later_one_counts() -> None:
     second, other = replace(first, start="0002-00", settings="a"), ActorName("decode-1", "0000-00", "a")
     assert newest([second, first, other]) == {second, other}
     assert second.pool == DECODE
+
+
+def test_workers_of_a_kind_that_the_service_has_no_more_and_of_other_settings_are_not_taken_over() -> None:
+    stays, former = ActorName("shared-0", "0001-ff", "a"), ActorName("decode-0", "0001-ff", "a")
+    other = ActorName("shared-1", "0001-ff", "b")
+    assert fitting([stays, former, other], {wire.POOL_SHARED: "a"}) == {stays}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_core.chunk_bound import largest_chunk
+from decode_worker.step_bound import largest_chunk
 
 
 def line(fixed_ms: int, token_ms: int, tokens: int) -> float:

@@ -1,0 +1,37 @@
+"""The placer that a configuration asks for."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from cluster_configs.schema import RachisConfig
+from control_plane.fleet.membership import Membership
+from control_plane.placement.by_objective import Objectives
+from control_plane.placement.index_ports import IndexPorts
+from control_plane.placement.objective_placer import OBJECTIVES, BothRules, ObjectivePlacer
+from control_plane.placement.placer import Placer
+
+
+def configured_placer(
+    config: RachisConfig,
+    service_id: str,
+    membership: Membership,
+    index: IndexPorts,
+    rng: Callable[[int], random.Random],
+    now_s: Callable[[], float],
+) -> Placer:
+    """rng: by the configured seed."""
+    make: Callable[..., Placer] = Placer
+    if config.placement.policy == OBJECTIVES:
+        objectives, section = config.objectives, config.placement.by_objectives
+        keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
+        make = partial(ObjectivePlacer, BothRules(keeps, None, section.prefill_heavy, section.refuses))
+    return make(
+        membership,
+        index,
+        config.placement,
+        service_id=service_id,
+        chunk_tokens=config.chunk_blocks * config.engine.block_size_tokens,
+        rng=rng(config.placement.seed),
+        now_s=now_s,
+    )

@@ -1,0 +1,129 @@
+"""A service whose workers do both, on real engines: answers are plain vLLM's, and none is lost with a worker."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from rachis import AsyncClient, token_prompt
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import worker_pb2 as wire
+
+from benchmarks import identity
+from benchmarks.direct_call import DirectWorker
+from benchmarks.plain_engine import GENERATION, plain_engine
+from cluster_configs.loading import load
+from control_plane.intake.tokenization import Tokenizer
+from tests.integration.conftest import all_blocks_free, came_back, keys_of, own_service, until, worker_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.leaves_less]
+
+SHARED: dict[str, Any] = {
+    "pools__prefill__workers": 0,
+    "pools__decode__workers": 0,
+    "pools__shared__workers": 2,
+    "pools__shared__cpus_per_worker": 0.25,
+    "placement__disaggregation": "conditional",
+    "objectives__tpot_s": 1.0,
+    "limits__session_grace_s": 0.2,
+}
+CASES = 16
+STREAMS = 4
+PROMPTS = [[random.Random(seed).randrange(250) for _ in range(60 + 90 * seed)] for seed in range(STREAMS)]
+LONG: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1000, "ignore_eos": True}
+PIECE_TOKENS = 50
+
+Answer = tuple[list[int], generation.Route]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncClient]:
+    async with own_service(tmp_path_factory.mktemp("shared-pool"), **SHARED) as (_, client):
+        yield client
+
+
+async def test_tokens_are_plain_vllms_whole_in_sessions_and_when_a_worker_drains_or_dies(client: AsyncClient) -> None:
+    config = load(flags=keys_of(SHARED)).config
+    tokenizer = Tokenizer(config.model.resolved_path)
+    await tokenizer.load()
+    async with plain_engine(config) as (address, model):
+        plain = DirectWorker(address, GENERATION)
+        cases = identity.make_cases(CASES, 11, model.vocabulary_size, model.max_model_len, tokenizer.encode)
+        report = await identity.compare(cases, client, plain, 4, lambda: None, exact=True)
+        expected = [list((await plain.decode(prompt, LONG)).token_ids) for prompt in PROMPTS]
+        await plain.close()
+    assert (report.divergences, report.identical) == ([], CASES)
+    assert await _pools(client) == [(wire.POOL_SHARED, 2, 2)]
+
+    # All at once on both: half are whole, and half are sessions, which are bound to a decode worker at the first token.
+    routes = _routes(await _answers(client), expected)
+    assert {route.decode_worker_id for route in routes} == {"shared-0", "shared-1"}
+    assert [bool(route.prefill_worker_id) for route in routes] == [False, True] * (STREAMS // 2)
+
+    async with _under_way(client) as answers:
+        async for _ in client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="shared-1")):
+            pass
+        routes = _routes(await answers, expected)
+    assert {route.decode_worker_id for route in routes if route.migrations} == {"shared-0"}, "some have left shared-1"
+    async for _ in client.admin.ScalePools(admin.ScalePoolsRequest(shared_workers=2)):
+        pass
+
+    pid, generation_before = await worker_of(client, "shared-0")
+    async with _under_way(client) as answers:
+        os.kill(pid, signal.SIGKILL)
+        routes = _routes(await answers, expected)
+    assert {route.decode_worker_id for route in routes if route.migrations} == {"shared-1"}, "some have lost shared-0"
+    await came_back(client, "shared-0", generation_before)
+
+    outcomes = (await client.router_status()).outcomes
+    assert outcomes == {"finished": CASES + 3 * STREAMS}
+    await until(lambda: all_blocks_free(client), "all blocks free")
+
+
+class _under_way:  # noqa: N801 - reads as the context that it is
+    """Every worker decodes some of them before the block."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._answers = asyncio.ensure_future(_answers(client))
+
+    async def __aenter__(self) -> "asyncio.Future[list[Answer]]":
+        await until(self._all_run, "every worker runs some")
+        return self._answers
+
+    async def __aexit__(self, *_: object) -> None:
+        self._answers.cancel()
+
+    async def _all_run(self) -> bool:
+        return all(view.load.running_requests for view in await self._client.workers())
+
+
+async def _answers(client: AsyncClient) -> list[Answer]:
+    return await asyncio.gather(*(_answer(client, number) for number in range(STREAMS)))
+
+
+async def _answer(client: AsyncClient, number: int) -> Answer:
+    prompt = PROMPTS[number]
+    if number % 2 == 0:
+        answered = await client.generate(token_prompt(prompt), **LONG)
+        return list(answered.token_ids), answered.completion.route
+    async with client.session(prompt[:20], **LONG) as session:
+        for start in range(20, len(prompt), PIECE_TOKENS):
+            await session.append(prompt[start : start + PIECE_TOKENS])
+        tokens = [token async for delta in session.finish() for token in delta.token_ids]
+    return tokens, session.completion.route
+
+
+def _routes(answers: Sequence[Answer], expected: Sequence[list[int]]) -> list[generation.Route]:
+    assert [tokens for tokens, _ in answers] == list(expected)
+    return [route for _, route in answers]
+
+
+async def _pools(client: AsyncClient) -> list[tuple[int, int, int]]:
+    pools = (await client.admin.GetPools(admin.GetPoolsRequest())).pools
+    return [(pool.pool, pool.desired_workers, pool.ready_workers) for pool in pools]
