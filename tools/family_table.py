@@ -10,6 +10,7 @@ from tools.kept_files import ROOT, main
 DOCUMENT = ROOT / "docs" / "models.md"
 RESULT = ROOT / "benchmarks" / "results" / "model-families.json"
 _BEGIN, _END = "<!-- table: `make map` writes it -->\n", "<!-- end of the table -->\n"
+_NOT_SHOWN = "not shown: "
 _COLUMNS = ("hand-off", "prefix cache", "prefix index", "tiers", "sessions", "decode batches")
 
 
@@ -34,11 +35,15 @@ def table(result: Mapping[str, Any]) -> str:
         cells = [_cell(family["features"].get(column), sentences) for column in _COLUMNS]
         answers = f"{family['answers']}, {family['distinct_answers']} different" if family["answers"] else "-"
         rows.append(f"| {family['title']} | {family['dtype']} | {' | '.join(cells)} | {answers} |")
-    return "\n".join([*rows, "", *(f"{at}. {sentence}" for at, sentence in enumerate(sentences, 1))]) + "\n"
+    return "\n".join([*rows, "", *(f"{at}. {_shown(each)}" for at, each in enumerate(sentences, 1))]) + "\n"
 
 
 def _refusals(family: Mapping[str, Any]) -> Iterator[str]:
     return (answer for answer in family["features"].values() if answer != "yes")
+
+
+def _shown(sentence: str) -> str:
+    return sentence.removeprefix(_NOT_SHOWN).removeprefix("model.path: ")
 
 
 def _cell(answer: str | None, sentences: list[str]) -> str:
@@ -46,7 +51,7 @@ def _cell(answer: str | None, sentences: list[str]) -> str:
         return "-"
     if answer == "yes":
         return answer
-    kind = "not shown" if answer.startswith("not shown") else "no"
+    kind = "not shown" if answer.startswith(_NOT_SHOWN) else "no"
     return f"{kind} ({sentences.index(answer) + 1})"
 
 
