@@ -35,7 +35,7 @@ class DecodeService(WorkerServiceBase):
         *,
         logs: ReadLogs = no_logs,
     ) -> None:
-        super().__init__(engine, registration, on_state, claim_feed, logs)
+        super().__init__(engine, registration, on_state, claim_feed, logs=logs)
         self._outputs = OutputStreams()
 
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:

@@ -42,7 +42,7 @@ class PrefillService(WorkerServiceBase):
         progress_interval_ms: int = DEFAULT_PROGRESS_INTERVAL_MS,
         logs: ReadLogs = no_logs,
     ) -> None:
-        super().__init__(engine, registration, on_state, claim_feed, logs)
+        super().__init__(engine, registration, on_state, claim_feed, logs=logs)
         self._progress_interval_s = progress_interval_ms / 1000
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
