@@ -121,11 +121,8 @@ async def _model(asked: Asked, client: AsyncClient | None) -> tuple[str, str]:
     """Its name, and where its tokenizer is: of the HTTP service where one is asked, else of ours."""
     if all(name in _OURS for name in asked.backends):
         assert client is not None
-        workers = await client.workers()
-        if not workers:
-            raise UnavailableError("no worker has registered yet")
-        info = workers[0].registration.model
-        return info.name, ModelSection(path=info.tokenizer).resolved_path
+        model = (await client.models()).model
+        return model.name, ModelSection(path=model.tokenizer).resolved_path
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as http:
             answer = await http.get(f"{asked.base_url}/v1/models")

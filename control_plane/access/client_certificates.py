@@ -25,6 +25,8 @@ from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity
 
 OWN_FIELD = "security.certificate_file"
+# What cryptography raises for certificates that OpenSSL takes.
+_NO_CERTIFICATE = (ValueError, x509.UnsupportedGeneralNameType, x509.DuplicateExtension, x509.InvalidVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def read_names(path: Path) -> frozenset[str]:
     """Of the first certificate in a file. Raises ConfigError, OSError."""
     try:
         return _names(x509.load_pem_x509_certificate(path.read_bytes()))
-    except ValueError as error:
+    except _NO_CERTIFICATE as error:
         raise ConfigError(f"{path} is no certificate: {error}", field=OWN_FIELD) from None
 
 
@@ -96,14 +98,14 @@ def _read(pem: bytes) -> _Shown:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         names = _names(certificate)
-    except ValueError:
+    except _NO_CERTIFICATE:
         # OpenSSL takes what is stricter here: it is nobody's.
         return _Shown(frozenset(), 0.0, 0.0)
     return _Shown(names, certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def _names(certificate: x509.Certificate) -> frozenset[str]:
-    """Raises ValueError for what is no certificate of RFC 5280."""
+    """Raises one of `_NO_CERTIFICATE` for what is none of RFC 5280, or has names of kinds that cannot be read."""
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,10 +1,15 @@
 """By which names in a certificate somebody is known, and which certificates are nobody's."""
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from benchmarks.certificates import Authority
 from cluster_core.clock import unix_s
@@ -139,6 +144,22 @@ def test_a_file_has_each_certificate_once_and_well_formed() -> None:
         api_keys.read(api_keys.written({one.key_id: one, two.key_id: two}))
     with pytest.raises(ConfigError, match="is no file of keys"):
         api_keys.read(api_keys.written({one.key_id: one}).replace("cn:a", "ip:a"))
+
+
+# A name that is an X.400 address, and one that is a party of EDI; each empty.
+@pytest.mark.parametrize("names", ["3002a300", "3002a500"])
+def test_a_certificate_with_names_that_nobody_reads_is_nobody_s(tmp_path: Path, names: str) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "client")])
+    alternatives = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex(names))
+    now = datetime.datetime.fromtimestamp(unix_s(), datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 5, now, now + datetime.timedelta(days=1))
+    certificate = builder.add_extension(alternatives, critical=False).sign(key, hashes.SHA256())
+    file = tmp_path / "tls.crt"
+    file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    assert World(known_by("cn:client")).who(file) == "nobody"
+    with pytest.raises(ConfigError, match="is no certificate"):
+        read_names(file)
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
