@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote, unquote
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 # Of a message, and of an exception.
@@ -30,8 +31,9 @@ OWN_PACKAGES = (
 # Of a line in text: time, level, process, logger, message, and what it is about.
 _TEXT = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<process>\S+) (?P<logger>\S+): "
-    r"(?P<message>.*?)(?: \[request (?P<request_id>\S+?)(?:, trace (?P<trace_id>\w+))?\])?"
+    r"(?P<message>.*?)(?: \[request (?P<request_id>[^\s\]]+?)(?:, trace (?P<trace_id>\w+))?\])?"
 )
+_IN_AN_ID = "/:@!$&'()*+;=?~"
 _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
 
 
@@ -58,7 +60,8 @@ class LogEvent:
     def as_text(self) -> str:
         """One line, and behind it those of an exception, each with two spaces in front."""
         trace = f", trace {self.trace_id}" if self.trace_id else ""
-        ids = f" [request {self.request_id}{trace}]" if self.request_id else ""
+        # A client's own id may have blanks and brackets.
+        ids = f" [request {quote(self.request_id, _IN_AN_ID)}{trace}]" if self.request_id else ""
         rest = "".join(f"\n  {line}" for line in self.exception.splitlines())
         return f"{_iso(self.unix_ms)} {self.level:<7} {self.process} {self.logger}: {self.message}{ids}{rest}"
 
@@ -202,16 +205,17 @@ def parsed(line: str) -> LogEvent | None:
     if line.startswith("{"):
         return _of_json(line)
     found = _TEXT.fullmatch(line.rstrip("\n"))
-    if found is None:
+    at_ms = _told_ms(found["time"]) if found is not None else None
+    if found is None or at_ms is None:
         return None
     return LogEvent(
-        _unix_ms(found["time"]),
+        at_ms,
         found["level"],
         "",
         found["process"],
         found["logger"],
         found["message"],
-        found["request_id"] or "",
+        unquote(found["request_id"] or ""),
         found["trace_id"] or "",
     )
 
@@ -220,15 +224,18 @@ def _of_json(line: str) -> LogEvent | None:
     names = ("level", "service", "process", "logger", "message", "request_id", "trace_id", "exception")
     try:
         told = json.loads(line)
-        return LogEvent(_unix_ms(told["time"]), *(str(told.get(name, "")) for name in names))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        at_ms = _told_ms(told["time"])
+        # Half a character is none that a message can carry.
+        values = (str(told.get(name, "")).encode("utf-8", "replace").decode() for name in names)
+        return LogEvent(at_ms, *values) if at_ms is not None else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError):
+    except Exception:  # noqa: BLE001 - what is logged may raise anything where it is asked for its text
         # Its arguments do not fit.
         return str(record.msg)
 
@@ -245,7 +252,10 @@ def _iso(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at_ms % 1000:03d}Z"
 
 
-def _unix_ms(time: str) -> int:
-    """Raises ValueError or TypeError."""
-    at = datetime.fromisoformat(time)
-    return round(at.timestamp() * 1000)
+def _told_ms(time: object) -> int | None:
+    """None for what is no time since 1970."""
+    try:
+        at_ms = round(datetime.fromisoformat(str(time)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return at_ms if at_ms >= 0 else None

@@ -73,7 +73,7 @@ def last_of(
 def _events(text: str) -> Iterator[LogEvent]:
     """With the exceptions that stand behind events of text."""
     last: LogEvent | None = None
-    for line in text.splitlines():
+    for line in text.split("\n"):
         event = parsed(line)
         if event is None and last is not None and line.startswith(_EXCEPTION_LINE):
             last = _with_line(last, line.removeprefix(_EXCEPTION_LINE))

@@ -46,7 +46,7 @@ def logs_command(
     if level and level.upper() not in LEVELS:
         raise ConfigError(f"must be one of {', '.join(LEVELS)}", field="--level")
     query = wire.LogQuery(request_id=request, level=level.upper(), most_events=last)
-    asyncio.run(logs(options.running_address(address), query, follow_s=follow, as_json=as_json))
+    asyncio.run(logs(options.admin_address(address), query, follow_s=follow, as_json=as_json))
 
 
 async def logs(address: str, query: wire.LogQuery, *, follow_s: float, as_json: bool) -> None:

@@ -39,7 +39,7 @@ class DecodeService(WorkerServiceBase):
         self._outputs = OutputStreams()
 
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
-        event_log.about(request.request_id)
+        event_log.about(request.named.request_id or request.request_id, request.named.trace_id)
         async with answering(context):
             with self._taken(request.generation):
                 stream = self._outputs.of(request.output_stream) if request.output_stream else None

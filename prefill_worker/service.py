@@ -46,7 +46,7 @@ class PrefillService(WorkerServiceBase):
         self._progress_interval_s = progress_interval_ms / 1000
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
-        event_log.about(request.request_id)
+        event_log.about(request.named.request_id or request.request_id, request.named.trace_id)
         async with answering(context):
             job = prefill_job(request)
             with self._taken(request.generation):
@@ -62,7 +62,7 @@ class PrefillService(WorkerServiceBase):
             if request is None or not request.HasField("open"):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
-            event_log.about(opened.request_id)
+            event_log.about(opened.named.request_id or opened.request_id, opened.named.trace_id)
             mode = session_mode_from_wire(opened.mode)
             job = prefill_job(opened)
             with self._taken(opened.generation):

@@ -70,13 +70,13 @@ ROWS = (
     Row(KvLease, wire.KvHandoff, given=frozenset({"worker_id", "generation"})),
     Row(EmittedTokens, wire.EmittedTokens),
     Row(Adapter, wire.Adapter),
-    Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation"})),
-    Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode"})),
+    Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation", "named"})),
+    Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode", "named"})),
     Row(
         EngineJob,
         wire.DecodeRequest,
         pairs={"pull": "handoff"},
-        given=frozenset({"generation", "output_stream", "output_call"}),
+        given=frozenset({"generation", "output_stream", "output_call", "named"}),
     ),
     # What comes of it.
     Row(TokenLogprob, generation.TokenLogprob),

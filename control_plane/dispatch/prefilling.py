@@ -48,12 +48,17 @@ class WholePrompt:
             cache_salt=self._job.scope.cache_salt,
             adapter=self._job.scope.adapter,
             priority=self._job.priority,
+            named=names_of(self._job),
         )
         say_emitted(request, self._job)
         return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))
 
     async def without_worker(self) -> None:
         pass
+
+
+def names_of(job: Job) -> wire.RequestNames:
+    return wire.RequestNames(request_id=job.request_id, trace_id=f"{job.lifecycle.trace.trace_id:032x}")
 
 
 def say_emitted(request: wire.PrefillRequest | wire.DecodeRequest, job: Job) -> None:

@@ -12,7 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.dispatch import journey_steps as steps
 from control_plane.dispatch.handing_over import HandOver
-from control_plane.dispatch.prefilling import Prefilling, WholePrompt, say_emitted
+from control_plane.dispatch.prefilling import Prefilling, WholePrompt, names_of, say_emitted
 from control_plane.dispatch.stage_times import note_decode, note_prefill
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import (
@@ -248,6 +248,7 @@ class WorkerCalls:
             cache_salt=job.scope.cache_salt,
             adapter=job.scope.adapter,
             priority=job.priority,
+            named=names_of(job),
         )
         if call.pulls and self._handoff is not None:
             request.handoff.CopyFrom(self._handoff)

@@ -16,6 +16,7 @@ import grpc
 from rachis import conventions
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core import event_log
 from cluster_core.background import BackgroundTasks
 from cluster_wire.step_outputs import Unread, rows_of
 
@@ -133,6 +134,8 @@ class OutputStreams:
         await self._reading.cancel()
 
     async def _read(self, address: str, generation: int, stream: OutputStream, call: Any) -> None:
+        # It outlives the request that it was begun for.
+        event_log.about("")
         try:
             await stream.read(call, generation)
         finally:

@@ -98,6 +98,8 @@ class Choice:
     step_s: float
     missed: int
     cost_s: float
+    # Of the time to first token, what an idle worker would take as well.
+    own_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +120,32 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     # Apart a request decodes elsewhere, where anybody can take it.
     others_are_over = bool((is_over | ~view.passes).all())
     holds = view.cached_tokens > _HELD * view.prompt_tokens
+    # Where no other may get the request, one that is to decode little does.
+    others_pass = bool((view.passes & ~view.is_prefill_heavy).any())
     found = []
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
         ttft, step, late = float(ttft_s[row]), float(view.step_with_s[row]), int(is_late[row])
-        if not view.is_prefill_heavy[row]:
-            found.append(Choice(*common, whole, ttft, step, late + int(is_over[row]), float(cost_s[row])))
+        own_s = float(view.own_s[row])
+        if not (view.is_prefill_heavy[row] and others_pass):
+            found.append(Choice(*common, whole, ttft, step, late + int(is_over[row]), float(cost_s[row]), own_s))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, ttft, step, late + others_are_over, apart_s))
+        found.append(Choice(*common, Way.APART, ttft, step, late + others_are_over, apart_s, own_s))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 
 
 def decide(found: Sequence[Choice], objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
-    """The first of these; a refusal where none keeps TTFT; None where there is none: no worker may get the request."""
+    """The first of these; a refusal where none keeps TTFT and waiting would help: a prompt that takes an idle worker
+    longer is as late as it is. None where there is none: no worker may get the request."""
     if not found:
         return None
     best = found[0]
     if refuses and best.ttft_s > objectives.planned_ttft_s:
         soonest_s = min(each.ttft_s for each in found)
-        if soonest_s > objectives.planned_ttft_s:
+        can_be_kept = min(each.own_s for each in found) <= objectives.planned_ttft_s
+        if can_be_kept and soonest_s > objectives.planned_ttft_s:
             return Refusal(best, soonest_s - objectives.planned_ttft_s)
     return best
 

@@ -13,6 +13,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import RachisError
+from control_plane.dispatch.prefilling import names_of
 from control_plane.fleet.worker_client import SessionCall, WorkerClient
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import WorkerSnapshot
@@ -79,6 +80,7 @@ class PromptInPieces:
             cache_salt=self._job.scope.cache_salt,
             adapter=self._job.scope.adapter,
             priority=self._job.priority,
+            named=names_of(self._job),
         )
         self._attach()
         try:

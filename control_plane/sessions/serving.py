@@ -10,6 +10,7 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import StreamingSection
+from cluster_core import event_log
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
 from cluster_wire.calls import Context
@@ -87,6 +88,7 @@ class StreamingSessions:
         if validation.is_request_id(opened.request_id):
             lifecycle.request_id = RequestId(opened.request_id)
         trace = lifecycle.trace
+        event_log.about(lifecycle.request_id, f"{trace.trace_id:032x}")
         trace.begin(arrived_s)
         trace.tenant = caller.tenant
         held.resize(opened.ByteSize() // TOKEN_BYTES)

@@ -128,6 +128,30 @@ class Adapter(_message.Message):
 Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
+class RequestNames(_message.Message):
+    """What a request is called outside of a worker, for its log alone; `request_id` of a call is one attempt's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    trace_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestNames: _TypeAlias = RequestNames  # noqa: Y015
+
+@_typing.final
 class PrefillRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -140,6 +164,7 @@ class PrefillRequest(_message.Message):
     EMITTED_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     """The registration this request was placed on: a worker of another generation refuses it."""
@@ -160,6 +185,8 @@ class PrefillRequest(_message.Message):
     def adapter(self) -> Global___Adapter:
         """Absent: the model alone."""
 
+    @_builtins.property
+    def named(self) -> Global___RequestNames: ...
     def __init__(
         self,
         *,
@@ -172,10 +199,11 @@ class PrefillRequest(_message.Message):
         emitted: Global___EmittedTokens | None = ...,
         adapter: Global___Adapter | None = ...,
         priority: _builtins.int = ...,
+        named: Global___RequestNames | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +268,7 @@ class PrefillSessionOpen(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     mode: _generation_pb2.SessionMode.ValueType
@@ -255,6 +284,8 @@ class PrefillSessionOpen(_message.Message):
     def sampling(self) -> _generation_pb2.SamplingParams: ...
     @_builtins.property
     def adapter(self) -> Global___Adapter: ...
+    @_builtins.property
+    def named(self) -> Global___RequestNames: ...
     def __init__(
         self,
         *,
@@ -267,10 +298,11 @@ class PrefillSessionOpen(_message.Message):
         cache_salt: _builtins.str = ...,
         adapter: Global___Adapter | None = ...,
         priority: _builtins.int = ...,
+        named: Global___RequestNames | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,6 +479,7 @@ class DecodeRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     OUTPUT_STREAM_FIELD_NUMBER: _builtins.int
     OUTPUT_CALL_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     cache_salt: _builtins.str
@@ -472,6 +505,8 @@ class DecodeRequest(_message.Message):
 
     @_builtins.property
     def adapter(self) -> Global___Adapter: ...
+    @_builtins.property
+    def named(self) -> Global___RequestNames: ...
     def __init__(
         self,
         *,
@@ -486,10 +521,11 @@ class DecodeRequest(_message.Message):
         adapter: Global___Adapter | None = ...,
         output_stream: _builtins.str = ...,
         output_call: _builtins.int = ...,
+        named: Global___RequestNames | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "output_call", b"output_call", "output_stream", b"output_stream", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "named", b"named", "output_call", b"output_call", "output_stream", b"output_stream", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

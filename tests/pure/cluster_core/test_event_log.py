@@ -203,3 +203,36 @@ def test_a_file_that_is_full_is_begun_anew_and_the_one_before_stays(tmp_path: Pa
         file.write(text)
     assert (tmp_path / "router.log").read_text() == "third\n"
     assert (tmp_path / "router.log.1").read_text() == "second\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-13-40T99:99:99.123Z WARNING router a: b",
+        '{"time": "1960-01-01T00:00:00Z", "message": "before all"}',
+        '{"time": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+    ids=["no date", "before 1970", "deep"],
+)
+def test_a_line_that_says_no_time_is_no_event_and_harms_no_other(line: str) -> None:
+    assert parsed(line) is None
+
+
+def test_half_a_character_is_replaced() -> None:
+    event = parsed('{"time": "2026-11-18T11:06:40.123Z", "message": "a\\ud800b"}')
+    assert event is not None and event.message == "a?b"
+
+
+@pytest.mark.parametrize("request_id", ["my request 1", "a, trace x", "a] b", "50%", "ask-2"])
+def test_an_id_of_a_client_is_read_from_text_as_it_was(request_id: str) -> None:
+    event = LogEvent(1_000, "INFO", "", "router", "a", "b", request_id, "ab")
+    assert parsed(event.as_text()) == event
+
+
+def test_arguments_that_raise_do_not_raise_at_whoever_logs() -> None:
+    class Raises:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    record = logging.makeLogRecord({"msg": "it is %s", "args": (Raises(),)})
+    assert event_of(record, "", "router").message == "it is %s"

@@ -51,6 +51,8 @@ PACKED = {PrefixClaims, PrefixClaimChange}
 OTHER_MESSAGES = {
     # What a client sends, and what the router makes of an answer.
     *("ChatMessage", "ChatMessages", "TokenIds", "PromptInput", "Usage", "Timings", "Route", "Completion"),
+    # For logs alone.
+    "RequestNames",
     # What a worker says of itself; `worker_runtime.host` writes it.
     "WorkerRegistration",
     # A list of one of the table's.

@@ -87,7 +87,6 @@ def test_it_is_prefilled_apart_where_its_decode_would_not_fit() -> None:
 def test_prefill_heavy_workers_only_prefill_and_are_taken_where_decodes_leave_others_little_time() -> None:
     assert taken({"heavy": 1}, {}) == ("w1", Way.WHOLE)
     assert taken({"heavy": 1}, {"step_s": 0.06, "step_with_s": 0.07}) == ("w0", Way.APART)
-    assert {each.way for each in choices(view({"heavy": 1}), OBJECTIVES)} == {Way.APART}
 
 
 def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> None:
@@ -100,6 +99,18 @@ def test_what_cannot_keep_ttft_anywhere_is_refused_with_when_it_could() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == pytest.approx(1.5 - 0.95)
     assert taken(*late, refuses=False) == ("w1", Way.WHOLE)
+
+
+def test_a_prompt_that_takes_an_idle_worker_longer_than_ttft_is_not_refused() -> None:
+    """It would be each time that it comes again."""
+    assert taken({"own_s": 3.0, "queue_s": 1.0}, {"own_s": 3.0}) == ("w1", Way.WHOLE)
+
+
+def test_a_prefill_heavy_worker_computes_whole_requests_where_no_other_may_get_them() -> None:
+    heavy = {"heavy": 1.0}
+    ways = {(each.row, each.way) for each in choices(view(heavy, {"passes": 0.0}), OBJECTIVES)}
+    assert ways == {(0, Way.WHOLE), (0, Way.APART)}
+    assert {each.way for each in choices(view(heavy, {}), OBJECTIVES) if each.row == 0} == {Way.APART}
 
 
 def test_a_choice_that_keeps_ttft_but_not_tpot_is_no_reason_to_refuse() -> None:

@@ -86,12 +86,21 @@ def test_a_prefill_heavy_worker_prefills_and_another_one_decodes() -> None:
     assert (placer.counts.bound, placer.counts.bound_elsewhere) == (31, 31)
 
 
+def busy(world: RouterWorld, placer: ObjectivePlacer) -> None:
+    """Each worker has two prompts of 160 ms before it."""
+    for number in range(4):
+        placement = placer.place(world.job(prompt(200 + number)), DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement)
+
+
 def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_come_back() -> None:
-    world, placer = placed_by(Objectives(0.1, 0.1))
-    with pytest.raises(OverloadedError, match=r"the first token within 0\.1 s") as refused:
+    world, placer = placed_by(Objectives(0.3, 0.1))
+    busy(world, placer)
+    with pytest.raises(OverloadedError, match=r"the first token within 0\.3 s") as refused:
         placer.route(world.job(prompt(1)), is_whole=True)
-    # 160 ms, of 95 that are planned with.
-    assert refused.value.retry_after_ms == pytest.approx(66, abs=1)
+    # 480 ms, of 285 that are planned with.
+    assert refused.value.retry_after_ms == pytest.approx(196, abs=1)
     assert placer.counts.refused == 1
 
 
@@ -99,7 +108,8 @@ def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_co
     "why", ["its answer has begun", "another choice has begun", "its prompt still comes", "nothing is refused"]
 )
 def test_nobody_is_refused_where(why: str) -> None:
-    world, placer = placed_by(Objectives(0.1, 0.1), refuses=why != "nothing is refused")
+    world, placer = placed_by(Objectives(0.3, 0.1), refuses=why != "nothing is refused")
+    busy(world, placer)
     job = world.job(prompt(1))
     job.emitted = [7] if why == "its answer has begun" else []
     job.may_be_refused = why != "another choice has begun"
@@ -148,9 +158,10 @@ def test_a_worker_that_may_fail_the_second_try_as_well_is_asked_where_there_is_n
 
 
 def test_a_request_is_explained_by_the_ways_that_there_were_and_who_decodes_it() -> None:
-    world, placer = placed_by(Objectives(5.0, 0.1), prefill_heavy=1.0)
+    world, placer = placed_by(Objectives(5.0, 0.1))
     job = world.job(prompt(1))
-    apart = placer.route(job, is_whole=True)
+    job.prompt_changes = True
+    apart = placer.route(job, is_whole=False)
     assert apart is not None
     bound = placer.place(job, DECODE)
     assert bound is not None
@@ -166,7 +177,8 @@ def test_a_request_is_explained_by_the_ways_that_there_were_and_who_decodes_it()
 
 
 def test_one_that_is_refused_is_explained_and_one_that_is_supposed_leaves_nothing_behind() -> None:
-    world, placer = placed_by(Objectives(0.1, 0.1))
+    world, placer = placed_by(Objectives(0.3, 0.1))
+    busy(world, placer)
     job = world.job(prompt(1))
     with pytest.raises(OverloadedError):
         placer.route(job, is_whole=True)
