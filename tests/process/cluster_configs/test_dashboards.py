@@ -41,6 +41,7 @@ ABSENT = (
     "rachis_index_untrue_claims",
     "rachis_worker_stalled_seconds",
     "rachis_session_refusals_total",
+    "rachis_placement_ways_total",
 )
 
 

@@ -18,6 +18,7 @@ from command_line import placement as placement_command
 from command_line.generate import generate
 from command_line.placement import REASONS
 from command_line.status.overview import status
+from control_plane.placement.by_objective import Way
 from control_plane.placement.disaggregation import Reason
 from control_plane.service.state import StateFile
 from kv_transfer.blocks import Tier
@@ -292,7 +293,7 @@ def test_large_figures_of_a_placement_fit_a_hundred_columns(capsys: pytest.Captu
 
 
 def test_every_reason_is_put_into_words() -> None:
-    assert set(REASONS) == {reason.value for reason in Reason}
+    assert set(REASONS) == {reason.value for reason in Reason} | {way.value for way in Way} | {"refused"}
 
 
 @pytest.mark.parametrize(
