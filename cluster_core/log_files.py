@@ -4,6 +4,7 @@ A file belongs to a service where its first lines say so: in Ray's folder lie th
 which are no events, are left out.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nlargest
@@ -43,12 +44,12 @@ class LogQuery:
 
 def read_own(files: Iterable[Path], query: LogQuery) -> list[LogEvent]:
     """Of files that are the service's, whatever they say."""
-    return latest((event for file in _newest(files) for event in _events(_end(file))), query)
+    return latest((event for file in _newest(files, query) for event in _events(_end(file))), query)
 
 
 def read_of_service(folder: Path, pattern: str, service: str, query: LogQuery) -> list[LogEvent]:
     """Of the files in a folder that processes of this service have begun."""
-    own = (file for file in _newest(folder.glob(pattern)) if beginning(service) in _head(file))
+    own = (file for file in _newest(folder.glob(pattern), query) if beginning(service) in _head(file))
     return latest((event for file in own for event in _events(_end(file))), query)
 
 
@@ -92,17 +93,18 @@ def _with_line(event: LogEvent, line: str) -> LogEvent:
     return replace(event, exception=f"{event.exception}\n{line}" if event.exception else line)
 
 
-def _newest(files: Iterable[Path]) -> list[Path]:
-    """Those written last, as many as are read at most."""
+def _newest(files: Iterable[Path], query: LogQuery) -> list[Path]:
+    """Those written last, as many as are read at most: of this user, not by a link, and not older than is asked for."""
     dated = []
     for file in files:
         try:
-            told = file.stat()
+            told = file.lstat()
         except OSError:
             # It has gone meanwhile.
             continue
-        # Whoever opens a pipe waits for who writes into it.
-        if S_ISREG(told.st_mode):
+        # Whoever opens a pipe waits for who writes into it; and anybody may write into Ray's folder of logs.
+        is_own = S_ISREG(told.st_mode) and told.st_uid == os.geteuid()
+        if is_own and told.st_mtime * 1000 >= query.since_ms:
             dated.append((told.st_mtime, file))
     return [file for _, file in nlargest(MOST_FILES, dated)]
 

@@ -114,3 +114,19 @@ def test_what_is_gone_and_what_is_no_file_is_empty(tmp_path: Path) -> None:
     assert read_of_service(tmp_path, "*", "svc-1", QUERY) == []
     assert read_of_service(tmp_path / "none", "*", "svc-1", QUERY) == []
     assert read_own([tmp_path / "none"], QUERY) == []
+
+
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    written(elsewhere / "file", event(1, "another's"))
+    (tmp_path / "worker-1.err").symlink_to(elsewhere / "file")
+    assert read_of_service(tmp_path, "worker-*.err*", "svc-1", QUERY) == []
+
+
+def test_a_file_that_was_written_last_before_what_is_asked_for_is_not_opened(tmp_path: Path) -> None:
+    file = tmp_path / "router.log"
+    written(file, event(2_000_000, "late"))
+    os.utime(file, (1, 1))
+    assert read_own([file], LogQuery(since_ms=1_500_000)) == []
+    assert messages(read_own([file], LogQuery(since_ms=1_000))) == ["late"]
