@@ -9,7 +9,8 @@ from rachis.v1 import admin_pb2_grpc
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import LoadedConfig, masked
-from cluster_core.errors import NotFoundError, NotSupportedError, RachisError
+from cluster_core.errors import InvalidInputError, NotFoundError, NotSupportedError, RachisError
+from cluster_core.event_log import LEVELS
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.fleet.adapters import Adapters
@@ -124,7 +125,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 yield admin.WatchOverviewResponse(overview=overview)
 
     async def GetLogs(self, request: admin.GetLogsRequest, context: Context) -> admin.GetLogsResponse:
-        return await self._logs.read(request.query)
+        async with _answering(context):
+            if request.query.level not in ("", *LEVELS):
+                raise InvalidInputError(f"must be one of {', '.join(LEVELS)}, or empty", field="query.level")
+            return await self._logs.read(request.query)
 
     async def GetHistory(self, request: admin.GetHistoryRequest, context: Context) -> admin.GetHistoryResponse:
         return self._overview.history()

@@ -149,7 +149,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             _end(lifecycle, _left(context, given_s))
             raise
         except Exception:
-            logger.exception("it failed on a defect")
+            logger.exception("it failed on a defect", extra={"request_id": lifecycle.request_id})
             _end(lifecycle, Event.FAULT)
             self._metrics.failed("INTERNAL")
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the log for {lifecycle.request_id}")
@@ -157,7 +157,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             self.outcomes[lifecycle.state] += 1
             self._metrics.request_ended(lifecycle.state.value)
             self._arrivals.traces.end(lifecycle)
-            logger.info("%s %s", kind, lifecycle.state.value)
+            # A session's own id came with its first message, in another task.
+            logger.info("%s %s", kind, lifecycle.state.value, extra={"request_id": lifecycle.request_id})
 
     async def _generate(
         self,

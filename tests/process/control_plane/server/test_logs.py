@@ -62,6 +62,20 @@ async def test_a_session_is_logged_under_the_id_that_it_was_given(tmp_path: Path
         (event,) = (await told(cluster, request_id=trace.request_id, level="INFO")).events
         assert event.message == "session finished"
 
+        own = cluster.session()
+        await own.open(request_id="chat of the 9th]")
+        await own.finish()
+        await own.answer()
+        (event,) = (await told(cluster, request_id="chat of the 9th]", level="INFO")).events
+        assert event.message == "session finished"
+
+
+async def test_a_level_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"query\.level: must be one of DEBUG, INFO") as refused:
+            await told(cluster, level="error")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
 
 async def test_nothing_of_prompts_answers_and_token_ids_is_in_the_log_at_any_level(tmp_path: Path) -> None:
     async with logging_cluster(tmp_path) as cluster:
