@@ -44,6 +44,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     # Imported here: it takes long, and no other command needs it.
     from cluster_configs.exposure import check_exposure
     from cluster_wire.redis_client import connect
+    from control_plane.intake.tokenization import Tokenizer
     from control_plane.server.composition import RouterPorts, build_router
     from control_plane.service.garbage import collect_rarely
 
@@ -56,7 +57,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    ports = RouterPorts(partial(connect, config.redis.url))
+    ports = RouterPorts(partial(connect, config.redis.url), tokenizer=partial(Tokenizer, beside_models=False))
     router = build_router(loaded, config.service.name, ports)
     await router.start()
     collect_rarely()

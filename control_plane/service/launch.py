@@ -32,6 +32,7 @@ from cluster_core import event_log, ids
 from cluster_core.errors import RachisError, StartError, UnavailableError
 from cluster_core.ids import SERVICE_VARIABLE
 from cluster_wire.redis_client import connect
+from control_plane.intake.tokenization import Tokenizer
 from control_plane.pools.controller import Controller
 from control_plane.pools.life import Pools
 from control_plane.server.composition import RouterPorts, build_router
@@ -127,7 +128,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         if not running:
             await _preflight(config, redis_url, controller, on_phase)
         on_phase("router", "starting")
-        ports = RouterPorts(partial(connect, redis_url), actors=controller)
+        tokenizer = partial(Tokenizer, beside_models=False)
+        ports = RouterPorts(partial(connect, redis_url), actors=controller, tokenizer=tokenizer)
         router = build_router(loaded, service_id, ports)
         pools = router.parts.pools
         assert pools is not None, "the ports have actors"

@@ -1,6 +1,9 @@
 """A session's frame and pieces with the built-in model's tokenizer: together they are the whole prompt's tokens."""
 
+import json
 import random
+import subprocess
+import sys
 
 import pytest
 from rachis import chat_prompt
@@ -123,3 +126,23 @@ async def test_a_document_is_its_title_line_its_content_and_an_empty_line(
 ) -> None:
     assert document_text(document) == text
     assert await tokenizer.piece(api.SessionPiece(document=document)) == await tokens_of(tokenizer, [text])
+
+
+_OF_A_ROUTER = """
+import asyncio, json, os, sys
+from control_plane.intake.tokenization import Tokenizer
+tokenizer = Tokenizer(sys.argv[1], beside_models=False)
+asyncio.run(tokenizer.load())
+leftovers = ["torch" in sys.modules, "TRANSFORMERS_NO_ADVISORY_WARNINGS" in os.environ]
+print(json.dumps([tokenizer.encode(sys.argv[2]), *leftovers]))
+"""
+
+
+def test_a_process_that_runs_no_model_has_the_same_tokens_without_torch_and_without_a_warning(
+    tokenizer: Tokenizer,
+) -> None:
+    text = recall.make_question(random.Random(1), 300).text
+    command = [sys.executable, "-c", _OF_A_ROUTER, str(WEIGHTS), text]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = tokenizer.encode(text)
+    assert (run.stderr, json.loads(run.stdout)) == ("", [expected, False, False])
