@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup sdks demo serve test pure process contract campaign integration test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
+.PHONY: help setup sdks demo serve test pure process contract campaign integration secured test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
 	docs docs-serve bench bench-papers bench-system bench-simulator lock release clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ campaign: setup ## Random sessions and fault plays with a few pinned seeds, and 
 
 integration: setup sdks ## Whatever needs a real engine, Redis, Ray or NIXL, in any tier
 	$(PYTEST) tests --ignore=tests/hosts -m integration $(SPREAD)
+
+secured: setup sdks ## The tests over real services once more, with TLS, keys and a cluster secret
+	TESTS_SECURED=1 $(PYTEST) tests/integration $(SPREAD)
 
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
 	$(BIN)/python -m tests.hosts -q

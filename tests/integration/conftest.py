@@ -21,12 +21,14 @@ from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
 from control_plane.service.state import StateFile
+from tests.integration import secured
 from worker_runtime.preloaded_python import job_config, preloaded_python
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
 CHUNK_TOKENS = 64
 _until_the_end = contextlib.ExitStack()
+secured.use()
 
 
 def keys_of(flags: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +48,7 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
     """A service with flags of its own; `a__b=1` sets `a.b`. Requests go through both pools unless told not to, and on a
     busy machine they wait for what has to start first, as the process that compiles grammars has."""
     unasked = {"placement.disaggregation": "always", "router.queue_timeout_s": 120}
-    loaded = load(flags={**unasked, **keys_of(flags)})
+    loaded = load(flags={**unasked, **secured.settings(), **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
         with mock.patch.dict(os.environ, job_config(_preloaded_python())):
             target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))

@@ -23,6 +23,7 @@ from rachis.v1 import worker_pb2_grpc
 from benchmarks.plain_engine import plain_engine
 from cluster_configs.loading import load
 from cluster_core.ports import hold_port
+from tests.integration import secured
 from tests.integration.conftest import all_blocks_free, came_back, keys_of, own_service, until, worker_of
 from tests.lora_adapters import write_adapter
 
@@ -197,8 +198,8 @@ async def _has(worker_id: str, name: str, world: World) -> bool:
 
 
 async def test_over_http_an_adapter_is_a_model(world: World) -> None:
-    base = f"http://127.0.0.1:{world.gateway_port}/v1"
-    async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as http:
+    base = f"{secured.SCHEME}://127.0.0.1:{world.gateway_port}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key=secured.key(), max_retries=0) as http:
         await until(lambda: _lists(http, {"rachis-builtin", "a", "b"}), "the gateway is up, and knows them")
         prompt: Any = PREFIX
         for model in ("a", "b", "rachis-builtin"):

@@ -11,6 +11,7 @@ from rachis import AsyncClient
 
 from cluster_core.ports import hold_port
 from command_line.own_service import Target
+from tests.integration import secured
 from tests.integration.conftest import CHUNK_TOKENS, own_service, until
 
 GATEWAY_START_S = 280.0
@@ -64,14 +65,14 @@ def target(shared_service: tuple[Target, AsyncClient]) -> Target:
 @pytest_asyncio.fixture(scope="package")
 async def gateway(shared_service: tuple[Target, AsyncClient], gateway_port: int) -> str:
     """The URL of the one that `rachis serve` has started."""
-    url = f"http://127.0.0.1:{gateway_port}"
+    url = f"{secured.SCHEME}://127.0.0.1:{gateway_port}"
     await until(functools.partial(_is_healthy, url), "the gateway serves", GATEWAY_START_S)
     return url
 
 
 @pytest_asyncio.fixture
 async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=gateway, headers=secured.headers(), timeout=120) as client:
         yield client
 
 

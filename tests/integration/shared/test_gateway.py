@@ -18,6 +18,7 @@ from rachis import AsyncClient, chat_prompt, text_prompt
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
+from tests.integration import secured
 from tests.integration.conftest import until
 from tests.integration.session_play import idle
 
@@ -30,7 +31,7 @@ TURNS: Any = [{"role": "user", "content": PROMPT}]
 
 @pytest_asyncio.fixture
 async def openai_client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key=secured.key(), max_retries=0) as client:
         yield client
 
 
@@ -192,7 +193,7 @@ async def test_anthropics_client_and_openais_responses(
     expected = (await client.generate(chat_prompt(TURNS), temperature=0, max_tokens=6)).text
     responded = await openai_client.responses.create(model=MODEL, input=PROMPT, temperature=0, max_output_tokens=6)
     assert responded.output_text == expected
-    async with anthropic.AsyncAnthropic(base_url=gateway, api_key="none", max_retries=0) as claude:
+    async with anthropic.AsyncAnthropic(base_url=gateway, api_key=secured.key(), max_retries=0) as claude:
         greedy: Any = {"model": MODEL, "messages": TURNS, "max_tokens": 6, "extra_body": {"temperature": 0}}
         message = await claude.messages.create(**greedy)
         assert [each.text for each in message.content if each.type == "text"] == [expected]

@@ -17,6 +17,7 @@ import websockets
 from rachis import AsyncClient
 
 from command_line.own_service import Target
+from tests.integration import secured
 from tests.integration.conftest import until
 from tests.integration.session_play import idle
 
@@ -140,7 +141,7 @@ async def test_openais_client_goes_on_from_what_is_not_stored(gateway: str, http
     wishes: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 8, "store": False}
     said: list[tuple[str, str | None]] = []
     turns: list[dict[str, Any]] = []
-    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none") as client:  # noqa: SIM117 - one of the other
+    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key=secured.key()) as client:  # noqa: SIM117 - one of the other
         async with client.responses.connect() as socket:
             for question in (f"{PROMPT}k1=", "k17=", "k9="):
                 previous = said[-1][1] if said else None
