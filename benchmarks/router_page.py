@@ -13,8 +13,8 @@ _TIMEOUT_S = 30.0
 async def samples(address: str) -> list[Sample]:
     """All of them, of the router that answers there."""
     async with AsyncClient(address) as client:
-        page = (await client.router_status()).metrics_address
-    text = await asyncio.to_thread(_read, f"http://{page}/metrics")
+        url = (await client.router_status()).metrics_url
+    text = await asyncio.to_thread(_read, url)
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 

@@ -699,6 +699,10 @@ class SecuritySection(Section):
     metrics_need_key: bool = Field(
         False, description="Ask for a key with the role `observe` for a router's `/metrics`; never for its probes."
     )
+    metrics_tls: bool = Field(
+        False,
+        description="Encrypt a router's metrics, probes and console with `certificate_file`; clients need none there.",
+    )
 
     @property
     def secret_path(self) -> str | None:
@@ -725,6 +729,8 @@ class SecuritySection(Section):
     def _a_certificate_has_a_key(self) -> "SecuritySection":
         if (self.certificate_file is None) != (self.certificate_key_file is None):
             raise ValueError("certificate_file and certificate_key_file go together")
+        if self.metrics_tls and self.certificate_file is None:
+            raise ValueError("metrics_tls needs certificate_file, without which nothing is encrypted")
         for name in ("client_ca_file", "ca_file"):
             if self.certificate_file is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} needs certificate_file, without which nothing is encrypted")

@@ -67,7 +67,7 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
             listening = {"event": "listening", **addresses, "service_id": config.service.name}
             print(json.dumps(listening), flush=True)
         else:
-            out.print(f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.address}")
+            out.print(f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.url}")
             if router.admin_address != router.address:
                 out.print(f"  administration on {router.admin_address}")
             out.print("Ctrl-C stops it")

@@ -55,7 +55,8 @@ async def added(address: str, seen: Seen) -> Seen:
 
 
 async def _with_metrics(place: Place, seen: Seen) -> Seen:
-    url, key = f"http://{reached(seen.router.metrics_address, place.host)}/metrics", ""
+    scheme = "https" if seen.config.security.metrics_tls else "http"
+    url, key = f"{scheme}://{reached(seen.router.metrics_address, place.host)}/metrics", ""
     if seen.config.security.metrics_need_key:
         if not place.is_here:
             return seen.without(Part.METRICS, f"{url} asks for a key, which would travel from here as it is")

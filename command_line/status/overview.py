@@ -139,6 +139,7 @@ async def ask(
         ],
         "registry_connected": router.registry_connected,
         "metrics_address": router.metrics_address,
+        "metrics_url": router.metrics_url,
         "pools": {pool_name(pool.pool): _pool(pool) for pool in pools},
         "index": status_of(index),
         "router_overhead_ms": {"p50": round(router.overhead_p50_ms, 3), "p99": round(router.overhead_p99_ms, 3)},
@@ -236,7 +237,7 @@ def _print(result: dict[str, Any]) -> None:
     out.print(
         f"service {result['service_id']} on {result['address']}, up {result['uptime_s']:.0f} s, "
         f"{result['in_flight_requests']} running, {result['queued_requests']} queued, "
-        f"outcomes {result['outcomes'] or 'none yet'}, metrics on http://{result['metrics_address']}/metrics"
+        f"outcomes {result['outcomes'] or 'none yet'}, metrics on {result['metrics_url']}"
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")

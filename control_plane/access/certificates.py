@@ -1,12 +1,15 @@
-"""Certificates of a router's door: read at its start, and again whenever one of their files has changed.
+"""Certificates of a router's doors: read at its start, and again whenever one of their files has changed.
 
-gRPC asks at each handshake what has changed. Files that cannot be used change nothing: the certificate stays the one
+What has changed is looked at in each handshake. Files that cannot be used change nothing: the certificate stays the one
 that was read last, and the log says so.
 """
 
 import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -15,18 +18,29 @@ from cluster_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 # Of each file what tells that it has changed.
 _Stamps = tuple[tuple[int, int, int], ...]
 
 
-class Certificates:
-    """Of a router. section: has a certificate. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """PEM. clients: authorities of certificates that clients have to show."""
 
-    def __init__(self, section: SecuritySection) -> None:
+    chain: Path
+    key: Path
+    clients: Path | None
+
+
+class Certificates(Generic[T]):
+    """Of a router. section: has a certificate. make: what a door needs of files whose certificate and key go together;
+    raises OSError, ValueError. Raises ConfigError."""
+
+    def __init__(self, section: SecuritySection, make: Callable[[CertificateFiles], T]) -> None:
         assert section.certificate_file is not None and section.certificate_key_file is not None, "it is configured"
-        self._chain = Path(section.certificate_file)
-        self._key = Path(section.certificate_key_file)
-        self._clients = Path(section.client_ca_file) if section.client_ca_file is not None else None
+        clients = Path(section.client_ca_file) if section.client_ca_file is not None else None
+        self._files = CertificateFiles(Path(section.certificate_file), Path(section.certificate_key_file), clients)
+        self._make = make
         try:
             self._stamps, self._read_last = self._stamped(), self._read()
         except (OSError, ValueError) as error:
@@ -34,13 +48,13 @@ class Certificates:
         # Said once for each state of the files.
         self._complained: _Stamps | None = None
 
-    def credentials(self) -> grpc.ServerCredentials:
-        needs_certificate = self._clients is not None
-        changed: Any = self.changed
-        return grpc.dynamic_ssl_server_credentials(self._read_last, changed, needs_certificate)
+    def current(self) -> T:
+        """What is in force. One thread asks, or gRPC by `changed`."""
+        self.changed()
+        return self._read_last
 
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What is in force from now on; None: nothing has changed. Called by gRPC, on a thread of its own."""
+    def changed(self) -> T | None:
+        """What is in force from now on; None: nothing has changed."""
         stamps: _Stamps = ()
         try:
             stamps = self._stamped()
@@ -53,19 +67,36 @@ class Certificates:
             self._complained = stamps
             return None
         self._stamps, self._read_last = stamps, read
-        logger.warning("the certificate is as %s says now", self._chain)
+        logger.warning("the certificate is as %s says now", self._files.chain)
         return read
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
+    def _read(self) -> T:
         """Raises OSError, ValueError for what is no certificate with its key."""
-        chain, key = self._chain.read_bytes(), self._key.read_bytes()
-        check_pair(chain, key)
-        clients = self._clients.read_bytes() if self._clients is not None else None
-        return grpc.ssl_server_certificate_configuration([(key, chain)], clients)
+        check_pair(self._files.chain.read_bytes(), self._files.key.read_bytes())
+        return self._make(self._files)
 
     def _stamped(self) -> _Stamps:
-        files = [path for path in (self._chain, self._key, self._clients) if path is not None]
+        files = [path for path in (self._files.chain, self._files.key, self._files.clients) if path is not None]
         return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in files))
+
+
+def grpc_credentials(section: SecuritySection) -> grpc.ServerCredentials:
+    """Of a door of gRPC, which asks on a thread of its own. Raises ConfigError."""
+    certificates = Certificates(section, _of_grpc)
+    changed: Any = certificates.changed
+    return grpc.dynamic_ssl_server_credentials(certificates.current(), changed, section.client_ca_file is not None)
+
+
+def page_context(files: CertificateFiles) -> ssl.SSLContext:
+    """Of a router's own HTTP port, where clients need no certificate: a probe has none."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.chain, files.key)
+    return context
+
+
+def _of_grpc(files: CertificateFiles) -> grpc.ServerCertificateConfiguration:
+    clients = files.clients.read_bytes() if files.clients is not None else None
+    return grpc.ssl_server_certificate_configuration([(files.key.read_bytes(), files.chain.read_bytes())], clients)
 
 
 def check_pair(chain: bytes, key: bytes) -> None:

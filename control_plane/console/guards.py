@@ -36,15 +36,15 @@ def refusal(headers: Mapping[str, str], *, is_open: bool) -> str:
     return ""
 
 
-def refusal_of_host(peer: str, own: str, *, is_open: bool, is_local: bool) -> str:
+def refusal_of_host(peer: str, own: str, *, is_open: bool, is_encrypted: bool, is_local: bool) -> str:
     """Why the host that calls is not answered, in a sentence; empty where it is. peer, own: addresses of both ends of
-    the connection. is_local: administration is on loopback."""
+    the connection. is_encrypted: the connection is. is_local: administration is on loopback."""
     if is_loopback(peer) or peer == own:
         return ""
-    if not is_open:
+    if not (is_open or is_encrypted):
         return (
-            "keys are taken here from the router's own host alone, since this port is not encrypted: "
-            "see docs/console.md for a way through SSH"
+            "keys are taken here from the router's own host alone, since this port is not encrypted "
+            "(security.metrics_tls): see docs/console.md for a way through SSH"
         )
     if is_local:
         return (

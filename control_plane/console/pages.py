@@ -7,6 +7,7 @@ POST /api/METHOD         a call of that name, in JSON; one that tells how it goe
 import asyncio
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
@@ -80,13 +81,13 @@ class ConsolePages:
         name = path.removeprefix(_API)
         if not path.startswith(_API) or name not in METHODS:
             return False
-        with suppress(ConnectionError):
+        with suppress(OSError):
             # Who has asked may be gone.
             self._called(http, name)
         return True
 
     def _called(self, http: BaseHTTPRequestHandler, name: str) -> None:
-        """Raises ConnectionError."""
+        """Raises OSError."""
         why = self._why_not(http)
         if why:
             _fail(http, "PERMISSION_DENIED", why)
@@ -106,7 +107,8 @@ class ConsolePages:
     def _why_not(self, http: BaseHTTPRequestHandler) -> str:
         is_open = self._calls.is_open
         peer, own = http.client_address[0], http.connection.getsockname()[0]
-        why = refusal_of_host(peer, own, is_open=is_open, is_local=self._is_local)
+        is_encrypted = isinstance(http.connection, ssl.SSLSocket)
+        why = refusal_of_host(peer, own, is_open=is_open, is_encrypted=is_encrypted, is_local=self._is_local)
         if why:
             return why
         return refusal({name.lower(): value for name, value in http.headers.items()}, is_open=is_open)

@@ -2,20 +2,26 @@
 
 Live: the router's loop answers. Who is not live for long is to be started again. Ready: requests are served. Who is not
 ready gets no requests, and nothing is gained by starting it again. Both answer 200 or 503 with one sentence, and ask
-nobody who they are.
+nobody who they are. With `security.metrics_tls` all of it is encrypted.
 """
 
 import asyncio
+import logging
+import socket
+import ssl
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import MetricsHandler
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # A status and its sentence.
@@ -99,11 +105,19 @@ class ProbeServer:
     """Serves from its construction until `close`, one thread for each request. Raises OSError when it cannot listen."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, probes: Probes, pages: Pages | None = None
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        probes: Probes,
+        pages: Pages | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        """tls: asked, by one thread, for each connection; None: nothing is encrypted."""
         handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes, "pages": pages})
         self._pages = pages
         self._server = _Server((host, port), handler)
+        self._server.tls = tls
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
@@ -119,6 +133,22 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     # Who is being answered while it closes is not waited for.
     block_on_close = False
+    tls: Callable[[], ssl.SSLContext] | None = None
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, client = super().get_request()
+        if self.tls is not None:
+            # Hands are shaken by the request's own thread, in the time that a client has for its request.
+            connection = self.tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, client
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that speaks no TLS, or does not trust the certificate, or goes away, is no defect."""
+        error = sys.exception()
+        logger.log(
+            logging.DEBUG if isinstance(error, OSError) else logging.ERROR,
+            "the request of %s was not answered", client_address, exc_info=error,
+        )  # fmt: skip
 
 
 class _Handler(MetricsHandler):

@@ -5,6 +5,7 @@ each event happened, and tokens by what became of them. The names follow Prometh
 for counters. Each router has a registry of its own; vLLM's metrics are not in it.
 """
 
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -128,7 +129,10 @@ class Endpoint(Protocol):
     def close(self) -> None: ...
 
 
-MakeEndpoint = Callable[[str, int, CollectorRegistry, Probes, Pages | None], Endpoint]
+# host, port, figures, probes, pages beside them, and what a connection is encrypted with.
+MakeEndpoint = Callable[
+    [str, int, CollectorRegistry, Probes, Pages | None, Callable[[], ssl.SSLContext] | None], Endpoint
+]
 
 
 class RouterMetrics:
@@ -139,8 +143,9 @@ class RouterMetrics:
         ttft_objective_s: float = 5.0,
         endpoint: MakeEndpoint = ProbeServer,
         now_s: Callable[[], float] = monotonic_s,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """endpoint: serves at a host and a port, from its making until it is closed."""
+        """endpoint: serves at a host and a port, from its making until it is closed. tls: with what it is encrypted."""
         self.registry = CollectorRegistry()
         self._counters: dict[_Figure, Counter] = {}
         self._histograms: dict[_Figure, Histogram] = {}
@@ -165,8 +170,10 @@ class RouterMetrics:
         self._make_endpoint = endpoint
         self._now_s = now_s
         self._endpoint: Endpoint | None = None
+        self._tls = tls
         # Empty until it is served.
         self.address = ""
+        self.url = ""
 
     def first_token(self, ttft_s: float, trace: RequestTrace) -> None:
         """Of a request since its arrival, of a session since its finish."""
@@ -218,8 +225,9 @@ class RouterMetrics:
 
     def serve(self, host: str, port: int, probes: Probes, pages: Pages | None = None) -> None:
         """Listens on `host`; port 0 takes a free one. pages: served beside metrics. Raises OSError when it cannot."""
-        self._endpoint = self._make_endpoint(host, port, self.registry, probes, pages)
+        self._endpoint = self._make_endpoint(host, port, self.registry, probes, pages, self._tls)
         self.address = f"{host}:{self._endpoint.port}"
+        self.url = f"{'http' if self._tls is None else 'https'}://{self.address}/metrics"
 
     def close(self) -> None:
         if self._endpoint is not None:

@@ -17,6 +17,7 @@ from cluster_core.ids import RequestId
 from cluster_wire.redis_client import RedisClient
 from control_plane.access.access import Access, access_of
 from control_plane.access.audit import AuditLog
+from control_plane.access.certificates import Certificates, page_context
 from control_plane.access.door import Door
 from control_plane.console.admin_calls import AdminCalls
 from control_plane.dispatch.dispatcher import Dispatcher
@@ -130,7 +131,7 @@ def build_router(
     placer = configured_placer(config, service_id, membership, _index_ports(prefixes), ports.rng, ports.now_s)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
-    metrics = RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s)
+    metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
     admission, grammars = _admission(config, ports), _grammars(config, ports)
     arrivals = _arrivals(config, grammars, adapters, door.access, placer, ports)
@@ -181,6 +182,12 @@ def build_router(
 def _door(section: SecuritySection, ports: RouterPorts) -> Door:
     audit = AuditLog(Path(section.audit_file) if section.audit_file is not None else None)
     return Door(ports.access(section), audit)
+
+
+def _metrics(config: RachisConfig, ports: RouterPorts) -> RouterMetrics:
+    security = config.security
+    tls = Certificates(security, page_context).current if security.metrics_tls else None
+    return RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s, tls)
 
 
 def _client(config: RachisConfig, door: Door, ports: RouterPorts) -> WorkerClient:

@@ -18,7 +18,7 @@ from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from cluster_configs.listening import Listening, administration_of, prompts_of
 from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core.errors import StartError, UnavailableError
-from control_plane.access.certificates import Certificates
+from control_plane.access.certificates import grpc_credentials
 from control_plane.access.door import Door
 from control_plane.access.doors import (
     ADMIN_SERVICE,
@@ -89,7 +89,7 @@ class GrpcServer:
         try:
             if security.certificate_file is None:
                 return self._server.add_insecure_port(str(self._at))
-            return self._server.add_secure_port(str(self._at), Certificates(security).credentials())
+            return self._server.add_secure_port(str(self._at), grpc_credentials(security))
         except RuntimeError:
             sentence = f"cannot listen on {self._at}; is another service running there?"
             raise StartError(sentence, field=self._setting) from None

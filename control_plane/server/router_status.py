@@ -54,6 +54,7 @@ class RouterStatus:
             overhead_p99_ms=_quantile(overhead, 0.99),
             cpu_s=cpu_s(),
             metrics_address=self._metrics.address,
+            metrics_url=self._metrics.url,
             poisoned_requests=self._dispatcher.poison.poisoned,
             open_sessions=self._router.open_sessions,
             memory=[

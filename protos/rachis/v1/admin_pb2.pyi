@@ -628,6 +628,7 @@ class GetRouterStatusResponse(_message.Message):
     OVERHEAD_P99_MS_FIELD_NUMBER: _builtins.int
     CPU_S_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    METRICS_URL_FIELD_NUMBER: _builtins.int
     POISONED_REQUESTS_FIELD_NUMBER: _builtins.int
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
@@ -645,6 +646,8 @@ class GetRouterStatusResponse(_message.Message):
     """CPU time of the router's process since it started, in seconds."""
     metrics_address: _builtins.str
     """host:port where Prometheus reads `/metrics`."""
+    metrics_url: _builtins.str
+    """The same as a URL."""
     poisoned_requests: _builtins.int
     """Requests, by what they ask for, that are refused because engines died while they worked on them."""
     open_sessions: _builtins.int
@@ -668,13 +671,14 @@ class GetRouterStatusResponse(_message.Message):
         overhead_p99_ms: _builtins.float = ...,
         cpu_s: _builtins.float = ...,
         metrics_address: _builtins.str = ...,
+        metrics_url: _builtins.str = ...,
         poisoned_requests: _builtins.int = ...,
         open_sessions: _builtins.int = ...,
         memory: _abc.Iterable[Global___MemoryUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "memory", b"memory", "metrics_address", b"metrics_address", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "memory", b"memory", "metrics_address", b"metrics_address", "metrics_url", b"metrics_url", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

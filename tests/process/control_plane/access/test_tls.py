@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from rachis import AsyncClient, Client, tls
 from rachis.errors import InvalidInputError, UnavailableError
@@ -15,7 +17,7 @@ from rachis.errors import InvalidInputError, UnavailableError
 from benchmarks.certificates import Authority
 from cluster_configs.schema import SecuritySection
 from cluster_core.errors import ConfigError
-from control_plane.access.certificates import Certificates
+from control_plane.access.certificates import grpc_credentials
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 HOME = "127.0.0.1"
@@ -130,7 +132,7 @@ def test_files_that_do_not_go_together_are_refused_at_the_start(authority: Autho
     ):
         section = SecuritySection(certificate_file=str(certificate), certificate_key_file=str(key))
         with pytest.raises(ConfigError, match=sentence):
-            Certificates(section)
+            grpc_credentials(section)
 
 
 async def test_the_environment_says_what_a_client_trusts(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +166,41 @@ def test_the_sync_client_takes_them_too(authority: Authority) -> None:
     assert tls.CA_VARIABLE not in os.environ
     with Client("127.0.0.1:1", credentials=trusting(authority), server_name="x", api_key="rk-none") as client:
         assert not client.is_serving(0.2)
+
+
+async def test_metrics_probes_and_the_console_are_encrypted_where_that_is_wanted(
+    authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def put(pair: tuple[Path, Path]) -> None:
+        for source, target in zip(pair, (chain, key), strict=True):
+            shutil.copy(source, target)
+
+    put(authority.sign("router", HOME))
+    # A certificate of a client is for the doors of gRPC: a probe has none.
+    flags = {"security__metrics_tls": True, "security__client_ca_file": str(authority.ca)}
+    async with router(chain, key, **flags) as cluster:
+        page = cluster.router.metrics
+        assert page.url == f"https://{page.address}/metrics"
+        for path, said in (("livez", "the router answers"), ("metrics", "rachis_requests"), ("", "<!doctype html>")):
+            assert said in await page_of(f"https://{page.address}/{path}", authority)
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await page_of(page.url, stranger)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await page_of(page.url.replace("https", "http"), authority)
+        put(stranger.sign("router", HOME))
+        assert "rachis_requests" in await page_of(page.url, stranger)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def page_of(url: str, trusted: Authority) -> str:
+    async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(trusted.ca))) as http:
+        answer = await http.get(url)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_metrics_are_not_encrypted_without_a_certificate() -> None:
+    with pytest.raises(ValueError, match="metrics_tls needs certificate_file"):
+        SecuritySection(metrics_tls=True)

@@ -50,22 +50,27 @@ def test_with_keys_a_router_is_reached_by_a_name_too() -> None:
 
 @pytest.mark.parametrize("here", [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("10.0.0.5", "10.0.0.5")])
 @pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("is_encrypted", [True, False])
 @pytest.mark.parametrize("is_local", [True, False])
-def test_this_host_may_call(here: tuple[str, str], is_open: bool, is_local: bool) -> None:
-    assert refusal_of_host(*here, is_open=is_open, is_local=is_local) == ""
+def test_this_host_may_call(here: tuple[str, str], is_open: bool, is_encrypted: bool, is_local: bool) -> None:
+    assert refusal_of_host(*here, is_open=is_open, is_encrypted=is_encrypted, is_local=is_local) == ""
 
 
 @pytest.mark.parametrize(
-    ("is_open", "is_local", "word"),
+    ("is_open", "is_encrypted", "is_local", "word"),
     [
-        (False, True, "keys are taken here from the router's own host alone"),
-        (False, False, "keys are taken here from the router's own host alone"),
-        (True, True, "router.admin_host"),
-        (True, False, ""),
+        (False, False, True, "keys are taken here from the router's own host alone"),
+        (False, False, False, "keys are taken here from the router's own host alone"),
+        (False, True, True, "router.admin_host"),
+        (False, True, False, ""),
+        (True, False, True, "router.admin_host"),
+        (True, True, True, "router.admin_host"),
+        (True, False, False, ""),
+        (True, True, False, ""),
     ],
 )
 def test_another_host_may_call_where_no_key_would_be_overheard_and_administration_is_for_it_too(
-    is_open: bool, is_local: bool, word: str
+    is_open: bool, is_encrypted: bool, is_local: bool, word: str
 ) -> None:
-    told = refusal_of_host("10.0.0.6", "10.0.0.5", is_open=is_open, is_local=is_local)
+    told = refusal_of_host("10.0.0.6", "10.0.0.5", is_open=is_open, is_encrypted=is_encrypted, is_local=is_local)
     assert word in told and bool(told) == bool(word)
