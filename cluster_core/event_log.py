@@ -117,14 +117,14 @@ class EventHandler(logging.Handler):
         self.lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        event = event_of(record, self._service, self._process)
         stream = self.stream or sys.stderr
         before = getattr(stream, "lost", 0)
         try:
+            event = event_of(record, self._service, self._process)
             stream.write(f"{event.as_json() if self._as_json else event.as_text()}\n")
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            # A process that was started without standard error has None there.
+        except Exception:  # noqa: BLE001 - what is logged may raise anything where it is asked for its text
+            # Or the disk is full, or the process was started without standard error, which is None then.
             self.lost += 1
         else:
             # A stream that loses lines by itself says how many.

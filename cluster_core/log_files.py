@@ -5,17 +5,20 @@ which are no events, are left out.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from pathlib import Path
 from stat import S_ISREG
-from typing import TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from cluster_core.event_log import LEVELS, MOST_CHARACTERS, LogEvent, beginning, parsed
 
 MOST_FILES = 256
+# Of one file, and of all that one query reads.
 MOST_READ_BYTES = 1 << 20
+MOST_READ_IN_ALL_BYTES = 32 << 20
 MOST_EVENTS = 2000
 USUAL_EVENTS = 200
 # In one answer, whatever stands in the events.
@@ -42,33 +45,51 @@ class LogQuery:
         return not self.request_id or self.request_id in (event.request_id, event.trace_id)
 
 
-def read_own(files: Iterable[Path], query: LogQuery) -> list[LogEvent]:
+@dataclass(frozen=True, slots=True)
+class Told(Generic[Event]):
+    """events: the oldest first. left_out: earlier ones that were asked for, where there are more than may be told."""
+
+    events: Sequence[Event]
+    left_out: int = 0
+
+
+ReadLogs = Callable[[LogQuery], Told[LogEvent]]
+
+
+def read_own(files: Iterable[Path], query: LogQuery) -> Told[LogEvent]:
     """Of files that are the service's, whatever they say."""
-    return latest((event for file in _newest(files, query) for event in _events(_end(file))), query)
+    return latest((event for text in _ends(_newest(files, query)) for event in _events(text)), query)
 
 
-def read_of_service(folder: Path, pattern: str, service: str, query: LogQuery) -> list[LogEvent]:
+def read_of_service(folder: Path, pattern: str, service: str, query: LogQuery) -> Told[LogEvent]:
     """Of the files in a folder that processes of this service have begun."""
-    own = (file for file in _newest(folder.glob(pattern), query) if beginning(service) in _head(file))
-    return latest((event for file in own for event in _events(_end(file))), query)
+    files = _newest(folder.glob(pattern), query)
+    return latest((event for text in _ends(files, beginning(service)) for event in _events(text)), query)
 
 
-def latest(events: Iterable[LogEvent], query: LogQuery) -> list[LogEvent]:
-    """Those that are asked for, the oldest first; where there are more than may be, the latest of them."""
+def latest(events: Iterable[LogEvent], query: LogQuery) -> Told[LogEvent]:
+    """Those that are asked for; where there are more than may be told, the latest of them."""
     return last_of(filter(query.takes, events), query.most, _at, _size_bytes)
 
 
 def last_of(
     events: Iterable[Event], most: int, at_ms: Callable[[Event], int], size_bytes: Callable[[Event], int]
-) -> list[Event]:
-    """The latest of them that may be told at once, the oldest first. most: 0 is the usual number."""
+) -> Told[Event]:
+    """The latest of them that may be told at once. most: 0 is the usual number."""
+    found = 0
+
+    def counted() -> Iterator[Event]:
+        nonlocal found
+        for found, event in enumerate(events, 1):  # noqa: B007 - it counts
+            yield event
+
     kept, told_bytes = [], 0
-    for event in nlargest(min(most or USUAL_EVENTS, MOST_EVENTS), events, key=at_ms):
+    for event in nlargest(min(most or USUAL_EVENTS, MOST_EVENTS), counted(), key=at_ms):
         told_bytes += size_bytes(event)
         if told_bytes > MOST_TOLD_BYTES:
             break
         kept.append(event)
-    return sorted(kept, key=at_ms)
+    return Told(sorted(kept, key=at_ms), found - len(kept))
 
 
 def _events(text: str) -> Iterator[LogEvent]:
@@ -94,7 +115,7 @@ def _with_line(event: LogEvent, line: str) -> LogEvent:
 
 
 def _newest(files: Iterable[Path], query: LogQuery) -> list[Path]:
-    """Those written last, as many as are read at most: of this user, not by a link, and not older than is asked for."""
+    """Those written last, as many as are read at most, and none older than is asked for."""
     dated = []
     for file in files:
         try:
@@ -102,32 +123,50 @@ def _newest(files: Iterable[Path], query: LogQuery) -> list[Path]:
         except OSError:
             # It has gone meanwhile.
             continue
-        # Whoever opens a pipe waits for who writes into it; and anybody may write into Ray's folder of logs.
-        is_own = S_ISREG(told.st_mode) and told.st_uid == os.geteuid()
-        if is_own and told.st_mtime * 1000 >= query.since_ms:
+        if _is_own(told) and told.st_mtime * 1000 >= query.since_ms:
             dated.append((told.st_mtime, file))
     return [file for _, file in nlargest(MOST_FILES, dated)]
 
 
-def _head(file: Path) -> str:
-    return _read(file, 0, _HEAD_BYTES)
+def _ends(files: Iterable[Path], head: str = "") -> Iterator[str]:
+    """What stands at their ends, until all that may be read is. head: what stands at the beginning of each."""
+    left_bytes = MOST_READ_IN_ALL_BYTES
+    for path in files:
+        with _opened(path) as file:
+            if file is None or (head and head not in _part(file, 0, _HEAD_BYTES)):
+                continue
+            size = os.fstat(file.fileno()).st_size
+            most_bytes = min(MOST_READ_BYTES, left_bytes)
+            text = _part(file, max(0, size - most_bytes), most_bytes)
+        left_bytes -= min(size, most_bytes)
+        # The first line of a part is half a line.
+        yield text if size <= most_bytes else text.partition("\n")[2]
+        if left_bytes <= 0:
+            return
 
 
-def _end(file: Path) -> str:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
+    """None for what is no file of this user, also where it became that after its folder was read."""
     try:
-        size = file.stat().st_size
+        # Whoever opens a pipe waits for who writes into it.
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ""
-    text = _read(file, max(0, size - MOST_READ_BYTES), MOST_READ_BYTES)
-    # The first line of a part is half a line.
-    return text if size <= MOST_READ_BYTES else text.partition("\n")[2]
+        yield None
+        return
+    with os.fdopen(opened, "rb") as file:
+        yield file if _is_own(os.fstat(opened)) else None
 
 
-def _read(file: Path, start: int, most_bytes: int) -> str:
+def _is_own(told: os.stat_result) -> bool:
+    """A file of this user: anybody may write into Ray's folder of logs."""
+    return S_ISREG(told.st_mode) and told.st_uid == os.geteuid()
+
+
+def _part(file: BinaryIO, start: int, most_bytes: int) -> str:
     try:
-        with file.open("rb") as opened:
-            opened.seek(start)
-            return opened.read(most_bytes).decode(errors="replace")
+        file.seek(start)
+        return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""
 

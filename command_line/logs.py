@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
+import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
 from rachis import AsyncClient
@@ -17,13 +18,13 @@ from cluster_core.event_log import LEVELS
 from cluster_core.log_files import MOST_EVENTS, USUAL_EVENTS
 from cluster_wire.log_messages import event_from_wire
 from command_line import options
+from command_line.log_follow import Following
 from command_line.output import err, out, print_json
 from command_line.router_admin import TIMEOUT_S
 
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
-_POLL_S = 1.0
-# An event is written a moment after it happened, and clocks of hosts differ.
-_LATE_MS = 30_000
+# What a router says, or what is said of it, that may be otherwise a moment later.
+_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def register(app: typer.Typer) -> None:
@@ -55,49 +56,34 @@ async def logs(address: str, query: wire.LogQuery, *, follow_s: float, as_json: 
         if as_json and not follow_s:
             print_json({"events": [event_of(event) for event in told.events], "missing": list(told.missing)})
             return
-        for sentence in told.missing:
-            err.print(sentence, markup=False)
+        _say(told.missing)
         if not told.events and not follow_s:
             out.print(nothing_found(query))
             return
         _show(told.events, as_json=as_json)
         if follow_s:
-            await _follow(client, query, told.events, follow_s, as_json=as_json)
+            await _follow(client, Following(query, told), follow_s, as_json=as_json)
 
 
-class Unseen:
-    """Which of the events that are told again and again are new. Bounded: by how long ago an event may be."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bytes, int] = {}
-        self.since_ms = 0
-
-    def of(self, events: Iterable[wire.LogEvent]) -> list[wire.LogEvent]:
-        """Those that were not there before."""
-        new = []
-        for event in events:
-            key = event.SerializeToString(deterministic=True)
-            if event.unix_ms >= self.since_ms and key not in self._seen:
-                self._seen[key] = event.unix_ms
-                new.append(event)
-        self.since_ms = max([self.since_ms, *(at_ms - _LATE_MS for at_ms in self._seen.values())])
-        self._seen = {key: at_ms for key, at_ms in self._seen.items() if at_ms >= self.since_ms}
-        return new
-
-
-async def _follow(
-    client: AsyncClient, query: wire.LogQuery, shown: Iterable[wire.LogEvent], follow_s: float, *, as_json: bool
-) -> None:
-    unseen = Unseen()
-    unseen.of(shown)
+async def _follow(client: AsyncClient, following: Following, follow_s: float, *, as_json: bool) -> None:
     until_s = monotonic_s() + follow_s
     while (left_s := until_s - monotonic_s()) > 0:
-        await asyncio.sleep(min(_POLL_S, left_s))
-        asked = wire.LogQuery()
-        asked.CopyFrom(query)
-        asked.since_unix_ms, asked.most_events = unseen.since_ms, MOST_EVENTS
-        told = await client.admin.GetLogs(admin.GetLogsRequest(query=asked), timeout=TIMEOUT_S)
-        _show(unseen.of(told.events), as_json=as_json)
+        await asyncio.sleep(min(following.pause_s, left_s))
+        try:
+            told = await client.admin.GetLogs(following.request(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _PASSING:
+                raise
+            _say(following.failed(error.details() or error.code().name))
+            continue
+        news = following.news(told)
+        _say(news.sentences)
+        _show(news.events, as_json=as_json)
+
+
+def _say(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        err.print(sentence, markup=False)
 
 
 def _show(events: Iterable[wire.LogEvent], *, as_json: bool) -> None:

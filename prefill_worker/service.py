@@ -17,11 +17,12 @@ from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode
 from cluster_core.errors import InvalidInputError
+from cluster_core.log_files import ReadLogs
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from prefill_worker.session_stream import SessionStream
 from worker_runtime.claim_feed import ClaimAudit
-from worker_runtime.own_logs import ReadLogs, no_logs
+from worker_runtime.own_logs import no_logs
 from worker_runtime.service import WorkerServiceBase, answering
 from worker_runtime.wire_conversion import from_wire, session_mode_from_wire, to_wire
 

@@ -1,20 +1,17 @@
 """What the workers of a service have logged on this host: Ray keeps the standard error of each in a file of its own."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster_core.event_log import LogEvent
-from cluster_core.log_files import LogQuery, read_of_service
-
-ReadLogs = Callable[[LogQuery], Sequence[LogEvent]]
+from cluster_core.log_files import LogQuery, ReadLogs, Told, read_of_service
 
 # Those that Ray has begun anew included.
 _FILES = "worker-*.err*"
 
 
-def no_logs(query: LogQuery) -> Sequence[LogEvent]:
+def no_logs(query: LogQuery) -> Told[LogEvent]:
     """Of a worker whose standard error is kept nowhere."""
-    return ()
+    return Told(())
 
 
 def reader(service_id: str) -> ReadLogs:

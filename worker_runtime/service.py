@@ -16,6 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core import event_log
+from cluster_core.clock import unix_ms
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EngineJob, KvLease
 from cluster_core.engine_reports import HotPrefix
@@ -28,11 +29,13 @@ from cluster_core.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from cluster_core.log_files import ReadLogs
+from cluster_core.log_reader import LogReader
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from cluster_wire.log_messages import events_to_wire, query_from_wire
 from worker_runtime.claim_feed import ClaimAudit
-from worker_runtime.own_logs import ReadLogs, no_logs
+from worker_runtime.own_logs import no_logs
 from worker_runtime.wire_conversion import claims_to_wire, from_wire, to_wire
 
 logger = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         """claim_feed: where the worker tells an index what it has cached. logs: of the service on this host."""
         self._engine = engine
         self._claim_feed = claim_feed
-        self._logs = logs
+        self._logs = LogReader(logs)
         self._registration = registration
         self._on_state = on_state
         self._process = psutil.Process()
@@ -192,8 +195,12 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             return wire.DropAdapterResponse(is_loaded=request.digest in self._engine.adapters())
 
     async def ReadLogs(self, request: wire.ReadLogsRequest, context: Context) -> wire.ReadLogsResponse:
-        found = await asyncio.to_thread(self._logs, query_from_wire(request.query))
-        return wire.ReadLogsResponse(events=events_to_wire(found))
+        async with answering(context):
+            read_unix_ms = unix_ms()
+            told = await self._logs.read(query_from_wire(request.query))
+            return wire.ReadLogsResponse(
+                events=events_to_wire(told.events), read_unix_ms=read_unix_ms, left_out=told.left_out
+            )
 
     @asynccontextmanager
     async def _holding(self, job: EngineJob) -> AsyncIterator[None]:

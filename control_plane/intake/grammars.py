@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from typing import Protocol, Self
 
 from rachis.v1 import generation_pb2 as generation
@@ -98,7 +99,9 @@ class Grammars:
                     f"{len(self._running)} grammars are compiled or wait for it, more are not taken",
                     retry_after_ms=_RETRY_AFTER_MS,
                 )
-            task = self._running[key] = asyncio.create_task(self._compile(key, wanted, model))
+            # Whatever is logged there is about no request: the grammar, and the process, are for all that come.
+            compiling = self._compile(key, wanted, model)
+            task = self._running[key] = asyncio.create_task(compiling, context=Context())
             task.add_done_callback(lambda done: self._ended(key, done))
         try:
             # Who leaves does not take it from others that wait for the same.

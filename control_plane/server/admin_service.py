@@ -128,7 +128,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with _answering(context):
             if request.query.level not in ("", *LEVELS):
                 raise InvalidInputError(f"must be one of {', '.join(LEVELS)}, or empty", field="query.level")
-            return await self._logs.read(request.query)
+            return await self._logs.read(request)
 
     async def GetHistory(self, request: admin.GetHistoryRequest, context: Context) -> admin.GetHistoryResponse:
         return self._overview.history()

@@ -119,9 +119,10 @@ class Gateways:
         section = self._section
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept = self._log(number)
-        # Why it ended last is in front; what a log has grown to goes.
-        is_long = kept.exists() and kept.stat().st_size > _MOST_LOG_BYTES
-        with kept.open("wb" if is_long else "ab") as log:
+        # Why it ended last is in front, or in the file before.
+        if kept.exists() and kept.stat().st_size > _MOST_LOG_BYTES:
+            kept.replace(kept.with_name(f"{kept.name}.1"))
+        with kept.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--address", self._router, "--host", section.host, "--port", str(port), "--json",
                 "--redis", "-", *self._settings, "--disable-uvicorn-access-log", *section.options,

@@ -21,6 +21,7 @@ from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import load
+from cluster_core.log_files import ReadLogs
 from cluster_wire.redis_client import RedisClient
 from cluster_wire.secret import read_secret
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
@@ -36,7 +37,7 @@ from tests.fakes.grammar_compiler import FakeGrammarCompiler
 from tests.fakes.registry import RegistryRedis
 from tests.fakes.session_call import SessionCall
 from worker_runtime.claim_feed import ClaimAudit
-from worker_runtime.own_logs import ReadLogs, no_logs
+from worker_runtime.own_logs import no_logs
 from worker_runtime.service import WorkerServiceBase
 
 MODEL = wire.ModelInfo(

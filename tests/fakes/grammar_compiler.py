@@ -41,12 +41,13 @@ class Compilers:
     def __init__(self, *, fails: Exception | None = None) -> None:
         self.made: list[FakeGrammarCompiler] = []
         self.fails = fails
+        self.kind = FakeGrammarCompiler
 
     async def start(self, model: wire.ModelInfo) -> FakeGrammarCompiler:
         if self.fails is not None:
             raise self.fails
         assert model is MODEL
-        self.made.append(FakeGrammarCompiler())
+        self.made.append(self.kind())
         return self.made[-1]
 
     @property

@@ -2524,21 +2524,79 @@ Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
 class GetLogsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SinceUnixMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     QUERY_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def query(self) -> _worker_pb2.LogQuery: ...
+    @_builtins.property
+    def since_unix_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """For these hosts instead of query.since_unix_ms, each by its own clock: whoever asks again takes LogSource.read_unix_ms
+        of the answer before. The empty name is the router's own processes.
+        """
+
     def __init__(
         self,
         *,
         query: _worker_pb2.LogQuery | None = ...,
+        since_unix_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLogsRequest: _TypeAlias = GetLogsRequest  # noqa: Y015
+
+@_typing.final
+class LogSource(_message.Message):
+    """A host whose logs were read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    READ_UNIX_MS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Empty: the router's own processes."""
+    read_unix_ms: _builtins.int
+    """When it began to read, by its own clock."""
+    left_out: _builtins.int
+    """Earlier events that were asked for: there were more than may be told at once."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        read_unix_ms: _builtins.int = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "node", b"node", "read_unix_ms", b"read_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogSource: _TypeAlias = LogSource  # noqa: Y015
 
 @_typing.final
 class GetLogsResponse(_message.Message):
@@ -2546,6 +2604,7 @@ class GetLogsResponse(_message.Message):
 
     EVENTS_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.LogEvent]:
         """The oldest first, by the clocks of their hosts."""
@@ -2554,15 +2613,20 @@ class GetLogsResponse(_message.Message):
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A sentence for each host whose logs could not be read."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogSource]:
+        """Those that were."""
+
     def __init__(
         self,
         *,
         events: _abc.Iterable[_worker_pb2.LogEvent] | None = ...,
         missing: _abc.Iterable[_builtins.str] | None = ...,
+        sources: _abc.Iterable[Global___LogSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "missing", b"missing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "missing", b"missing", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2214,6 +2214,12 @@ class ReadLogsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
+    READ_UNIX_MS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    read_unix_ms: _builtins.int
+    """When this host began to read, by its own clock."""
+    left_out: _builtins.int
+    """Earlier events that were asked for: there were more than may be told at once."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEvent]:
         """The oldest first."""
@@ -2222,10 +2228,12 @@ class ReadLogsResponse(_message.Message):
         self,
         *,
         events: _abc.Iterable[Global___LogEvent] | None = ...,
+        read_unix_ms: _builtins.int = ...,
+        left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "left_out", b"left_out", "read_unix_ms", b"read_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

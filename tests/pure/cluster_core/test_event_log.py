@@ -236,3 +236,17 @@ def test_arguments_that_raise_do_not_raise_at_whoever_logs() -> None:
 
     record = logging.makeLogRecord({"msg": "it is %s", "args": (Raises(),)})
     assert event_of(record, "", "router").message == "it is %s"
+
+
+class Untold:
+    """Raises where it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_what_cannot_be_told_at_all_is_a_lost_line_and_raises_nowhere() -> None:
+    lines = Lines()
+    handler = handled(lines, record(Untold()), record("fine", request_id=Untold()), record("told"))
+    assert handler.lost == 2
+    assert json.loads(lines.text)["message"] == "told"

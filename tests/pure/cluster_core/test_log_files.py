@@ -4,12 +4,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster_core.event_log import MOST_CHARACTERS, LogEvent, beginning
 from cluster_core.log_files import (
     MOST_EVENTS,
     MOST_READ_BYTES,
+    MOST_READ_IN_ALL_BYTES,
     MOST_TOLD_BYTES,
     LogQuery,
+    Told,
     latest,
     read_of_service,
     read_own,
@@ -29,8 +33,8 @@ def written(file: Path, *events: LogEvent, service: str = "svc-1", as_json: bool
     return file
 
 
-def messages(found: list[LogEvent]) -> list[str]:
-    return [each.message for each in found if not each.message.startswith("the log of")]
+def messages(found: Told[LogEvent]) -> list[str]:
+    return [each.message for each in found.events if not each.message.startswith("the log of")]
 
 
 def test_files_of_several_processes_are_one_story_in_order_of_time(tmp_path: Path) -> None:
@@ -75,28 +79,46 @@ def test_an_exception_behind_an_event_of_text_belongs_to_it_and_lines_of_librari
     failed = event(1, "failed", exception="Traceback\nValueError: no")
     file = tmp_path / "router.log"
     file.write_text(f"  nobody's\n:job_id:01\n{failed.as_text()}\nINFO 11-25 10:00:00 [core.py] loads\n")
-    (found,) = read_own([file], QUERY)
+    (found,) = read_own([file], QUERY).events
     assert found.exception == "Traceback\nValueError: no"
 
 
 def test_what_is_told_at_once_is_bounded_in_number_and_bytes() -> None:
     many = (event(at, "x") for at in range(3 * MOST_EVENTS))
-    assert [each.unix_ms for each in latest(many, LogQuery(most=10**9))] == list(
-        range(2 * MOST_EVENTS, 3 * MOST_EVENTS)
-    )
+    told = latest(many, LogQuery(most=10**9))
+    assert [each.unix_ms for each in told.events] == list(range(2 * MOST_EVENTS, 3 * MOST_EVENTS))
+    assert told.left_out == 2 * MOST_EVENTS
     large = [event(at, "x" * 8000, exception="y" * 8000) for at in range(MOST_EVENTS)]
-    found = latest(large, LogQuery(most=MOST_EVENTS))
-    assert found[-1].unix_ms == MOST_EVENTS - 1
-    assert MOST_TOLD_BYTES / 2 < sum(len(each.as_json()) for each in found) <= MOST_TOLD_BYTES
+    told = latest(large, LogQuery(most=MOST_EVENTS))
+    assert told.events[-1].unix_ms == MOST_EVENTS - 1
+    assert MOST_TOLD_BYTES / 2 < sum(len(each.as_json()) for each in told.events) <= MOST_TOLD_BYTES
+    assert told.left_out == MOST_EVENTS - len(told.events)
+
+
+def test_what_is_not_asked_for_is_not_left_out() -> None:
+    events = [event(1, "early"), event(2, "quiet", level="INFO"), event(3, "late")]
+    assert latest(events, LogQuery(level="WARNING", since_ms=2)).left_out == 0
+    assert latest(events, LogQuery(most=1)).left_out == 2
 
 
 def test_of_a_large_file_the_end_is_read(tmp_path: Path) -> None:
     file = tmp_path / "router.log"
     lines = 2 * MOST_READ_BYTES // len(event(10**6).as_json())
     file.write_text("".join(f"{event(10**6 + at).as_json()}\n" for at in range(lines)))
-    found = read_own([file], LogQuery(most=MOST_EVENTS))
+    found = read_own([file], LogQuery(most=MOST_EVENTS)).events
     assert found[-1].unix_ms == 10**6 + lines - 1
     assert len(found) == MOST_EVENTS
+
+
+def test_of_many_large_files_those_written_last_are_read(tmp_path: Path) -> None:
+    long = f"{'x' * (MOST_READ_BYTES - 1)}\n".encode()
+    full = MOST_READ_IN_ALL_BYTES // MOST_READ_BYTES
+    for number in range(full + 1):
+        file = tmp_path / f"gateway-{number}.log"
+        file.write_bytes(long + event(number).as_json().encode())
+        os.utime(file, (number, number))
+    found = read_own(tmp_path.iterdir(), LogQuery(most=MOST_EVENTS)).events
+    assert [each.unix_ms for each in found] == list(range(1, full + 1))
 
 
 def test_a_file_without_a_line_break_and_an_exception_without_an_end_cost_no_more_than_one_event(
@@ -105,15 +127,15 @@ def test_a_file_without_a_line_break_and_an_exception_without_an_end_cost_no_mor
     file, endless = tmp_path / "router.log", tmp_path / "other.log"
     file.write_bytes(b"\xff" * 3 * MOST_READ_BYTES)
     endless.write_text(f"{event(1).as_text()}\n" + "  xxxxxxx\n" * 100_000)
-    (found,) = read_own([file, endless], QUERY)
+    (found,) = read_own([file, endless], QUERY).events
     assert 0 < len(found.exception) <= 2 * MOST_CHARACTERS
 
 
 def test_what_is_gone_and_what_is_no_file_is_empty(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "worker-1.err")
-    assert read_of_service(tmp_path, "*", "svc-1", QUERY) == []
-    assert read_of_service(tmp_path / "none", "*", "svc-1", QUERY) == []
-    assert read_own([tmp_path / "none"], QUERY) == []
+    assert read_of_service(tmp_path, "*", "svc-1", QUERY) == Told([])
+    assert read_of_service(tmp_path / "none", "*", "svc-1", QUERY) == Told([])
+    assert read_own([tmp_path / "none"], QUERY) == Told([])
 
 
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
@@ -121,12 +143,45 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     elsewhere.mkdir()
     written(elsewhere / "file", event(1, "another's"))
     (tmp_path / "worker-1.err").symlink_to(elsewhere / "file")
-    assert read_of_service(tmp_path, "worker-*.err*", "svc-1", QUERY) == []
+    assert read_of_service(tmp_path, "worker-*.err*", "svc-1", QUERY) == Told([])
+
+
+def test_what_became_a_link_after_its_folder_was_read_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = written(tmp_path / "elsewhere", event(1, "another's"))
+    (tmp_path / "router.log").symlink_to(elsewhere)
+    # The folder still told of a file.
+    monkeypatch.setattr(Path, "lstat", Path.stat)
+    assert read_own([tmp_path / "router.log"], QUERY) == Told([])
+
+
+def test_what_became_a_pipe_after_its_folder_was_read_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "file", event(1))
+    os.mkfifo(tmp_path / "router.log")
+    told = file.stat()
+    # The folder still told of a file.
+    monkeypatch.setattr(Path, "lstat", lambda _: told)
+    assert read_own([tmp_path / "router.log"], QUERY) == Told([])
+
+
+def test_a_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "worker-1.err", event(1, "another's"))
+    # Whoever runs the tests may not give files away.
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert read_of_service(tmp_path, "worker-*.err*", "svc-1", QUERY) == Told([])
+    # Nor one that was put in the place of ours meanwhile.
+    told = os.stat_result((0o100666, 0, 0, 1, os.geteuid(), 0, 0, 0, 0, 0))
+    # The folder told of ours: what is there is another's.
+    monkeypatch.setattr(Path, "lstat", lambda _: told)
+    assert read_of_service(tmp_path, "worker-*.err*", "svc-1", QUERY) == Told([])
 
 
 def test_a_file_that_was_written_last_before_what_is_asked_for_is_not_opened(tmp_path: Path) -> None:
     file = tmp_path / "router.log"
     written(file, event(2_000_000, "late"))
     os.utime(file, (1, 1))
-    assert read_own([file], LogQuery(since_ms=1_500_000)) == []
+    assert read_own([file], LogQuery(since_ms=1_500_000)) == Told([])
     assert messages(read_own([file], LogQuery(since_ms=1_000))) == ["late"]

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,13 @@ import grpc
 import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
+from rachis.v1 import worker_pb2_grpc
 
 from cluster_core import event_log
 from cluster_core.event_log import EventHandler, LogEvent, LogRules, logged
-from cluster_core.log_files import LogQuery, latest
+from cluster_core.log_files import LogQuery, Told, latest
+from cluster_core.log_reader import MOST_QUERIES
+from control_plane.fleet.service_logs import beside
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 from worker_runtime.own_logs import no_logs
 
@@ -159,9 +163,73 @@ async def test_events_of_the_router_and_of_workers_are_one_story(tmp_path: Path)
         ]
 
 
+async def test_hosts_whose_clocks_differ_are_asked_each_from_its_own_time_and_say_what_they_left_out(
+    tmp_path: Path,
+) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        asked: dict[str, int] = {}
+        for worker, node in zip(cluster.workers, ("h1", "h2"), strict=True):
+            worker.record.node = node
+            await cluster.register(worker.record)
+
+            def logs(query: LogQuery, node: str = node) -> Told[LogEvent]:
+                asked[node] = query.since_ms
+                return Told(
+                    [LogEvent(1, "ERROR", "svc-test", node, "a.part", f"{number} of {node}") for number in "12"], 5
+                )
+
+            worker.logs = logs
+        request = admin.GetLogsRequest(query=wire.LogQuery(since_unix_ms=7, most_events=3), since_unix_ms={"h2": 9})
+        answer = await cluster.admin.GetLogs(request)
+        assert asked == {"h1": 7, "h2": 9}
+        sources = {source.node: source for source in answer.sources}
+        assert sources.keys() == {"", "h1", "h2"} and all(source.read_unix_ms for source in sources.values())
+        told = [event.node for event in answer.events]
+        assert {node: sources[node].left_out + told.count(node) for node in ("h1", "h2")} == {"h1": 7, "h2": 7}
+
+
+async def test_a_worker_that_is_asked_too_often_refuses_and_its_host_is_named(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        worker, other = cluster.workers
+        other.record.node = "h2"
+        worker.record.node = "h1"
+        for each in cluster.workers:
+            await cluster.register(each.record)
+        began, go_on = threading.Event(), threading.Event()
+
+        def slow(query: LogQuery) -> Told[LogEvent]:
+            began.set()
+            assert go_on.wait(60)
+            return Told(())
+
+        worker.logs = slow
+        async with grpc.aio.insecure_channel(worker.record.address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            calls = [stub.ReadLogs(wire.ReadLogsRequest()) for _ in range(MOST_QUERIES)]
+            try:
+                await asyncio.to_thread(began.wait, 60)
+                with pytest.raises(grpc.aio.AioRpcError, match="more are not taken") as refused:
+                    # Those before may not all have come.
+                    for _ in range(MOST_QUERIES):
+                        await stub.ReadLogs(wire.ReadLogsRequest(), timeout=1)
+                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                (missing,) = (await told(cluster)).missing
+                assert missing.startswith("the logs of h1 cannot be read: ") and "more are not taken" in missing
+            finally:
+                go_on.set()
+            await asyncio.gather(*calls)
+
+
+def test_a_router_reads_beside_its_own_file_those_of_gateways_and_the_ones_before(tmp_path: Path) -> None:
+    own = {"router.log", "router.log.1", "gateway-0.log", "gateway-0.log.1", "gateway-12.log"}
+    for name in (*own, "gateway-0.log.1.gz", "router-route.log", "service.json"):
+        (tmp_path / name).touch()
+    assert {file.name for file in beside(tmp_path / "router.log")} == own
+
+
 def test_a_line_of_the_log_is_an_object_of_json(tmp_path: Path) -> None:
     with logged("svc-test", "router", LogRules("INFO", "json"), tmp_path / "router.log"):
         logging.getLogger("control_plane.a_part").info("one")
     lines = [json.loads(line) for line in (tmp_path / "router.log").read_text().splitlines()]
     assert [line["message"] for line in lines][1:] == ["one"]
-    assert no_logs(LogQuery()) == ()
+    assert no_logs(LogQuery()) == Told(())

@@ -109,3 +109,12 @@ async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
 async def test_they_end_while_one_pauses(tmp_path: Path) -> None:
     async with asyncio.timeout(60), running(tmp_path, _FAILS, Pauses(first_s=600.0)) as gateways:
         await eventually(lambda: gateways.starts == 1)
+
+
+async def test_a_log_that_has_grown_long_is_kept_once_when_its_gateway_is_started_again(tmp_path: Path) -> None:
+    log = tmp_path / "gateway-0.log"
+    with log.open("wb") as long:
+        long.truncate((16 << 20) + 1)
+    async with running(tmp_path, _FAILS, port=8123):
+        await eventually(lambda: log.exists() and "the port is taken" in log.read_text())
+    assert (tmp_path / "gateway-0.log.1").stat().st_size == (16 << 20) + 1

@@ -1,12 +1,14 @@
 """Grammars are compiled one at a time and once each, within bounds; whoever explodes takes nobody along."""
 
 import asyncio
+import logging
 
 import pytest
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_core import event_log
 from cluster_core.errors import InvalidInputError, OverloadedError, UnavailableError
-from tests.fakes.grammar_compiler import MODEL, Compilers, checking, regex, something_given
+from tests.fakes.grammar_compiler import MODEL, Compilers, FakeGrammarCompiler, checking, regex, something_given
 
 
 @pytest.fixture
@@ -107,3 +109,18 @@ async def test_closing_ends_the_process(compilers: Compilers) -> None:
     await checks.check(regex("a+"), MODEL)
     await checks.close()
     assert compilers.made[0].killed
+
+
+async def test_what_the_compiler_logs_is_about_no_request(compilers: Compilers) -> None:
+    event_log.about("the-first", "its-trace")
+    about = []
+
+    class Telling(FakeGrammarCompiler):
+        async def compile(self, wanted: generation.StructuredOutputs) -> str:
+            event = event_log.event_of(logging.makeLogRecord({"msg": "it compiles"}), "", "router")
+            about.append((event.request_id, event.trace_id))
+            return await super().compile(wanted)
+
+    compilers.kind = Telling
+    await checking(compilers).check(regex("a+"), MODEL)
+    assert about == [("", "")]
