@@ -40,9 +40,15 @@ def blocks(*languages: str) -> list[tuple[str, str]]:
     ]
 
 
-def files(guide: str) -> dict[str, str]:
-    """What a reader of the guide has written by its end."""
-    return {name: text for _, name, text in _FENCE.findall((ROOT / guide).read_text()) if name}
+def named(guide: str, language: str) -> dict[str, str]:
+    """Files that a reader of the guide writes (`python`), and what those print (`text`)."""
+    return {
+        name: text for found, name, text in _FENCE.findall((ROOT / guide).read_text()) if name and found == language
+    }
+
+
+def without_figures(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
 
 
 SCRIPTS = [
@@ -77,9 +83,13 @@ def here(text: str, target: Target, gateway: str) -> str:
 async def test_a_script_runs_as_it_is_written(
     guide: str, script: str, target: Target, gateway: str, tmp_path: Path
 ) -> None:
-    for name, text in {**files(guide), "example.py": script}.items():
+    written = named(guide, "python")
+    for name, text in {**written, "example.py": script}.items():
         (tmp_path / name).write_text(here(text, target, gateway))
-    assert (await printed(sys.executable, "example.py", folder=tmp_path)).strip()
+    told = await printed(sys.executable, "example.py", folder=tmp_path)
+    assert told.strip()
+    said = [text for name, text in named(guide, "text").items() if written[name] == script]
+    assert not said or [without_figures(told)] == [without_figures(text) for text in said]
 
 
 @pytest.mark.parametrize("call", CALLS)
