@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc_tools
@@ -14,11 +15,13 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
+# Whoever installs the client from `protos` leaves copies in `build` beside it.
+PACKAGE = "rachis"
 
 
 def generate(output: Path) -> list[Path]:
     """Writes the stubs of every .proto under `output`; returns their paths relative to it."""
-    sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    sources = sorted(str(path.relative_to(PROTOS)) for path in (PROTOS / PACKAGE).rglob("*.proto"))
     # protoc looks for its plug-ins on the path; they are installed beside this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     well_known = Path(grpc_tools.__file__).parent / "_proto"
@@ -26,16 +29,22 @@ def generate(output: Path) -> list[Path]:
     arguments += [f"--{kind}_out={output}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     if protoc.main([*arguments, *sources]) != 0:
         raise SystemExit("protoc failed")
-    return sorted(path.relative_to(output) for path in output.rglob("*_pb2*.py*") if path.suffix in {".py", ".pyi"})
+    return sorted(_stubs(output))
 
 
 def stale(fresh: Path, names: list[Path]) -> list[str]:
     """Names of committed stubs that differ from the fresh ones, are missing, or have no source any more."""
-    committed = {path.relative_to(PROTOS) for path in PROTOS.rglob("*_pb2*.py*") if path.suffix in {".py", ".pyi"}}
+    committed = set(_stubs(PROTOS))
     different = [
         name for name in names if name in committed and (fresh / name).read_text() != (PROTOS / name).read_text()
     ]
     return sorted(str(name) for name in {*different, *(committed ^ set(names))})
+
+
+def _stubs(folder: Path) -> Iterator[Path]:
+    for path in (folder / PACKAGE).rglob("*_pb2*.py*"):
+        if path.suffix in {".py", ".pyi"}:
+            yield path.relative_to(folder)
 
 
 def main() -> int:
