@@ -127,7 +127,7 @@ async def _read_taken(context: Context, stream: OutputStream) -> None:
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:
     """The engine job of a decode request, with or without a hand-off. deadline_s: how long the call still waits."""
-    return from_wire(request, EngineJob, deadline_s=deadline_s)
+    return from_wire(request, EngineJob, deadline_s=deadline_s, traceparent=request.named.traceparent)
 
 
 def _started(output: EngineOutput) -> wire.DecodeStarted:

@@ -98,7 +98,7 @@ class PrefillService(WorkerServiceBase):
 
 def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> EngineJob:
     """The one-token job of a prefill request or of a session."""
-    job = from_wire(request, EngineJob)
+    job = from_wire(request, EngineJob, traceparent=request.named.traceparent)
     return replace(job, sampling=next_token_sampling(job.sampling, len(job.emitted.token_ids) if job.emitted else 0))
 
 

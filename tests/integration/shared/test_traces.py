@@ -15,6 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from tests import stages
+from tests.fakes.collector import Collector
 from tests.integration.conftest import until
 from tests.integration.session_play import collected, prompt_tokens
 
@@ -130,6 +131,36 @@ async def test_the_stages_of_200_requests_of_all_kinds_are_those_of_their_way_an
     assert set(seen) >= MEASURED, seen
 
 
+async def test_vllms_own_spans_are_below_the_span_of_their_request_where_its_trace_is_drawn(
+    client: AsyncClient, collector: Collector
+) -> None:
+    drawn = client.with_metadata((("traceparent", f"00-{0xABC:032x}-{0xDEF:016x}-01"),))
+    asked = ((client, tokens, "not drawn"), (drawn, tokens, "drawn"), (drawn, append, "drawn session"))
+    for caller, ask, name in asked:
+        await ask(caller, name, Random(name))
+    trace_ids = {name: (await _ended_trace(client, name)).trace_id for _, _, name in asked}
+    assert int(trace_ids["drawn"], 16) == 0xABC
+
+    for name, kind in (("drawn", "rachis.request"), ("drawn session", "rachis.session")):
+
+        async def are_told(trace_id: str = trace_ids[name], kind: str = kind) -> bool:
+            """One of the prefill worker's engine, one of the decode worker's."""
+            whole, engines = collector.named(kind, trace_id), collector.named("llm_request", trace_id)
+            return len(engines) == 2 and [span.span_id for span in whole] == [engines[0].parent_span_id]
+
+        await until(are_told, f"the spans of both engines are below that of {name}")
+        engines = collector.named("llm_request", trace_ids[name])
+        assert engines[0].parent_span_id == engines[1].parent_span_id
+    assert not collector.named("llm_request", trace_ids["not drawn"])
+
+
+async def _ended_trace(client: AsyncClient, name: str) -> admin.GetTraceResponse:
+    told: admin.GetTraceResponse = await until(
+        functools.partial(_ended, client, name), f"the trace of {name} has ended"
+    )
+    return told
+
+
 async def _ask_all(client: AsyncClient, asked: Sequence[tuple[Ask, str, str]], seen: Counter[str]) -> None:
     slots = asyncio.Semaphore(AT_ONCE)
 
@@ -138,7 +169,7 @@ async def _ask_all(client: AsyncClient, asked: Sequence[tuple[Ask, str, str]], s
             began_s = monotonic_s()
             answers = await ask(client, name, Random(name))
             took_ms = (monotonic_s() - began_s) * 1000
-            told = await until(functools.partial(_ended, client, name), f"the trace of {name} has ended")
+            told = await _ended_trace(client, name)
         assert told.outcome == "finished"
         for number, (answer, answered) in enumerate(zip((told.answer, *told.further_choices), answers, strict=True)):
             stages.went(answer, stages.WAYS["further choice" if number else way])
