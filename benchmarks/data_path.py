@@ -9,9 +9,6 @@ many streams of endless answers, read by a process of its own:
                  was before outputs came by the step: its cost, and that of the process that reads them
 """
 
-import asyncio
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,18 +18,14 @@ from typing import Any
 
 import psutil
 
+from benchmarks.child_module import cpu_s, running, said
 from benchmarks.data_path_client import Load
 from benchmarks.kept_command import KeptCommand
 from benchmarks.paced_worker import PacedWorker
 from builtin_model import WEIGHTS
-from cluster_core.bound_child import bind_to_parent
-from cluster_core.errors import UnavailableError
-from control_plane.service import child_process
 from control_plane.service.embedded_redis import EmbeddedRedis
 
 SERVICE = "data-path"
-_STOP_S = 10.0
-_ANSWER_S = 120.0
 
 Say = Callable[[str], None]
 
@@ -120,18 +113,18 @@ class DataPathBenchmark:
 
     async def _carried(self, load: Load, rate: float, worker: int, router: int | None) -> Carried:
         """Worker and router are process ids; without a router it is the reading process that counts."""
-        async with self._process("benchmarks.data_path_client", asdict(load)) as client:
-            await _said(client)
+        async with running("benchmarks.data_path_client", asdict(load), self._folder) as client:
+            await said(client)
             measured = [psutil.Process(pid) for pid in (worker, *((router,) if router else ()))]
-            before = [_cpu_s(process) for process in measured]
-            said = await _said(client)
-            took = [_cpu_s(process) - each for process, each in zip(measured, before, strict=True)]
-        worker_s, router_s = took if router else (*took, said["cpu_s"])
-        tokens = max(1, said["tokens"])
+            before = [cpu_s(process) for process in measured]
+            told = await said(client)
+            took = [cpu_s(process) - each for process, each in zip(measured, before, strict=True)]
+        worker_s, router_s = took if router else (*took, told["cpu_s"])
+        tokens = max(1, told["tokens"])
         return Carried(
             steps_per_s=rate,
-            tokens_per_s=round(tokens / said["seconds"], 1),
-            tokens_per_message=round(tokens / max(1, said["messages"]), 2),
+            tokens_per_s=round(tokens / told["seconds"], 1),
+            tokens_per_message=round(tokens / max(1, told["messages"]), 2),
             worker_us_per_token=round(1e6 * worker_s / tokens, 2),
             router_us_per_token=round(1e6 * router_s / tokens, 2),
         )
@@ -140,43 +133,10 @@ class DataPathBenchmark:
     async def _worker(self, redis_url: str, rate: float) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
         """Its process, and what it says of itself."""
         worker = PacedWorker(redis_url, SERVICE, str(WEIGHTS), str(WEIGHTS), self._streams, rate)
-        async with self._process("benchmarks.paced_worker", asdict(worker)) as process:
-            yield process.pid, await _said(process)
-
-    @asynccontextmanager
-    async def _process(self, module: str, arguments: Mapping[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
-        file = self._folder / f"{module}.json"
-        file.write_text(json.dumps(arguments))
-        with file.with_suffix(".log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, str(file), stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=log, preexec_fn=bind_to_parent,
-            )  # fmt: skip
-        try:
-            yield process
-        finally:
-            await child_process.end(process, _STOP_S)
+        async with running("benchmarks.paced_worker", asdict(worker), self._folder) as process:
+            yield process.pid, await said(process)
 
 
 async def measure(streams: int, seconds: float, rates: Sequence[float], say: Say) -> DataPathReport:
     with tempfile.TemporaryDirectory(prefix="rachis-data-path-") as folder:
         return await DataPathBenchmark(Path(folder), streams, seconds, say).run(rates)
-
-
-async def _said(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    """The next line. Raises UnavailableError where the process has ended, or says nothing."""
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            line = await process.stdout.readline()
-    except TimeoutError:
-        line = b""
-    if not line:
-        raise UnavailableError("a process of the measurement has ended, or says nothing")
-    said: dict[str, Any] = json.loads(line)
-    return said
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -767,6 +767,23 @@ class TracingSection(Section):
     )
     timeout_s: Seconds = Field(5.0, description="How long the collector may take for one batch.")
 
+    @property
+    def otlp_url(self) -> str | None:
+        """Where traces go: over HTTP with its usual path, unless the endpoint has one."""
+        if self.otlp_endpoint is None or self.otlp_protocol == "grpc":
+            return self.otlp_endpoint
+        has_path = "/" in self.otlp_endpoint.partition("://")[2].rstrip("/")
+        return self.otlp_endpoint if has_path else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
+
+    @property
+    def for_engines(self) -> "TracingSection":
+        """What an engine is started with: what the router alone does is no reason to end one."""
+        if self.otlp_endpoint is None:
+            return TracingSection()
+        return TracingSection(
+            otlp_endpoint=self.otlp_endpoint, otlp_protocol=self.otlp_protocol, timeout_s=self.timeout_s
+        )
+
 
 class LimitsSection(Section):
     start_timeout_s: Seconds = Field(300.0, description="How long the engines may take to come up.")

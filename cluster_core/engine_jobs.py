@@ -108,6 +108,8 @@ class EngineJob:
     deadline_s: float | None = None
     # None: the model alone. It has to be held until the job has ended, see `Engine.holding`.
     adapter: Adapter | None = None
+    # Of the span that the engine's own belongs below, as W3C Trace Context writes it; empty: of none.
+    traceparent: str = ""
 
     @property
     def kv_scope(self) -> str:

@@ -35,6 +35,8 @@ _TEXT = re.compile(
 )
 _IN_AN_ID = "/:@!$&'()*+;=?~"
 _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
+# Of a request: what it is called outside of this process, and its trace; by the attempt's id, which its engine knows.
+_attempts: dict[str, tuple[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,22 @@ def about(request_id: str, trace_id: str = "") -> None:
     _about.set((request_id, trace_id))
 
 
+@contextmanager
+def attempt(attempt_id: str, request_id: str, trace_id: str) -> Iterator[None]:
+    """As `about`; and what other threads log under the attempt's id meanwhile is about the request as well."""
+    names = (request_id or attempt_id, trace_id)
+    about(*names)
+    # Whoever calls a second time with an id that is taken is refused by the engine.
+    _attempts.setdefault(attempt_id, names)
+    try:
+        yield
+    finally:
+        if _attempts.get(attempt_id) is names:
+            del _attempts[attempt_id]
+
+
 def event_of(record: logging.LogRecord, service: str, process: str) -> LogEvent:
-    request_id, trace_id = _about.get()
+    request_id, trace_id = _names_of(record)
     return LogEvent(
         int(record.created * 1000),
         record.levelname,
@@ -194,10 +210,18 @@ def event_of(record: logging.LogRecord, service: str, process: str) -> LogEvent:
         process,
         record.name,
         _one_line(_message(record)),
-        str(getattr(record, "request_id", request_id)),
-        str(getattr(record, "trace_id", trace_id)),
+        request_id,
+        trace_id,
         _short(logging.Formatter().formatException(record.exc_info)) if record.exc_info else "",
     )
+
+
+def _names_of(record: logging.LogRecord) -> tuple[str, str]:
+    """Of the request that it is about, and of its trace. An engine's own id of an attempt has an ending behind it."""
+    request_id, trace_id = _about.get()
+    given = str(getattr(record, "request_id", request_id))
+    known = _attempts.get(given) or _attempts.get(given.rpartition("-")[0]) if given else None
+    return known or (given, str(getattr(record, "trace_id", trace_id)))
 
 
 def parsed(line: str) -> LogEvent | None:

@@ -12,7 +12,6 @@ from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, HandoffReport, KvLease
 from cluster_core.errors import InvalidInputError
@@ -40,9 +39,8 @@ class DecodeService(WorkerServiceBase):
         self._outputs = OutputStreams()
 
     async def Decode(self, request: wire.DecodeRequest, context: Context) -> AsyncIterator[wire.DecodeResponse]:
-        event_log.about(request.named.request_id or request.request_id, request.named.trace_id)
         async with answering(context):
-            with self._taken(request.generation):
+            with self._taken(request):
                 stream = self._outputs.of(request.output_stream) if request.output_stream else None
                 job = decode_job(request, context.time_remaining())
                 answer = _Answer(job, self._handoff)
@@ -130,7 +128,7 @@ async def _read_taken(context: Context, stream: OutputStream) -> None:
 
 def decode_job(request: wire.DecodeRequest, deadline_s: float | None = None) -> EngineJob:
     """The engine job of a decode request, with or without a hand-off. deadline_s: how long the call still waits."""
-    return from_wire(request, EngineJob, deadline_s=deadline_s)
+    return from_wire(request, EngineJob, deadline_s=deadline_s, traceparent=request.named.traceparent)
 
 
 def _started(output: EngineOutput) -> wire.DecodeStarted:

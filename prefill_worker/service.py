@@ -13,7 +13,6 @@ from rachis import conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core import event_log
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec, SessionMode
 from cluster_core.errors import InvalidInputError
@@ -47,10 +46,9 @@ class PrefillService(WorkerServiceBase):
         self._progress_interval_s = progress_interval_ms / 1000
 
     async def Prefill(self, request: wire.PrefillRequest, context: Context) -> wire.PrefillResponse:
-        event_log.about(request.named.request_id or request.request_id, request.named.trace_id)
         async with answering(context):
-            job = prefill_job(request)
-            with self._taken(request.generation):
+            with self._taken(request):
+                job = prefill_job(request)
                 async with self._holding(job):
                     output = await self._first_output(job)
         return self._response(output, request)
@@ -63,10 +61,8 @@ class PrefillService(WorkerServiceBase):
             if request is None or not request.HasField("open"):
                 raise InvalidInputError("the first message must be `open`", field="event")
             opened: wire.PrefillSessionOpen = request.open
-            event_log.about(opened.named.request_id or opened.request_id, opened.named.trace_id)
-            mode = session_mode_from_wire(opened.mode)
-            job = prefill_job(opened)
-            with self._taken(opened.generation):
+            with self._taken(opened):
+                mode, job = session_mode_from_wire(opened.mode), prefill_job(opened)
                 async with self._holding(job):
                     output = await self._session_output(job, mode, context)
             await calls.write(context, wire.PrefillSessionResponse(prefilled=self._response(output, opened)))
@@ -103,7 +99,7 @@ class PrefillService(WorkerServiceBase):
 
 def prefill_job(request: wire.PrefillRequest | wire.PrefillSessionOpen) -> EngineJob:
     """The one-token job of a prefill request or of a session."""
-    job = from_wire(request, EngineJob)
+    job = from_wire(request, EngineJob, traceparent=request.named.traceparent)
     return replace(job, sampling=next_token_sampling(job.sampling, len(job.emitted.token_ids) if job.emitted else 0))
 
 

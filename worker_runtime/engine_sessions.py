@@ -104,14 +104,14 @@ class SessionPrompt:
         """adapter: vLLM's request for it, or None."""
         from vllm.v1.request import Request
 
-        from worker_runtime.vllm_conversion import prompt_of
+        from worker_runtime.vllm_conversion import prompt_of, trace_headers
 
         self._engine = engine
         self._scheduler = vllm_private.scheduler_of(engine)
         # vLLM checks the parameters together with a prompt, which must not be empty.
         placeholder = {} if job.token_ids else {"prompt_token_ids": [0]}
         self._core_request = vllm_private.core_request(
-            engine, job.request_id, prompt_of(job) | placeholder, params, adapter
+            engine, job.request_id, prompt_of(job) | placeholder, params, adapter, trace_headers(job)
         )
         self._core_request.prompt_token_ids = list(job.token_ids)
         self._core_request.priority = job.priority

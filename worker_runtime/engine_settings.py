@@ -13,6 +13,7 @@ from cluster_configs.schema import (
     ObjectivesSection,
     StreamingSection,
     TiersSection,
+    TracingSection,
 )
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports, hold_port
@@ -61,6 +62,8 @@ class EngineSettings:
     # Of the service's secret, on the worker's host.
     secret_file: str | None = None
     objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
+    # Where vLLM's own spans go.
+    tracing: TracingSection = field(default_factory=TracingSection)
 
 
 def ports_needed(engine: EngineSection) -> int:
@@ -105,7 +108,18 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         # It is compiled at the start, by a compiler that a host with the driver alone has not.
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    if settings.tracing.otlp_url is not None:
+        variables |= _exporter_environment(settings.tracing)
     return variables if settings.engine.device == "imitated" else variables | _ucx_environment(settings)
+
+
+def _exporter_environment(tracing: TracingSection) -> dict[str, str]:
+    """Of the exporter that vLLM makes for its own spans."""
+    return {
+        "OTEL_SERVICE_NAME": "rachis",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc" if tracing.otlp_protocol == "grpc" else "http/protobuf",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": str(tracing.timeout_s),
+    }
 
 
 def _ucx_environment(settings: EngineSettings) -> dict[str, str]:

@@ -84,7 +84,7 @@ class RunningJobs:
     def add(self, stream: JobStream) -> None:
         def begin(params: Any) -> str:
             from kv_transfer.handoff.emitted_output import feed_front_end
-            from worker_runtime.vllm_conversion import check_emitted, prompt_of
+            from worker_runtime.vllm_conversion import check_emitted, prompt_of, trace_headers
 
             job = stream.job
             if job.emitted is not None:
@@ -93,7 +93,12 @@ class RunningJobs:
                 check_emitted(job, min(model.max_model_len, room), model.get_vocab_size())
             adapter = self._adapter_of(job)
             name: str = self._engine.add_request(
-                job.request_id, prompt_of(job), params, lora_request=adapter, priority=job.priority
+                job.request_id,
+                prompt_of(job),
+                params,
+                lora_request=adapter,
+                trace_headers=trace_headers(job),
+                priority=job.priority,
             )
             if job.emitted is not None:
                 feed_front_end(self._engine, name, job.emitted.token_ids)

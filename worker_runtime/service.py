@@ -232,14 +232,15 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             self._on_state()
 
     @contextmanager
-    def _taken(self, generation: int) -> Iterator[None]:
+    def _taken(self, request: wire.PrefillRequest | wire.PrefillSessionOpen | wire.DecodeRequest) -> Iterator[None]:
         """Around a call for tokens. Raises StaleGenerationError or DrainingError when it must not be taken."""
-        self._fence(generation)
+        self._fence(request.generation)
         if self._registration.state == wire.WORKER_STATE_DRAINING:
             raise DrainingError(f"worker {self._registration.worker_id} is draining")
         self._calls += 1
         try:
-            yield
+            with event_log.attempt(request.request_id, request.named.request_id, request.named.trace_id):
+                yield
         finally:
             self._calls -= 1
             self._look_whether_drained()

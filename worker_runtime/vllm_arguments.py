@@ -59,6 +59,8 @@ def engine_args(settings: EngineSettings) -> EngineArgs:
             arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_memory_gib * 2**30)
     if engine.attention_backend is not None:
         arguments["attention_backend"] = engine.attention_backend
+    if settings.tracing.otlp_url is not None:
+        arguments["otlp_traces_endpoint"] = settings.tracing.otlp_url
     overrides = json.loads(engine.hf_overrides) if engine.hf_overrides else {}
     if engine.device == "imitated":
         # The length that is imitated, whatever the model whose tokenizer is taken was made for.

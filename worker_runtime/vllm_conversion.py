@@ -34,6 +34,11 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
     return prompt | ({"cache_salt": job.cache_salt} if job.cache_salt else {})
 
 
+def trace_headers(job: EngineJob) -> dict[str, str] | None:
+    """The span that vLLM's own is put below, where it exports any."""
+    return {"traceparent": job.traceparent} if job.traceparent else None
+
+
 def check_emitted(job: EngineJob, max_model_len: int, vocabulary: int) -> None:
     """Raises InvalidInputError where the answer has ended with what has been emitted of it, by its length, or cannot be
     the model's."""

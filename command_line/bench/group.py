@@ -22,6 +22,7 @@ from command_line.bench import (
     soak,
     streaming,
     system,
+    telemetry,
     tenants,
     tiers,
 )
@@ -29,6 +30,7 @@ from command_line.bench import (
 COMMANDS = (
     overhead,
     data_path,
+    telemetry,
     pace,
     host_copies,
     gateway,

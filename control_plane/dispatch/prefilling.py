@@ -10,7 +10,9 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.model.job import Job
+from control_plane.model.request_trace import ParentSpan
 from control_plane.model.worker_snapshot import WorkerSnapshot
+from control_plane.tracing import traceparent
 
 
 class Prefilling(Protocol):
@@ -58,7 +60,11 @@ class WholePrompt:
 
 
 def names_of(job: Job) -> wire.RequestNames:
-    return wire.RequestNames(request_id=job.request_id, trace_id=f"{job.lifecycle.trace.trace_id:032x}")
+    trace = job.lifecycle.trace
+    span = ParentSpan(trace.trace_id, trace.span_id, trace.is_sampled)
+    return wire.RequestNames(
+        request_id=job.request_id, trace_id=f"{trace.trace_id:032x}", traceparent=traceparent.written(span)
+    )
 
 
 def say_emitted(request: wire.PrefillRequest | wire.DecodeRequest, job: Job) -> None:

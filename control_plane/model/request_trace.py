@@ -122,7 +122,14 @@ class RequestTrace:
 
     def another_choice(self) -> "RequestTrace":
         """Of one more answer to the same prompt, which was one request until now."""
-        other = RequestTrace(self.began_s, asked_s=self.asked_s, marks=list(self.marks))
+        other = RequestTrace(
+            self.began_s,
+            trace_id=self.trace_id,
+            span_id=self.span_id,
+            is_sampled=self.is_sampled,
+            asked_s=self.asked_s,
+            marks=list(self.marks),
+        )
         self.choices.append(other)
         return other
 

@@ -289,6 +289,7 @@ class Controller:
             ports=PortRange.parse(config.pools.ports) if config.pools.ports is not None else None,
             secret_file=config.security.secret_path,
             objectives=config.objectives.for_engines,
+            tracing=config.tracing.for_engines,
         )
 
     def _host(self) -> str:

@@ -102,7 +102,7 @@ class TraceExporter:
 
 def traces_of(section: TracingSection, objective_s: float, decisions: Decisions, now_s: Callable[[], float]) -> Traces:
     """Of a router with this configuration. objective_s: what a first token may take."""
-    exporter, endpoint = None, section.otlp_endpoint
+    exporter, endpoint = None, section.otlp_url
     if endpoint is not None:
         # Imported there: it takes long, and most services have no collector.
         def connect() -> Send:

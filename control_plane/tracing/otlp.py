@@ -12,7 +12,6 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from control_plane.tracing.spans import Span
 
-_HTTP_PATH = "/v1/traces"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -37,9 +36,7 @@ def _exporter(endpoint: str, protocol: str, timeout_s: float) -> SpanExporter:
         return Grpc(endpoint, insecure=endpoint.startswith("http://"), timeout=timeout_s)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
 
-    # Whoever gives a path means it.
-    has_path = "/" in endpoint.partition("://")[2].rstrip("/")
-    return Http(endpoint if has_path else endpoint.rstrip("/") + _HTTP_PATH, timeout=timeout_s)
+    return Http(endpoint, timeout=timeout_s)
 
 
 def _readable(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:

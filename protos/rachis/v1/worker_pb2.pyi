@@ -129,23 +129,29 @@ Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class RequestNames(_message.Message):
-    """What a request is called outside of a worker, for its log alone; `request_id` of a call is one attempt's."""
+    """What a request is called outside of a worker, for its log and for its engine's own spans; `request_id` of a call is
+    one attempt's.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     trace_id: _builtins.str
+    traceparent: _builtins.str
+    """The span of the whole request, and whether its trace is drawn, as W3C Trace Context writes it."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         trace_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

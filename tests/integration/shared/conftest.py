@@ -1,7 +1,7 @@
 """One service as it comes, and one with little memory, which is also one that has not seen what the other was asked."""
 
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ from rachis import AsyncClient
 
 from cluster_core.ports import hold_port
 from command_line.own_service import Target
+from tests.fakes.collector import Collector, listening
 from tests.integration import secured
 from tests.integration.conftest import CHUNK_TOKENS, own_service, until
 
@@ -34,14 +35,22 @@ def gateway_port() -> int:
     return hold_port("127.0.0.1")
 
 
+@pytest.fixture(scope="package")
+def collector() -> Iterator[Collector]:
+    """Of the traces whose callers want them, and of those that failed, migrated or were too slow."""
+    with listening() as collector:
+        yield collector
+
+
 @pytest_asyncio.fixture(scope="package")
 async def shared_service(
-    tmp_path_factory: pytest.TempPathFactory, gateway_port: int
+    tmp_path_factory: pytest.TempPathFactory, gateway_port: int, collector: Collector
 ) -> AsyncIterator[tuple[Target, AsyncClient]]:
-    """With a gateway beside it, which comes up later."""
+    """With a gateway beside it, which comes up later, and a collector of traces."""
     options = ["--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    folder = tmp_path_factory.mktemp("service")
-    async with own_service(folder, gateway__port=gateway_port, gateway__options=options) as running:
+    flags = {"gateway__port": gateway_port, "gateway__options": options}
+    traced = {"tracing__otlp_endpoint": collector.url, "tracing__sample_rate": 0.0}
+    async with own_service(tmp_path_factory.mktemp("service"), **flags, **traced) as running:
         yield running
 
 

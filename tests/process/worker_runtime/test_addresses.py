@@ -2,10 +2,11 @@
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from cluster_configs.schema import EngineSection, RachisConfig
+from cluster_configs.schema import EngineSection, RachisConfig, TracingSection
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment, ports_needed
@@ -35,6 +36,14 @@ def test_all_ports_of_a_worker_lie_in_its_range(ports: PortRange) -> None:
     assert variables["UCX_TCP_PORT_RANGE"] == str(ports)
     assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
     assert "UCX_TCP_PORT_RANGE" not in engine_environment(settings())
+
+
+def test_an_engine_sends_its_own_spans_as_the_router_sends_its_traces() -> None:
+    tracing = TracingSection(otlp_endpoint="http://127.0.0.1:4318", otlp_protocol="http", timeout_s=2)
+    variables = engine_environment(replace(settings(), tracing=tracing))
+    assert variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+    assert variables["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"] == "2.0"
+    assert not any(name.startswith("OTEL_") for name in engine_environment(settings()))
 
 
 def test_a_range_without_room_for_ucx_is_refused_because_ucx_would_look_for_ever(ports: PortRange) -> None:

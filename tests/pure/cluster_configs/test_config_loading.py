@@ -16,7 +16,7 @@ from cluster_configs.loading import (
     profile_names,
     tree_of,
 )
-from cluster_configs.schema import ObjectivesSection
+from cluster_configs.schema import ObjectivesSection, TracingSection
 from cluster_core.errors import ConfigError
 
 PORT_VARIABLE = {"RACHIS_ROUTER__PORT": "7003"}
@@ -334,3 +334,26 @@ def test_what_an_imitated_gpu_cannot_be_is_refused(key: str, value: object, mess
 def test_engines_go_by_objectives_that_bound_their_steps_and_by_no_others() -> None:
     assert ObjectivesSection(ttft_s=2.0).for_engines == ObjectivesSection()
     assert ObjectivesSection(ttft_s=2.0, tpot_s=0.05).for_engines == ObjectivesSection(ttft_s=2.0, tpot_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "protocol", "url"),
+    [
+        (None, "http", None),
+        ("http://c:4317", "grpc", "http://c:4317"),
+        ("http://c:4318", "http", "http://c:4318/v1/traces"),
+        ("http://c:4318/", "http", "http://c:4318/v1/traces"),
+        ("https://c/own/path", "http", "https://c/own/path"),
+    ],
+)
+def test_traces_go_where_the_endpoint_says_over_http_with_the_usual_path(
+    endpoint: str | None, protocol: str, url: str | None
+) -> None:
+    section = load(flags={"tracing.otlp_endpoint": endpoint, "tracing.otlp_protocol": protocol}).config.tracing
+    assert section.otlp_url == url
+
+
+def test_what_the_router_alone_does_with_traces_ends_no_engine() -> None:
+    sent = TracingSection(otlp_endpoint="http://c:4317", timeout_s=2)
+    assert sent.model_copy(update={"sample_rate": 0.5, "memory_mib": 3}).for_engines == sent
+    assert TracingSection(timeout_s=2, sample_rate=0.5).for_engines == TracingSection()

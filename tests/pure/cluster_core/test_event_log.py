@@ -20,6 +20,7 @@ from cluster_core.event_log import (
     LogFile,
     LogRules,
     about,
+    attempt,
     event_of,
     logged,
     lost_lines,
@@ -136,6 +137,21 @@ def test_what_a_request_is_logged_under_comes_from_its_task_or_from_the_line() -
     about("ask-1", "ab12")
     assert event_of(record("a"), "svc-1", "router").trace_id == "ab12"
     assert event_of(record("a", request_id="ask-9"), "svc-1", "router").request_id == "ask-9"
+
+
+def test_what_an_engine_logs_of_an_attempt_is_about_the_request_while_its_call_runs() -> None:
+    def named(**extra: str) -> tuple[str, str]:
+        event = event_of(record("a", **extra), "svc-1", "decode-0")
+        return event.request_id, event.trace_id
+
+    with attempt("r7.1", "ask-1", "ab12"), attempt("r7.2", "ask-2", "cd34"):
+        assert named(request_id="r7.1") == ("ask-1", "ab12")
+        assert named(request_id="r7.1-0a1b2c3d") == ("ask-1", "ab12"), "as vLLM calls it"
+        assert named(request_id="r7.10") == ("r7.10", "cd34") and named(request_id="") == ("", "cd34")
+        with attempt("r7.1", "ask-3", ""):
+            assert named() == ("ask-3", ""), "whoever takes a name that is taken logs under its own"
+        assert named(request_id="r7.1") == ("ask-1", "ab12"), "and leaves the first its name"
+    assert named(request_id="r7.1")[0] == "r7.1", "nothing is kept of a call that has ended"
 
 
 def test_an_exception_goes_with_its_event_and_long_texts_are_cut() -> None:

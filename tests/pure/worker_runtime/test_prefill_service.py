@@ -6,6 +6,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.engine_jobs import SamplingSpec
+from decode_worker.service import decode_job
 from prefill_worker.service import PrefillService, next_token_sampling, prefill_job, presentable_text
 from tests.fakes.engine import FakeEngine, expected_text
 from tests.pure.worker_runtime.worker_calls import (
@@ -36,6 +37,18 @@ def test_a_prefill_job_carries_prompt_name_and_hand_off() -> None:
 
     assert (job.request_id, job.token_ids, job.hand_off, job.pull, job.emitted) == ("r#1", PROMPT, True, None, None)
     assert job.sampling.max_tokens == 1
+
+
+def test_a_job_knows_the_span_that_its_engines_own_is_put_below() -> None:
+    names = wire.RequestNames(traceparent="00-0abc-0def-01")
+
+    jobs = (
+        prefill_job(wire.PrefillRequest(named=names)),
+        prefill_job(wire.PrefillSessionOpen(named=names)),
+        decode_job(wire.DecodeRequest(named=names)),
+    )
+
+    assert {job.traceparent for job in jobs} == {"00-0abc-0def-01"}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ OTHER_FIELDS = {
     "EngineCounters.stored_blocks",
     # How long the call itself waits still, which gRPC knows.
     "EngineJob.deadline_s",
+    # It is one of the request's names.
+    "EngineJob.traceparent",
     # A lease travels in PrefillResponse, with the name of the worker; what came of its pull is DecodeStarted.
     "EngineOutput.lease",
     "EngineOutput.handoff",
@@ -51,7 +53,7 @@ PACKED = {PrefixClaims, PrefixClaimChange}
 OTHER_MESSAGES = {
     # What a client sends, and what the router makes of an answer.
     *("ChatMessage", "ChatMessages", "TokenIds", "PromptInput", "Usage", "Timings", "Route", "Completion"),
-    # For logs alone.
+    # For logs and spans.
     "RequestNames",
     # What a worker says of itself; `worker_runtime.host` writes it.
     "WorkerRegistration",

@@ -122,7 +122,7 @@ async def test_a_call_that_the_engine_has_not_heard_of_yet_keeps_its_worker_busy
     service = PrefillService(FakeEngine(), record, lambda: None)
     assert service.is_idle()
     # The moment between a call's arrival and its engine is too short for a test to ask in.
-    with service._taken(record.generation):
+    with service._taken(wire.PrefillRequest(generation=record.generation)):
         assert not service.is_idle()
         status = await service.GetWorkerStatus(wire.GetWorkerStatusRequest(), context())
         assert status.load.active_calls == 1

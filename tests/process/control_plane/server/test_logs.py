@@ -16,11 +16,13 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from cluster_core import event_log
+from cluster_core.engine_jobs import EngineJob, EngineOutput
 from cluster_core.event_log import EventHandler, LogEvent, LogRules, logged
 from cluster_core.log_files import LogQuery, Told, latest
 from cluster_core.log_reader import MOST_QUERIES
 from control_plane.fleet.service_logs import beside
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from tests.fakes.engine import FakeEngine
 from worker_runtime.own_logs import no_logs
 
 SECRET = "the-prompt-that-nobody-else-may-read"
@@ -72,6 +74,54 @@ async def test_a_session_is_logged_under_the_id_that_it_was_given(tmp_path: Path
         await own.answer()
         (event,) = (await told(cluster, request_id="chat of the 9th]", level="INFO")).events
         assert event.message == "session finished"
+
+
+def says_so(engine: FakeEngine) -> None:
+    """From now on it logs of each job, on a thread of its own and under the only name that it knows: vLLM's."""
+    generate = engine.generate
+
+    def generated(job: EngineJob) -> AsyncIterator[EngineOutput]:
+        names = {"request_id": f"{job.request_id}-0a1b2c3d"}
+        thread = threading.Thread(
+            target=lambda: logging.getLogger("kv_transfer.a_part").warning("its pull is overdue", extra=names)
+        )
+        thread.start()
+        thread.join()
+        return generate(job)
+
+    # The engine has no port for what it logs: only vLLM's do.
+    engine.generate = generated  # type: ignore[method-assign]
+
+
+async def test_what_workers_log_of_a_request_is_found_under_the_id_that_its_client_gave(tmp_path: Path) -> None:
+    async with logging_cluster(tmp_path) as cluster:
+        for worker in cluster.workers:
+            says_so(worker.engine)
+        await cluster.generate(request_id="ask-1")
+        await cluster.generate(request_id="ask-2")
+        session = cluster.session()
+        await session.open(request_id="ask-3")
+        await session.finish()
+        await session.answer()
+        trace = await cluster.admin.GetTrace(admin.GetTraceRequest(request_id="ask-2"))
+        # The prompt of a session is no job that is generated.
+        for name, workers in (("ask-2", 2), (trace.trace_id, 2), ("ask-3", 1)):
+            events = (await told(cluster, request_id=name, level="WARNING")).events
+            assert [event.message for event in events] == ["its pull is overdue"] * workers, name
+        assert "0a1b2c3d" not in (tmp_path / "router.log").read_text()
+
+
+async def test_a_defect_of_a_worker_is_logged_there_under_the_id_that_its_client_gave(tmp_path: Path) -> None:
+    def defect(job: EngineJob) -> AsyncIterator[EngineOutput]:
+        raise ZeroDivisionError("a defect")
+
+    async with logging_cluster(tmp_path) as cluster:
+        # A defect is planted where the worker's own code would have it.
+        cluster.workers[1].engine.generate = defect  # type: ignore[method-assign]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await cluster.generate(request_id="ask-1", timeout_s=5)
+        events = (await told(cluster, request_id="ask-1", level="ERROR")).events
+        assert {event.logger for event in events} >= {"worker_runtime.service"}
 
 
 async def test_a_level_that_there_is_none_of_is_refused(tmp_path: Path) -> None:

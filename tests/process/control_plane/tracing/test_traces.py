@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -16,6 +15,7 @@ from rachis.v1 import router_pb2 as api
 from tests.fakes.answers import text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import session_open
+from tests.stages import adds_up
 
 
 @asynccontextmanager
@@ -31,13 +31,6 @@ async def trace_of(cluster: Cluster, name: str = "") -> admin.GetTraceResponse:
     return response
 
 
-def check_sum(answer: admin.AnswerTrace) -> None:
-    stages = answer.stages
-    assert sum(stage.duration_ms for stage in stages) == pytest.approx(answer.end_to_end_ms)
-    for before, after in pairwise(stages):
-        assert before.start_ms + before.duration_ms == pytest.approx(after.start_ms)
-
-
 async def test_a_request_through_both_pools_says_where_its_time_went() -> None:
     async with traced() as cluster:
         await cluster.generate(request_id="mine")
@@ -49,7 +42,7 @@ async def test_a_request_through_both_pools_says_where_its_time_went() -> None:
         assert workers["decode"] == "decode-0" and "prefill-0" in workers.values()
         assert told.answer.completion_tokens == 8 and told.answer.HasField("ttft_ms")
         assert [decision.worker_id for decision in told.decisions] == ["prefill-0", "decode-0"]
-        check_sum(told.answer)
+        adds_up(told.answer)
 
 
 async def test_a_session_waits_for_input_and_then_its_client_for_it() -> None:
@@ -63,7 +56,7 @@ async def test_a_session_waits_for_input_and_then_its_client_for_it() -> None:
         assert told.kind == "session" and "input" in [stage.name for stage in told.answer.stages]
         assert any(event.name == "session_tokens" for event in told.answer.events)
         assert told.answer.ttft_ms <= told.answer.end_to_end_ms
-        check_sum(told.answer)
+        adds_up(told.answer)
 
 
 async def test_requests_are_listed_in_a_line_each_while_they_run_and_after() -> None:
@@ -120,7 +113,7 @@ async def test_an_answer_that_goes_on_elsewhere_shows_its_pause() -> None:
         assert {stage.worker_id for stage in told.answer.stages if stage.name == "decode"} == {"decode-0", "decode-1"}
         assert any(stage.migrates for stage in told.answer.stages)
         assert any(event.name == "worker_lost" for event in told.answer.events)
-        check_sum(told.answer)
+        adds_up(told.answer)
 
 
 async def test_each_choice_has_a_way_of_its_own() -> None:
@@ -131,7 +124,7 @@ async def test_each_choice_has_a_way_of_its_own() -> None:
         told = await trace_of(cluster)
         assert len(told.further_choices) == 2
         for answer in (told.answer, *told.further_choices):
-            check_sum(answer)
+            adds_up(answer)
 
 
 def cluster_request(**fields: Any) -> api.GenerateRequest:

@@ -68,6 +68,13 @@ def test_the_pause_of_a_migration_ends_when_the_answer_decodes_again() -> None:
     ]
 
 
+def test_a_further_choice_is_of_the_same_trace_and_its_engines_spans_are_below_the_same_span() -> None:
+    trace = begun()
+    trace.trace_id, trace.span_id, trace.is_sampled = 0xABC, 0xDEF, True
+    other = trace.another_choice()
+    assert (other.trace_id, other.span_id, other.is_sampled) == (0xABC, 0xDEF, True)
+
+
 def test_a_worker_lost_before_anything_was_decoded_is_no_migration() -> None:
     trace = begun()
     trace.enter(TraceStage.PREFILL_CALL, 11.0, "prefill-0")

@@ -1,0 +1,39 @@
+"""A collector that takes spans over OTLP on threads of its own, whatever loop a test runs on, and keeps them."""
+
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+
+
+class Collector(otlp_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.url = ""
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return otlp.ExportTraceServiceResponse()
+
+    def named(self, name: str, trace_id: str) -> list[Any]:
+        """Spans of that name in that trace, whose id is hexadecimal."""
+        return [span for span in self.spans if span.name == name and span.trace_id.hex() == trace_id]
+
+
+@contextmanager
+def listening() -> Iterator[Collector]:
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    otlp_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None).wait()
