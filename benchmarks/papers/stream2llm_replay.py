@@ -53,6 +53,10 @@ class Run:
     # Preemptions to host memory.
     swapped: int = 0
     busy_share: float = 0.0
+    busy_s: float = 0.0
+    # Of streamed sessions: prompt tokens that steps computed, and those of them that an update threw away.
+    computed_tokens: int = 0
+    invalidated_tokens: int = 0
 
     def quantile(self, share: float) -> float:
         return self.ttft_s[min(len(self.ttft_s) - 1, math.ceil(share * len(self.ttft_s)) - 1)]
@@ -122,7 +126,8 @@ class _Replay:
         run = self._run
         run.ttft_s.sort()
         run.preemptions = run.preemptions or engine.totals.preemptions
-        run.busy_share = engine.totals.busy_s / now_s
+        run.busy_s = engine.totals.busy_s
+        run.busy_share = run.busy_s / now_s
         return run
 
     def _plan_arrival(self) -> None:
@@ -160,6 +165,8 @@ class _Replay:
             record = self._engine.records.pop(number)
             self._run.swapped += record.preemptions_swap
             self._run.preemptions += record.preemptions_swap + record.preemptions_recompute
+            self._run.computed_tokens += record.tokens.computed_tokens
+            self._run.invalidated_tokens += record.tokens.invalidated_tokens
 
 
 def _input(tokens: Sequence[int], *, replaces: bool = False, is_last: bool = False) -> SimInput:

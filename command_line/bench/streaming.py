@@ -23,6 +23,12 @@ def streaming_command(
     rate: Annotated[float, typer.Option(min=0.001, max=10_000, help="Sessions that arrive in a second.")] = 2.0,
     token_scale: Annotated[float, typer.Option(min=0.0001, max=100, help="On the published context lengths.")] = 0.25,
     time_scale: Annotated[float, typer.Option(min=0.0, max=100, help="On the published delays of retrieval.")] = 0.25,
+    load: Annotated[
+        bool, typer.Option("--load", help="Over loads from half to 1.2 of saturation instead, in simulated time.")
+    ] = False,
+    loads: Annotated[
+        str | None, typer.Option(help="Of --load, as shares of saturation with commas between, such as 0.5,1,1.2.")
+    ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the engine; few make memory scarce.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives another trace.")] = 0,
     profile: options.Profile = None,
@@ -32,8 +38,13 @@ def streaming_command(
     as_json: options.AsJson = False,
 ) -> None:
     """TTFT of streamed prompts by policy, against waiting for the whole context."""
-    from command_line.bench import streaming_run
+    from command_line.bench import streaming_load_run, streaming_run
 
+    if load or loads is not None:
+        simulated = {"mode": mode.value, "sessions": sessions, "seed": seed}
+        names = streaming_run.policy_names(policy or streaming_load_run.POLICIES_SHOWN)
+        asyncio.run(streaming_load_run.bench_streaming_load(simulated, names, loads, as_json=as_json))
+        return
     flags = {"streaming.preemption": preemption, "engine.kv_blocks": kv_blocks}
     given = {key: value for key, value in flags.items() if value is not None}
     loaded = options.load_config(profile, config, assignments, model, given)

@@ -104,3 +104,38 @@ def test_contexts_of_more_pages_have_more_tokens_where_both_are_drawn_as_one() -
 
     assert ranks_agree(True) > 0.99
     assert ranks_agree(False) < 0.75
+
+
+async def test_a_sweep_over_the_load_compares_each_order_with_waiting_and_says_what_was_thrown_away() -> None:
+    from benchmarks.streaming_load import bench_streaming_load
+
+    arguments = {"mode": "update", "sessions": 25, "seed": 3, "policies": ["default", "fcfs"], "loads": [0.5, 1.2]}
+    told = _Told()
+    result = await bench_streaming_load(arguments, told)
+    assert result == await bench_streaming_load(arguments, _Told())
+    assert told.steps_done == told.steps_in_all == 1 + 2 * 3
+    low, high = result["loads"]
+    assert high["rate_per_s"] == pytest.approx(1.2 * result["saturation_per_s"], abs=0.001)
+    for row in (low, high):
+        waited, default = row["policies"]["ns"], row["policies"]["default"]
+        assert set(waited["speedup_vs_ns"].values()) == {1.0}
+        assert 0 < default["invalidated_tokens"] < default["computed_tokens"]
+        ratio = waited["ttft_after_finish_s"]["p50"] / default["ttft_after_finish_s"]["p50"]
+        assert default["speedup_vs_ns"]["p50"] == pytest.approx(ratio, rel=0.01)
+    assert high["policies"]["ns"]["busy_share"] > low["policies"]["ns"]["busy_share"]
+
+
+class _Told:
+    """Counts what a measurement reports."""
+
+    def __init__(self) -> None:
+        self.steps_in_all = self.steps_done = 0
+
+    def phase(self, text: str) -> None:
+        assert text
+
+    def total(self, steps: int) -> None:
+        self.steps_in_all = steps
+
+    def done(self, steps: int = 1) -> None:
+        self.steps_done += steps
