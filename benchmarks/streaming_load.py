@@ -22,7 +22,7 @@ _FLOOD_PER_S = 1000.0
 
 
 async def bench_streaming_load(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
-    """{"saturation_per_s": ..., "loads": [...], "workload": ...} for "mode", "sessions", "seed", "policies", "loads"."""
+    """{"saturation_per_s", "loads", "workload"} for "mode", "sessions", "seed", "policies", "loads"."""
     mode = SessionMode(arguments["mode"])
     given = {"mode": mode, "sessions": arguments["sessions"], "seed": arguments["seed"]}
     loads, policies = arguments["loads"], arguments["policies"]

@@ -339,18 +339,11 @@ def adapter_of(request: Any) -> int:
     return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
-def core_request(
-    engine: Any, request_id: str, prompt: Any, params: Any, adapter: Any = None, trace_headers: Any = None
-) -> Any:
-    """vLLM's own request for a prompt in its form, checked and named as by `LLMEngine.add_request`, added nowhere."""
-    request = engine.input_processor.process_inputs(
-        request_id,
-        prompt,
-        params,
-        lora_request=adapter,
-        trace_headers=trace_headers,
-        supported_tasks=engine.get_supported_tasks(),
-    )
+def core_request(engine: Any, request_id: str, prompt: Any, params: Any, **more: Any) -> Any:
+    """vLLM's own request for a prompt in its form, checked and named as by `LLMEngine.add_request`, added nowhere.
+    more: of `process_inputs`."""
+    tasks = engine.get_supported_tasks()
+    request = engine.input_processor.process_inputs(request_id, prompt, params, supported_tasks=tasks, **more)
     engine.input_processor.assign_request_id(request)
     return request
 

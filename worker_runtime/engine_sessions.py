@@ -110,8 +110,9 @@ class SessionPrompt:
         self._scheduler = vllm_private.scheduler_of(engine)
         # vLLM checks the parameters together with a prompt, which must not be empty.
         placeholder = {} if job.token_ids else {"prompt_token_ids": [0]}
+        more = {"lora_request": adapter, "trace_headers": trace_headers(job)}
         self._core_request = vllm_private.core_request(
-            engine, job.request_id, prompt_of(job) | placeholder, params, adapter, trace_headers(job)
+            engine, job.request_id, prompt_of(job) | placeholder, params, **more
         )
         self._core_request.prompt_token_ids = list(job.token_ids)
         self._core_request.priority = job.priority
