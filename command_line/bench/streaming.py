@@ -24,7 +24,10 @@ def streaming_command(
     token_scale: Annotated[float, typer.Option(min=0.0001, max=100, help="On the published context lengths.")] = 0.25,
     time_scale: Annotated[float, typer.Option(min=0.0, max=100, help="On the published delays of retrieval.")] = 0.25,
     load: Annotated[
-        bool, typer.Option("--load", help="Over loads from half to 1.2 of saturation instead, in simulated time.")
+        bool,
+        typer.Option(
+            "--load", help="In simulated time, from half to 1.2 of saturation; by mode, policy, sessions and seed."
+        ),
     ] = False,
     loads: Annotated[
         str | None, typer.Option(help="Of --load, as shares of saturation with commas between, such as 0.5,1,1.2.")
