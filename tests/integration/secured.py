@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import grpc
+import pytest
+
 from benchmarks.certificates import Authority
 from cluster_configs.loading import ENVIRONMENT_PREFIX
 from cluster_wire.secret import write_secret
@@ -20,6 +23,8 @@ from control_plane.access.roles import Role
 
 _IS_ON = bool(os.environ.get("TESTS_SECURED"))
 SCHEME = "https" if _IS_ON else "http"
+# Of tests of tools and examples that are asked without a key, and of a worker that has no part in the secret.
+for_open_services = pytest.mark.skipif(_IS_ON, reason="of a service that asks nobody for a key")
 
 
 def use() -> None:
@@ -53,6 +58,16 @@ def key() -> str:
     return _key() if _IS_ON else "none"
 
 
+def channel(address: str) -> grpc.aio.Channel:
+    """A router's, for calls that no client makes."""
+    if not _IS_ON:
+        return grpc.aio.insecure_channel(address)
+    trusting = grpc.ssl_channel_credentials((_folder() / "authority.pem").read_bytes())
+    return grpc.aio.secure_channel(
+        address, grpc.composite_channel_credentials(trusting, grpc.access_token_call_credentials(_key()))
+    )
+
+
 def _of_clients() -> Mapping[str, str]:
     if not _IS_ON:
         return {}
@@ -66,7 +81,7 @@ def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="rachis-secured-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_secret(folder / "secret")
-    Authority(folder).sign("service", "127.0.0.1", "localhost")
+    Authority(folder).sign("service", "127.0.0.1", "localhost", days=90.0)
     return folder
 
 

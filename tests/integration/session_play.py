@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import grpc
 from rachis import AsyncClient, AsyncSession, Generated, text_prompt
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2_grpc
@@ -17,6 +16,7 @@ from builtin_model.vocabulary import VOCABULARY_SIZE
 from command_line.own_service import Target
 from tests.fakes.answers import text_of, tokens_of
 from tests.fakes.session_call import SessionCall
+from tests.integration import secured
 from tests.integration.conftest import all_blocks_free
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
@@ -67,7 +67,7 @@ def pages_of(question: recall.RecallQuestion) -> list[Page]:
 
 @asynccontextmanager
 async def session_call(target: Target) -> AsyncIterator[SessionCall]:
-    async with grpc.aio.insecure_channel(target.address) as channel:
+    async with secured.channel(target.address) as channel:
         method: Any = router_pb2_grpc.RouterServiceStub(channel).StreamGenerate
         yield SessionCall(method(timeout=60))
 

@@ -29,6 +29,7 @@ from cluster_core.ports import hold_port
 from cluster_wire import registry
 from control_plane.service import child_process
 from tests.fakes.redis_server import RestartedRedis
+from tests.integration import secured
 from tests.integration.conftest import own_service, until
 from tests.prometheus import binary, rule_groups
 
@@ -129,6 +130,7 @@ async def prometheus(folder: Path, metrics_address: str) -> AsyncIterator[Alarms
         child_process.stop(process, 5)
 
 
+@secured.for_open_services
 async def test_faults_fire_their_alerts_and_a_quiet_service_none(tmp_path: Path) -> None:
     outside = RestartedRedis(tmp_path)
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from command_line.own_service import Target
 from tests import ROOT
+from tests.integration import secured
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +29,7 @@ async def output_of(*command: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@secured.for_open_services
 async def test_three_ways_into_a_service_are_compared_by_one_benchmark(target: Target, gateway: str) -> None:
     ways = ("openai-chat", "rachis", "rachis-session")
     asked = [option for way in ways for option in ("--backend", way)]
@@ -64,6 +66,7 @@ async def test_what_cannot_be_measured_is_a_sentence(target: Target, options: tu
     assert "Traceback" not in err
 
 
+@secured.for_open_services
 async def test_vllms_benchmark_runs_as_it_is(gateway: str, tmp_path: Path) -> None:
     command = (
         "import argparse; from vllm.benchmarks.serve import add_cli_args, main;"

@@ -11,6 +11,7 @@ import pytest
 
 from command_line.own_service import Target
 from tests import ROOT
+from tests.integration import secured
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +77,11 @@ async def printed(*command: str, folder: Path) -> str:
 
 
 def here(text: str, target: Target, gateway: str) -> str:
-    return text.replace("127.0.0.1:7421", target.address).replace("http://127.0.0.1:8000", gateway)
+    return (
+        text.replace("127.0.0.1:7421", target.address)
+        .replace("http://127.0.0.1:8000", gateway)
+        .replace('api_key="none"', f'api_key="{secured.key()}"')
+    )
 
 
 @pytest.mark.parametrize(("guide", "script"), SCRIPTS)
@@ -93,6 +98,7 @@ async def test_a_script_runs_as_it_is_written(
 
 
 @pytest.mark.parametrize("call", CALLS)
+@secured.for_open_services
 async def test_a_call_by_curl_is_answered(call: str, target: Target, gateway: str, tmp_path: Path) -> None:
     answer = json.loads(await printed("bash", "-c", here(call, target, gateway), folder=tmp_path))
     assert "error" not in answer, answer

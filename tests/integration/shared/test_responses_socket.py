@@ -77,7 +77,7 @@ def tokens_of(response: dict[str, Any]) -> list[str]:
 @asynccontextmanager
 async def connected(gateway: str) -> AsyncIterator[Connection]:
     url = f"{gateway.replace('http', 'ws')}/v1/responses"
-    async with websockets.connect(url, max_size=None, open_timeout=60) as socket:
+    async with websockets.connect(url, max_size=None, open_timeout=60, additional_headers=secured.headers()) as socket:
         yield Connection(socket)
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from command_line.own_service import Target
 from tests import ROOT
+from tests.integration import secured
 
 pytestmark = pytest.mark.integration
 
 SDKS = Path(sys.prefix) / "sdks" / "bin" / "python"
 
 
+@secured.for_open_services
 async def test_what_people_build_on_works(target: Target, gateway: str) -> None:
     assert SDKS.exists(), "run `make sdks`"
     environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}

@@ -22,6 +22,7 @@ from builtin_model import recall
 from cluster_configs.loading import LoadedConfig
 from command_line.own_service import Target
 from control_plane.intake.tokenization import Tokenizer
+from tests.integration import secured
 from tests.integration.conftest import all_blocks_free, until
 from tests.structured.compared import compared
 
@@ -175,7 +176,7 @@ async def test_bad_input_names_its_field_and_the_engine_goes_on(
 async def test_invalid_utf8_names_the_field(target: Target) -> None:
     text = b"\xff\xfe"
     prompt = bytes([0x0A, len(text)]) + text
-    async with grpc.aio.insecure_channel(target.address) as channel:
+    async with secured.channel(target.address) as channel:
         call = channel.unary_stream("/rachis.v1.RouterService/Generate", bytes, api.GenerateResponse.FromString)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in call(bytes([0x12, len(prompt)]) + prompt):
@@ -223,7 +224,7 @@ async def test_many_at_once_all_finish_and_nothing_is_held(client: AsyncClient) 
 
 
 async def test_health_and_reflection_answer_as_their_standards_say(target: Target) -> None:
-    async with grpc.aio.insecure_channel(target.address) as channel:
+    async with secured.channel(target.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "rachis.v1.RouterService"):
             checked = await health.Check(health_pb2.HealthCheckRequest(service=service))
