@@ -174,7 +174,7 @@ class TelemetryBenchmark:
             "off": _medians(off.turns),
             **{arm.name: compared(off.turns, arm.turns) for arm in arms[1:]},
             "exported": exported,
-            "traced_of_client_time": asdict(spread(traced)),
+            "traced_of_client_time": asdict(spread(traced)) if traced else None,
             "recording_us": recording_us(),
         }
 
