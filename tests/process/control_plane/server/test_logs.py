@@ -117,7 +117,7 @@ async def test_a_defect_of_a_worker_is_logged_there_under_the_id_that_its_client
 
     async with logging_cluster(tmp_path) as cluster:
         # A defect is planted where the worker's own code would have it.
-        cluster.workers[1].engine.generate = defect  # type: ignore[method-assign]
+        cluster.workers[0].engine.generate = defect  # type: ignore[method-assign]
         with pytest.raises(grpc.aio.AioRpcError):
             await cluster.generate(request_id="ask-1", timeout_s=5)
         events = (await told(cluster, request_id="ask-1", level="ERROR")).events
