@@ -17,7 +17,7 @@ class MadeUpRouter:
 
     address = "127.0.0.1:7000"
     admin_address = "127.0.0.1:7422"
-    metrics = SimpleNamespace(address="127.0.0.1:7001")
+    metrics = SimpleNamespace(url="http://127.0.0.1:7001/metrics")
 
     def __init__(self, did: list[str]) -> None:
         self._did = did
