@@ -23,7 +23,7 @@ class CountingCollector(otlp_grpc.TraceServiceServicer):
 
 
 @asynccontextmanager
-async def listening(collector: CountingCollector) -> AsyncIterator[str]:
+async def listening(collector: otlp_grpc.TraceServiceServicer) -> AsyncIterator[str]:
     """The URL of the collector, on a port of its own."""
     server = grpc.aio.server()
     otlp_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ _RETRY_AFTER_MS = 1000
 
 
 class LogReader:
-    """read: called on a thread. A caller that leaves gives its place up, once what it had read is read."""
+    """read: called on a thread, which cannot be stopped: the turn is its, and its caller may leave."""
 
     def __init__(self, read: ReadLogs) -> None:
         self._read = read
@@ -28,12 +28,17 @@ class LogReader:
             )
         self._queries += 1
         try:
-            async with self._turn:
-                reading = asyncio.ensure_future(asyncio.to_thread(self._read, query))
-                try:
-                    return await asyncio.shield(reading)
-                finally:
-                    # A thread cannot be stopped: the turn is its, whoever has left.
-                    await asyncio.wait([reading])
-        finally:
+            await self._turn.acquire()
+        except asyncio.CancelledError:
             self._queries -= 1
+            raise
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read, query))
+        reading.add_done_callback(self._ended)
+        return await asyncio.shield(reading)
+
+    def _ended(self, reading: asyncio.Future[Told[LogEvent]]) -> None:
+        self._turn.release()
+        self._queries -= 1
+        if not reading.cancelled():
+            # Whoever has asked may have left before it failed.
+            reading.exception()

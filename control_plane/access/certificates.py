@@ -101,11 +101,17 @@ def _of_grpc(files: CertificateFiles) -> grpc.ServerCertificateConfiguration:
 
 def check_pair(chain: bytes, key: bytes) -> None:
     """Raises ValueError where they are none, or not of each other: gRPC would refuse every handshake without a word."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509 import load_pem_x509_certificates
 
-    public = load_pem_private_key(key, None).public_key()
-    if load_pem_x509_certificates(chain)[0].public_key() != public:
+    try:
+        public = load_pem_private_key(key, None).public_key()
+        certified = load_pem_x509_certificates(chain)[0].public_key()
+    except (TypeError, UnsupportedAlgorithm) as error:
+        # A key that asks for a password is a TypeError.
+        raise ValueError(str(error)) from None
+    if certified != public:
         raise ValueError("the key is not that of the certificate")
 
 

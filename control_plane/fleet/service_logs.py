@@ -27,6 +27,7 @@ ANSWER_TIMEOUT_S = 3.0
 _MOST_ASKED = 2
 # The node of this router's own processes, in messages.
 _HERE = ""
+_OWN = "the logs of this router and its gateways cannot be read"
 
 
 def read_beside(query: LogQuery) -> Told[LogEvent]:
@@ -61,9 +62,12 @@ class ServiceLogs:
     async def _own(self, query: wire.LogQuery) -> "_Answer":
         read_unix_ms = unix_ms()
         try:
-            told = await self._here.read(query_from_wire(query))
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                told = await self._here.read(query_from_wire(query))
+        except TimeoutError:
+            return f"{_OWN}: not within {ANSWER_TIMEOUT_S:g} s"
         except RachisError as error:
-            return f"the logs of this router and its gateways cannot be read: {error}"
+            return f"{_OWN}: {error}"
         return wire.ReadLogsResponse(
             events=events_to_wire(told.events), read_unix_ms=read_unix_ms, left_out=told.left_out
         )

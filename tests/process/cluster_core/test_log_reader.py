@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -51,7 +52,7 @@ async def test_one_query_is_read_at_a_time_and_one_too_many_is_refused_with_a_se
     assert await reader.read(QUERY) == Told(())
 
 
-async def test_who_leaves_keeps_the_turn_until_its_thread_is_done_and_who_waits_leaves_at_once() -> None:
+async def test_whoever_leaves_does_so_at_once_and_the_thread_keeps_the_turn_until_it_has_read() -> None:
     disk = Disk()
     reader = LogReader(disk.read)
     reads = asyncio.create_task(reader.read(QUERY))
@@ -59,13 +60,30 @@ async def test_who_leaves_keeps_the_turn_until_its_thread_is_done_and_who_waits_
     waits = asyncio.create_task(reader.read(QUERY))
     stays = asyncio.create_task(reader.read(QUERY))
     await asyncio.sleep(0)
-    waits.cancel()
-    reads.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waits
-    assert not reads.done() and disk.reading == 1
+    for leaves in (waits, reads):
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+    assert disk.reading == 1 and not stays.done()
+    others = [asyncio.create_task(reader.read(QUERY)) for _ in range(MOST_QUERIES - 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await reader.read(QUERY)
     disk.go_on.set()
-    assert await stays == Told(())
-    assert (disk.most_reading, disk.read_queries) == (1, 2)
-    with pytest.raises(asyncio.CancelledError):
-        await reads
+    assert await asyncio.gather(stays, *others) == [Told(())] * (MOST_QUERIES - 1)
+    assert (disk.most_reading, disk.read_queries) == (1, MOST_QUERIES)
+
+
+async def test_a_read_that_fails_gives_the_turn_to_the_next_one() -> None:
+    answers: Iterator[OSError | Told[LogEvent]] = iter([OSError("the disk"), Told(())])
+
+    def read(query: LogQuery) -> Told[LogEvent]:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    reader = LogReader(read)
+    with pytest.raises(OSError, match="the disk"):
+        await reader.read(QUERY)
+    assert await reader.read(QUERY) == Told(())

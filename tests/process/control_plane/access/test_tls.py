@@ -3,7 +3,7 @@
 import os
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from rachis import AsyncClient, Client, tls
 from rachis.errors import InvalidInputError, UnavailableError
 
@@ -92,17 +98,28 @@ async def test_where_clients_need_a_certificate_one_of_another_authority_is_none
         assert await asked(address, trusting(authority, authority.sign("late", days=-1.0))) == "no connection"
 
 
-async def test_a_certificate_that_is_replaced_is_taken_up_and_a_broken_one_is_not(
-    authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+def kept_in(folder: Path) -> tuple[Callable[[tuple[Path, Path]], None], Path, Path]:
+    """What puts a certificate and its key in the place of others, each at once; and where they are."""
+    kept = folder / "tls.crt", folder / "tls.key"
 
     def put(pair: tuple[Path, Path]) -> None:
-        for source, target in zip(pair, (chain, key), strict=True):
+        for source, target in zip(pair, kept, strict=True):
             made = target.with_suffix(".new")
             shutil.copy(source, made)
             made.replace(target)
 
+    return put, *kept
+
+
+def with_password(key: Path) -> bytes:
+    password = BestAvailableEncryption(b"secret")
+    return load_pem_private_key(key.read_bytes(), None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, password)
+
+
+async def test_a_certificate_that_is_replaced_is_taken_up_and_a_broken_one_is_not(
+    authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put, chain, key = kept_in(tmp_path)
     put(authority.sign("first", HOME))
     async with router(chain, key) as cluster:
         address = cluster.router.address
@@ -122,12 +139,14 @@ async def test_a_certificate_that_is_replaced_is_taken_up_and_a_broken_one_is_no
 
 def test_files_that_do_not_go_together_are_refused_at_the_start(authority: Authority, tmp_path: Path) -> None:
     (chain, _), (_, other_key) = authority.sign("one"), authority.sign("two")
-    bad = tmp_path / "bad"
+    bad, locked = tmp_path / "bad", tmp_path / "locked"
+    locked.write_bytes(with_password(other_key))
     bad.write_text("no PEM")
     for certificate, key, sentence in (
         (chain, other_key, "the key is not that of the certificate"),
         (bad, other_key, "do not go together"),
         (chain, bad, "do not go together"),
+        (chain, locked, "[Pp]assword"),
         (tmp_path / "none", other_key, "none cannot be read: No such file"),
     ):
         section = SecuritySection(certificate_file=str(certificate), certificate_key_file=str(key))
@@ -171,12 +190,7 @@ def test_the_sync_client_takes_them_too(authority: Authority) -> None:
 async def test_metrics_probes_and_the_console_are_encrypted_where_that_is_wanted(
     authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-
-    def put(pair: tuple[Path, Path]) -> None:
-        for source, target in zip(pair, (chain, key), strict=True):
-            shutil.copy(source, target)
-
+    put, chain, key = kept_in(tmp_path)
     put(authority.sign("router", HOME))
     # A certificate of a client is for the doors of gRPC: a probe has none.
     flags = {"security__metrics_tls": True, "security__client_ca_file": str(authority.ca)}
@@ -185,13 +199,25 @@ async def test_metrics_probes_and_the_console_are_encrypted_where_that_is_wanted
         assert page.url == f"https://{page.address}/metrics"
         for path, said in (("livez", "the router answers"), ("metrics", "rachis_requests"), ("", "<!doctype html>")):
             assert said in await page_of(f"https://{page.address}/{path}", authority)
+        assert "workers" in await first_event_of(f"https://{page.address}/api/WatchOverview", authority)
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await page_of(page.url, stranger)
         with pytest.raises(httpx.RemoteProtocolError):
             await page_of(page.url.replace("https", "http"), authority)
         put(stranger.sign("router", HOME))
         assert "rachis_requests" in await page_of(page.url, stranger)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        # A key that cannot be read without its password does not end who serves.
+        key.write_bytes(with_password(key))
+        assert "rachis_requests" in await page_of(page.url, stranger)
+        assert caplog.text.count("the certificate stays as it is") == 1
+
+
+async def first_event_of(url: str, trusted: Authority) -> str:
+    async with (
+        httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(trusted.ca))) as http,
+        http.stream("POST", url, json={}) as answer,
+    ):
+        return await anext(line async for line in answer.aiter_lines() if line.startswith("data: "))
 
 
 async def page_of(url: str, trusted: Authority) -> str:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +21,9 @@ from cluster_core.engine_jobs import EngineJob, EngineOutput
 from cluster_core.event_log import EventHandler, LogEvent, LogRules, logged
 from cluster_core.log_files import LogQuery, Told, latest
 from cluster_core.log_reader import MOST_QUERIES
-from control_plane.fleet.service_logs import beside
+from control_plane.fleet import service_logs
+from control_plane.fleet.membership import Membership
+from control_plane.fleet.service_logs import ServiceLogs, beside
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 from tests.fakes.engine import FakeEngine
 from worker_runtime.own_logs import no_logs
@@ -283,3 +286,23 @@ def test_a_line_of_the_log_is_an_object_of_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "router.log").read_text().splitlines()]
     assert [line["message"] for line in lines][1:] == ["one"]
     assert no_logs(LogQuery()) == Told(())
+
+
+async def test_a_disk_of_the_routers_own_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Three seconds are of no interest here.
+    monkeypatch.setattr(service_logs, "ANSWER_TIMEOUT_S", 0.05)
+    goes_on = threading.Event()
+
+    def hangs(query: LogQuery) -> Told[LogEvent]:
+        assert goes_on.wait(60)
+        return Told(())
+
+    nobody: Any = None
+    logs = ServiceLogs(Membership(), nobody, hangs)
+    try:
+        answer = await logs.read(admin.GetLogsRequest())
+    finally:
+        goes_on.set()
+    assert answer.missing == ["the logs of this router and its gateways cannot be read: not within 0.05 s"]

@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import router_pb2 as api
 
+from benchmarks.otlp_collector import listening
 from tests.fakes.answers import text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import session_open
@@ -158,18 +159,6 @@ class Collector(otlp_grpc.TraceServiceServicer):
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         return otlp.ExportTraceServiceResponse()
-
-
-@asynccontextmanager
-async def listening(collector: Collector) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    otlp_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 async def test_a_collector_gets_a_span_for_the_request_and_one_for_each_stage() -> None:
