@@ -55,7 +55,8 @@ async def added(address: str, seen: Seen) -> Seen:
 
 
 async def _with_metrics(place: Place, seen: Seen) -> Seen:
-    scheme = "https" if seen.config.security.metrics_tls else "http"
+    # A router of a version before has no URL, and encrypts nothing there.
+    scheme = seen.router.metrics_url.partition("://")[0] or "http"
     url, key = f"{scheme}://{reached(seen.router.metrics_address, place.host)}/metrics", ""
     if seen.config.security.metrics_need_key:
         if not place.is_here:

@@ -22,7 +22,10 @@ from rachis.errors import InvalidInputError, UnavailableError
 
 from benchmarks.certificates import Authority
 from cluster_configs.schema import SecuritySection
+from cluster_core import versions
 from cluster_core.errors import ConfigError
+from command_line.doctor import surroundings
+from command_line.doctor.seen import Part, Seen
 from control_plane.access.certificates import grpc_credentials
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
@@ -230,3 +233,14 @@ async def page_of(url: str, trusted: Authority) -> str:
 def test_metrics_are_not_encrypted_without_a_certificate() -> None:
     with pytest.raises(ValueError, match="metrics_tls needs certificate_file"):
         SecuritySection(metrics_tls=True)
+
+
+async def test_the_doctor_reads_metrics_that_are_encrypted(authority: Authority) -> None:
+    async with router(*authority.sign("router", HOME), security__metrics_tls=True) as cluster:
+        address = cluster.router.address
+        async with AsyncClient(address, credentials=trusting(authority)) as client:
+            status = await client.router_status()
+        seen = await surroundings.added(
+            address, Seen(now_unix_s=0.0, here=versions.installed(), router=status, workers=())
+        )
+        assert Part.METRICS not in seen.missing and seen.metrics
