@@ -50,8 +50,8 @@ SERVICE = "svc-test"
 # it is to expire.
 CLIENT_DEADLINE_S = 1.0
 SESSION_DEADLINE_S = 5.0
-# How `until` looks: in each turn of the loop at first.
-_EAGER_TURNS = 2000
+# How `until` looks: in each turn of the loop at first, for a second or more, and pure tests need no longer.
+_EAGER_TURNS = 200_000
 _LOOK_EVERY_S = 0.001
 
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
