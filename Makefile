@@ -57,7 +57,7 @@ $(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.tom
 
 sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
 
-$(SDKS)/.rachis: requirements/sdks.lock | $(STAMP)
+$(SDKS)/.rachis: requirements/sdks.lock
 	$(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip $(PIP_INSTALL) --quiet --require-hashes -r requirements/sdks.lock
 	touch $@
