@@ -26,7 +26,8 @@ RELEASE := $(VENV)/release
 # Processes that tests are spread over: three more than cores, since many tests wait more than they compute.
 WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest -q
-SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+GROUPED := --dist loadscope --no-loadscope-reorder
+SPREAD := -n $(WORKERS) $(GROUPED)
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup sdks demo serve test pure process contract campaign integration secured test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
@@ -68,19 +69,21 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-# Many hosts mostly wait: those of one core that decide run beside their start, and the others beside all that they do.
-# Campaigns wait for nothing, and take what the spread tests leave.
-test: setup sdks ## All tests: those of one core first, then the others spread over both cores, beside many hosts and campaigns
+# Many hosts mostly wait, and so do the processes that run beside them; campaigns wait for nothing, and take what all
+# others leave. Engines of all kinds come last: each of them wants a core, and many hosts beside them would be late.
+ENGINES := tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/campaign --ignore=tests/process
+test: setup sdks ## All tests, in order: of one core, processes beside many hosts, engines; campaigns beside all of them
 	failed=0
 	beside=$$(mktemp --directory)
 	$(BIN)/python -m tests.hosts -q > $$beside/hosts 2>&1 &
 	hosts=$$!
-	$(PYTEST) tests/pure || failed=1
 	nice $(PYTEST) tests/campaign > $$beside/campaign 2>&1 &
 	campaign=$$!
-	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/campaign $(SPREAD) || failed=1
-	wait $$campaign || failed=1
+	$(PYTEST) tests/pure || failed=1
+	$(PYTEST) tests/process -n 3 $(GROUPED) || failed=1
 	wait $$hosts || failed=1
+	$(PYTEST) $(ENGINES) $(SPREAD) || failed=1
+	wait $$campaign || failed=1
 	cat $$beside/campaign $$beside/hosts
 	rm -r $$beside
 	exit $$failed

@@ -56,15 +56,18 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
         yield target, await stack.enter_async_context(AsyncClient(target.address))
 
 
+_REDIS_WAS_LATE = "does not answer (Timeout connecting to server)"
+
+
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Where Ray was late, another service is started."""
+    """Where Ray or Redis was late, another service is started."""
     for _ in range(STARTS - 1):
         try:
             return await stack.enter_async_context(service())
         except StartError as error:
-            if not was_late(error):
+            if not was_late(error) and _REDIS_WAS_LATE not in str(error):
                 raise
     return await stack.enter_async_context(service())
 
