@@ -36,6 +36,7 @@ from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
 from prefill_worker.policies import BOUND_PARTIAL, POLICIES
 from prefill_worker.streaming_request import LOADING, PARKED
+from prefill_worker.two_phase import TwoPhase
 from shared_worker.engine_scheduler import AsyncSharedScheduler, SharedScheduler
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 
@@ -234,7 +235,7 @@ class SimulatedEngine:
         """
         scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
         swaps.check_invariants()
-        if self.world.decode is None or self.world.is_shared:
+        if isinstance(scheduler, TwoPhase):
             # What was learned is looked at nowhere else.
             scheduler._survival.check_invariants()
         pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
