@@ -35,6 +35,7 @@ from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.grammars import GrammarCompiler, GrammarProcess, Grammars
+from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import LOOK_S
 from control_plane.metrics.probe_server import ProbeServer
@@ -133,8 +134,10 @@ def build_router(
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
-    admission, grammars = _admission(config, ports), _grammars(config, ports)
-    arrivals = _arrivals(config, grammars, adapters, door.access, placer, ports)
+    admission = _admission(config, ports)
+    routers = lambda: len(membership.others) + 1  # noqa: E731
+    rates = SharedRates(ports.redis(_REDIS_TIMEOUT_S), service_id, door.access.limits_of, routers, ports.now_s)
+    arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
@@ -162,7 +165,8 @@ def build_router(
         sessions=sessions,
         admission=admission,
         tokenizer=tokenizer,
-        grammars=grammars,
+        grammars=arrivals.grammars,
+        rates=rates,
         metrics=metrics,
         traces=arrivals.traces,
         check=check,
@@ -203,12 +207,12 @@ def _adapters(
 
 
 def _arrivals(
-    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
+    config: RachisConfig, rates: SharedRates, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
 ) -> Arrivals:
-    limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
+    limits, parts = config.router, (_grammars(config, ports), rates, ports.now_s, ports.lifecycle, ports.job)
     decisions = partial(decisions_on, placer.log, config.placement.policy)
     traces = traces_of(config.tracing, config.objectives.ttft_s, decisions, ports.now_s)
-    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access, traces)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, *parts, adapters.known, access, traces)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:

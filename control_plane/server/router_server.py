@@ -29,11 +29,13 @@ from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.grammars import Grammars
+from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.console_metrics import ConsoleCollector
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
 from control_plane.metrics.probe_server import Probes, Said
+from control_plane.metrics.rate_metrics import RateCollector
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
 from control_plane.metrics.trace_metrics import TraceCollector
@@ -72,6 +74,7 @@ class RouterParts:
     admission: Admission
     tokenizer: Tokenizer
     grammars: Grammars
+    rates: SharedRates
     dispatcher: Dispatcher
     sessions: StreamingSessions
     placer: Placer
@@ -146,6 +149,7 @@ class RouterServer:
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())
         self._background.start(parts.adapters.follow())
+        self._background.start(parts.rates.follow())
         self._background.start(parts.probes.run())
         self._background.start(parts.overview.follow())
         self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
@@ -172,6 +176,7 @@ class RouterServer:
         await parts.sharing.close()
         await parts.follower.close()
         await parts.adapters.close()
+        await parts.rates.close()
         await parts.prefixes.close()
         await parts.replicator.close()
         parts.door.close()
@@ -201,6 +206,7 @@ class RouterServer:
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
         registry.register(ConsoleCollector(console.streams.counts))
+        registry.register(RateCollector(parts.rates, loop))
         pools = parts.pools.status if parts.pools is not None else list
         refused = lambda: parts.door.access.refused  # noqa: E731
         registry.register(ServiceCollector(self._config, parts.overview.router, parts.probes, pools, refused, loop))

@@ -173,7 +173,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         with self._admission.prompts.holding(as_tokens + had) as held:
             caller = self._arrivals.access.identity(context)
             trace.tenant = caller.tenant
+            self._arrivals.rates.begin(caller.tenant, resumed=bool(received))
             token_ids, scope = await self._checked(request, received, caller, trace)
+            self._arrivals.rates.spend(caller.tenant, len(token_ids) + had)
             held.resize(max(as_tokens, len(token_ids)) + had)
             make_job = partial(
                 self._arrivals.make_job,
@@ -186,7 +188,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
             )
             jobs = self._jobs(make_job, request, received, lifecycle)
-            await self._answer(jobs, context, lifecycle)
+            try:
+                await self._answer(jobs, context, lifecycle)
+            finally:
+                self._arrivals.rates.spend(caller.tenant, sum(job.generated_tokens for job in jobs))
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
         taken_s = self._arrivals.now_s()

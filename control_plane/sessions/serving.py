@@ -93,10 +93,13 @@ class StreamingSessions:
         trace.tenant = caller.tenant
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
+        self._arrivals.rates.begin(caller.tenant, resumed=bool(opened.received.token_ids))
         adapter = validation.check_session_open(opened, caller, model, self._arrivals.adapters)
         trace.enter(TraceStage.TOKENIZATION, self._arrivals.now_s())
         session = await self._session(opened, model)
-        held.resize(len(session.tokens) + len(opened.received.token_ids))
+        brought = len(session.tokens) + len(opened.received.token_ids)
+        self._arrivals.rates.spend(caller.tenant, brought)
+        held.resize(brought)
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
@@ -128,6 +131,7 @@ class StreamingSessions:
             raise DeadlineError("the session's deadline passed") from None
         finally:
             slot.give_back()
+            self._arrivals.rates.spend(caller.tenant, job.generated_tokens)
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
         message = await next_message(context, timeout_s, "streaming.open_timeout_s")
@@ -162,6 +166,8 @@ class StreamingSessions:
         intake = SessionIntake(session, opened, self._tokenizer, model, held)
 
         async def send(command: Command | None) -> None:
+            if command is not None:
+                self._arrivals.rates.spend(job.tenant, len(command.token_ids))
             computes = isinstance(command, Finish) if job.emitted else command is not None
             if computes:
                 await slot.hold()

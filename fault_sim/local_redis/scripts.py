@@ -1,9 +1,11 @@
 """The Lua scripts of the registry and the prefix index, by their text, as functions of a `Store`."""
 
+import math
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
 from control_plane.fleet import fencing
+from control_plane.intake import shared_rates
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
@@ -101,6 +103,20 @@ def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return 1
 
 
+def _spend(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> list[bytes]:
+    now_s, (most_debt_s, *numbers) = unix_ms() / 1000, map(float, args)
+    levels = []
+    for key, rate, burst, spent in zip(keys, numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+        level, kept = burst, store.get(key)
+        if kept is not None:
+            had, at_s = map(float, kept.split())
+            level = min(burst, had + max(0.0, now_s - at_s) * rate)
+        level = max(level - spent, -most_debt_s * rate)
+        store.set(key, f"{level:.6f} {now_s:.6f}", px=math.ceil((burst - level) / rate * 1000) + 1)
+        levels.append(f"{level:.6f}".encode())
+    return levels
+
+
 def _fence(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     record, holder = keys
     first_generation, kept_s = args
@@ -120,5 +136,6 @@ SCRIPTS: dict[str, Script] = {
     claim_scripts.CHECK: _check,
     access_log.WRITE_SNAPSHOT: _write_hotness,
     replicator.HOLD: _hold,
+    shared_rates.SPEND: _spend,
     fencing.FENCE: _fence,
 }

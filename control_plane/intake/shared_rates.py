@@ -1,0 +1,129 @@
+"""Tenants' rates over all routers: tells Redis what this router's tenants have spent, and hears what there is.
+
+Of each bucket Redis keeps how much it has and when that was, by its own clock; one script fills it, takes what was
+spent from it and answers what is left. Several buckets go together. Nothing is asked while no tenant has spent
+anything. See `tenant_rates` for what is decided by it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from cluster_core.clock import monotonic_s
+from cluster_wire import registry
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
+from cluster_wire.redis_loop import LoopWords, RedisLoop
+from control_plane.access.tenant_limits import UNLIMITED, LimitsOf
+from control_plane.intake.tenant_rates import MOST_DEBT_S, Spent, TenantRates
+
+logger = logging.getLogger(__name__)
+
+# The first write changes nothing and needs no memory: Redis whose memory is full lets what follows through.
+# KEYS: buckets. ARGV: what one may owe, in seconds of its rate; for each bucket its rate per second, its burst, and
+# what was spent. Answers what each has now. One that is full again by then is not kept.
+SPEND = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local levels = {}
+for index, key in ipairs(KEYS) do
+  local rate, burst = tonumber(ARGV[index * 3 - 1]), tonumber(ARGV[index * 3])
+  redis.call('PERSIST', key)
+  local level, kept = burst, redis.call('GET', key)
+  if kept then
+    local had, at = string.match(kept, '^(%S+) (%S+)$')
+    level = math.min(burst, tonumber(had) + math.max(0, now - tonumber(at)) * rate)
+  end
+  level = math.max(level - tonumber(ARGV[index * 3 + 1]), -tonumber(ARGV[1]) * rate)
+  local full_ms = math.ceil((burst - level) / rate * 1000) + 1
+  redis.call('SET', key, string.format('%.6f %.6f', level, now), 'PX', string.format('%.0f', full_ms))
+  levels[index] = string.format('%.6f', level)
+end
+return levels
+"""
+_WORDS = LoopWords(
+    logger,
+    away="Redis does not answer, this router goes on with its part of tenants' rates: %s",
+    back="Redis answers again, tenants' rates are those of all routers",
+    defect="tenants' rates cannot be shared with other routers",
+)
+_EVERY_S = 0.1
+# While nobody has spent anything.
+_IDLE_S = 1.0
+# Buckets that one call brings.
+_MOST_BUCKETS = 256
+
+
+class SharedRates:
+    """`follow` until cancelled, then `close`. rates: as this router knows them. apart: requests that it decided about
+    while Redis did not answer."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        service_id: str,
+        limits_of: LimitsOf,
+        routers: Callable[[], int],
+        now_s: Callable[[], float] = monotonic_s,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        """routers: that there are, this one included."""
+        self._redis = redis
+        self._service_id = service_id
+        self._routers = routers
+        self._now_s = now_s
+        self._every_s = every_s
+        self._is_new = asyncio.Event()
+        self._loop = RedisLoop(self.share, self._pause, _WORDS)
+        self.rates = TenantRates(limits_of)
+        self.apart = 0
+
+    async def follow(self) -> None:
+        await self._loop.run()
+
+    async def close(self) -> None:
+        """What was spent last is told, where Redis still answers."""
+        with contextlib.suppress(*REDIS_DOWN):
+            await self.share()
+        await self._redis.aclose()
+
+    def begin(self, tenant: str, *, resumed: bool = False) -> None:
+        """Takes one request. Raises OverloadedError. resumed: its answer had begun at another router."""
+        if self.rates.limits_of(tenant) is UNLIMITED:
+            return
+        self.apart += not self._loop.connected
+        if self.rates.begin(tenant, self._now_s(), resumed=resumed):
+            # What others know of the tenant is asked for at once.
+            self._is_new.set()
+
+    def spend(self, tenant: str, tokens: int) -> None:
+        self.rates.spend(tenant, tokens, self._now_s())
+
+    async def share(self) -> None:
+        """Tells what was spent, and takes over what there is. Raises one of REDIS_DOWN."""
+        self._is_new.clear()
+        spent = self.rates.to_tell(self._now_s())
+        for first in range(0, len(spent), _MOST_BUCKETS):
+            told = spent[first : first + _MOST_BUCKETS]
+            try:
+                levels = await self._redis.eval(SPEND, len(told), *map(self._key, told), MOST_DEBT_S, *_numbers(told))
+            except BaseException:
+                self.rates.not_told(spent[first:])
+                raise
+            self.rates.routers = max(1, self._routers())
+            self.rates.told(told, map(float, levels), self._now_s())
+
+    async def _pause(self) -> None:
+        if len(self.rates):
+            await asyncio.sleep(self._every_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_S):
+                await self._is_new.wait()
+
+    def _key(self, spent: Spent) -> str:
+        return registry.rate_key(self._service_id, spent.limit, spent.tenant)
+
+
+def _numbers(told: Sequence[Spent]) -> list[float]:
+    return [number for each in told for number in (each.rate_per_s, each.burst, each.amount)]
