@@ -134,7 +134,7 @@ def build_router(
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
-    admission = _admission(config, ports)
+    admission = _admission(config, door.access, ports)
     routers = lambda: len(membership.others) + 1  # noqa: E731
     rates = SharedRates(ports.redis(_REDIS_TIMEOUT_S), service_id, door.access.limits_of, routers, ports.now_s)
     arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
@@ -242,7 +242,7 @@ def _follower(
     )
 
 
-def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
+def _admission(config: RachisConfig, access: Access, ports: RouterPorts) -> Admission:
     limits = config.router
     return Admission(
         limits.max_in_flight_requests,
@@ -252,6 +252,7 @@ def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
         limits.max_prompt_mib << 20,
         limits.tenant_share,
         limits.best_effort_share,
+        lambda tenant: access.limits_of(tenant).weight,
     )
 
 

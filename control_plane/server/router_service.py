@@ -29,7 +29,7 @@ from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission, Claimant
+from control_plane.intake.admission import Admission, Claimant, Slot
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
@@ -188,17 +188,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
             )
             jobs = self._jobs(make_job, request, received, lifecycle)
-            try:
-                await self._answer(jobs, context, lifecycle)
-            finally:
-                self._arrivals.rates.spend(caller.tenant, sum(job.generated_tokens for job in jobs))
+            await self._answer(jobs, context, lifecycle)
 
     async def _answer(self, jobs: Sequence[Job], context: Context, lifecycle: RequestLifecycle) -> None:
         taken_s = self._arrivals.now_s()
         jobs[0].own_s = taken_s - jobs[0].arrived_s
         for job in jobs:
             job.lifecycle.trace.enter(TraceStage.ADMISSION, taken_s)
-        async with self._admission.slot(Claimant(jobs[0].priority, jobs[0].tenant)):
+        claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
+        expected = prompt_tokens + sum(job.max_tokens for job in jobs)
+        async with self._admission.slot(claimant, expected) as slot, self._settling(slot, prompt_tokens, jobs):
             for job in jobs[1:]:
                 job.lifecycle.trace.enter(TraceStage.FIRST_CHOICE, self._arrivals.now_s())
             for each in _lifecycles(lifecycle, jobs):
@@ -222,6 +221,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     await self._send(context, response, job.remaining_s(now_s))
             if not lifecycle.ended:
                 lifecycle.at(Event.ENDED)
+
+    @asynccontextmanager
+    async def _settling(self, slot: Slot, prompt_tokens: int, jobs: Sequence[Job]) -> AsyncIterator[None]:
+        """What the answers inside have taken is known at their end."""
+        try:
+            yield
+        finally:
+            generated = sum(job.generated_tokens for job in jobs)
+            slot.tokens = prompt_tokens + generated
+            self._arrivals.rates.spend(jobs[0].tenant, generated)
 
     def _jobs(
         self,

@@ -118,7 +118,7 @@ class StreamingSessions:
         trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
-            await slot.hold()
+            await slot.hold(brought)
             lifecycle.at(Event.ADMITTED)
             if job.emitted:
                 # Nothing is computed before its input has come again.
@@ -130,7 +130,7 @@ class StreamingSessions:
         except TimeoutError:
             raise DeadlineError("the session's deadline passed") from None
         finally:
-            slot.give_back()
+            slot.give_back(job.generated_tokens)
             self._arrivals.rates.spend(caller.tenant, job.generated_tokens)
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
@@ -166,11 +166,11 @@ class StreamingSessions:
         intake = SessionIntake(session, opened, self._tokenizer, model, held)
 
         async def send(command: Command | None) -> None:
-            if command is not None:
-                self._arrivals.rates.spend(job.tenant, len(command.token_ids))
+            tokens = len(command.token_ids) if command is not None else 0
+            self._arrivals.rates.spend(job.tenant, tokens)
             computes = isinstance(command, Finish) if job.emitted else command is not None
             if computes:
-                await slot.hold()
+                await slot.hold(tokens)
             pieces.send(command)
 
         reader = SessionReader(
