@@ -2,11 +2,10 @@
 
 The lowest priority number is served first, whoever waits longer. Of one priority tenants share the slots and the queue
 fairly. A slot that is free goes to the tenant that has had the fewest tokens for its weight (`fair_order`), and of its
-requests to the one that has waited longest. A request that holds its slot for longer than its tokens take at the recent
-pace of all has had the tokens of that time: slots are shared, too. A full queue takes a request in place of the latest one of a higher number,
-and of a tenant that has fewer waiting for its weight than another one in place of that one's latest (longest queue
-drop, Suter et al. 1998). No tenant has more slots than its share. Without tenants all are one, and who waits longest
-is next.
+requests to the one that has waited longest. Who holds a slot for longer than its tokens take at the recent pace of all
+has had the tokens of that time. A full queue takes a request in place of the latest one of a higher number, and of a
+tenant that has fewer waiting for its weight than another one in place of that one's latest (longest queue drop, Suter
+et al. 1998). No tenant has more slots than its share. Without tenants all are one, and who waits longest is next.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end.
