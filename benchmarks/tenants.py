@@ -58,7 +58,7 @@ class TenantsReport:
 
 
 async def measure(clients: Clients, requests: int, victim_requests: int, pairs: int, say: Say) -> TenantsReport:
-    """clients: of routers `never`, `always`, `shares`, `plain`, `rated`; each for tenants `acme`, `zeta`, and for `ops`."""
+    """clients: of routers `never`, `always`, `shares`, `plain`, `rated`; for tenants `acme`, `zeta` and for `ops`."""
     report, rng = TenantsReport(requests), random.Random(0)
     for sharing in ("never", "always"):
         say(f"{requests} requests of a tenant for what another one has or has not asked, sharing {sharing}")

@@ -45,13 +45,14 @@ class Spent(NamedTuple):
 @dataclass(slots=True)
 class _Part:
     """Of one bucket, at this router. untold: what was spent since it was told last; telling: what is on its way.
-    is_behind: it could not be told the last time."""
+    is_behind: it could not be told the last time. is_heard: Redis has said once what there is."""
 
     balance: float
     since_s: float
     untold: float = 0.0
     telling: float = 0.0
     is_behind: bool = False
+    is_heard: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class TenantRates:
                 # What was spent meanwhile was this router's part of the rate, and only what is owed of it still counts.
                 part.telling = min(part.untold, missing) if part.is_behind else part.untold
                 part.untold = 0.0
-                if part.telling or missing:
+                if part.telling or missing or not part.is_heard:
                     spent.append(Spent(tenant, limit, rates[limit], burst, part.telling))
         told = {each.tenant for each in spent}
         for tenant in [tenant for tenant in self._parts if tenant not in told]:
@@ -118,7 +119,7 @@ class TenantRates:
             part = self._parts.get(each.tenant, {}).get(each.limit)
             if part is not None:
                 part.balance, part.since_s = level / self.routers - part.untold, max(now_s, part.since_s)
-                part.telling, part.is_behind = 0.0, False
+                part.telling, part.is_behind, part.is_heard = 0.0, False, True
 
     def not_told(self, spent: Sequence[Spent]) -> None:
         """Redis did not answer: it is told later."""

@@ -19,7 +19,7 @@ from tests.fakes.redis_server import running_redis
 
 SERVICE = "svc-test"
 # So slow that a test cannot see a bucket fill.
-LIMITS = TenantLimits(requests_per_s=0.001, tokens_per_s=0.01, burst_s=1000.0)
+LIMITS = TenantLimits(tokens_per_s=0.01, burst_s=1000.0)
 BURST = 10.0
 KEY = registry.rate_key(SERVICE, "tokens_per_s", "acme")
 

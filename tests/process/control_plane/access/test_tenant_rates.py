@@ -56,7 +56,8 @@ async def refusal(keyed: Keyed, who: str, **fields: Any) -> grpc.aio.AioRpcError
 
 async def test_a_tenant_that_has_had_its_requests_is_told_when_to_come_back(tmp_path: Path, made: Made) -> None:
     async with limited(tmp_path, made, f"acme: {{requests_per_s: 0.003, {NOTHING_COMES_BACK}}}") as keyed:
-        for _ in range(3):
+        # A burst of three, and the one that begins to owe.
+        for _ in range(4):
             await keyed.generate("generate")
         refused = await refusal(keyed, "all")
         assert refused.code() is Code.RESOURCE_EXHAUSTED
@@ -120,12 +121,17 @@ async def test_a_session_is_charged_for_what_comes_and_for_its_answer(tmp_path: 
         keyed.cluster.calls += 1
         sampling = generation.SamplingParams(temperature=0.0, max_tokens=4)
         prefix = generation.PromptInput(text="0123456789")
-        await call.write(api.StreamGenerateRequest(open=api.SessionOpen(prefix=prefix, sampling=sampling)))
+        await call.write(
+            api.StreamGenerateRequest(
+                open=api.SessionOpen(mode=generation.SESSION_MODE_APPEND, prefix=prefix, sampling=sampling)
+            )
+        )
         piece = api.SessionPiece(text="0123456789" * 2)
         await call.write(api.StreamGenerateRequest(append=api.SessionAppend(piece=piece)))
         await call.write(api.StreamGenerateRequest(finish=api.SessionFinish()))
         _ = [event async for event in call]
         assert await level(keyed) == pytest.approx(1000 - 30 - 4, abs=5)
+        await keyed.generate("generate")
         assert (await refusal(keyed, "generate")).code() is Code.RESOURCE_EXHAUSTED
 
 
@@ -140,10 +146,10 @@ async def test_an_answer_whose_client_leaves_is_charged_for_what_there_was(tmp_p
             sampling=generation.SamplingParams(temperature=0.0, max_tokens=400),
         )
         call: Any = keyed.cluster.api.Generate(request, metadata=keyed.metadata("generate"))
-        async for _ in call:
-            break
+        await decode.held.wait()
         call.cancel()
         await until(lambda: keyed.cluster.outcomes.get(State.CANCELLED, 0) == 1)
+        decode.resume()
         assert 1000 - 10 - 4 - 5 <= await level(keyed) <= 1000 - 10 - 1 + 5
 
 

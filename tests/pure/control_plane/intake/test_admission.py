@@ -289,7 +289,8 @@ async def test_a_slot_that_nobody_took_costs_nothing() -> None:
     assert await order_of(admission, waiting) == "babb"
 
 
-async def test_who_holds_slots_for_long_has_had_the_tokens_of_that_time() -> None:
+@pytest.mark.parametrize("takes_time", [True, False])
+async def test_who_holds_slots_for_long_has_had_the_tokens_of_that_time(takes_time: bool) -> None:
     """a has few tokens, and takes fifteen times as long for each request: a client that reads slowly."""
     now_s = 0.0
     admission = Admission(1, 100, 30.0, lambda: now_s)
@@ -299,10 +300,10 @@ async def test_who_holds_slots_for_long_has_had_the_tokens_of_that_time() -> Non
         await settle()
         (running,) = [holder for holder in holders if holder.entered.is_set() and not holder.task.done()]
         order += running.tenant
-        now_s += held_s[running.tenant]
+        now_s += held_s[running.tenant] * takes_time
         await running.done()
-    # By tokens alone it would be one of b to sixteen of a.
-    assert 17 <= order.count("b") <= 30
+    # By tokens alone it is one of b to sixteen of a.
+    assert order.count("b") >= 10 if takes_time else order.count("b") <= 3
     await finish(holders)
     admission.check_invariants()
 

@@ -90,23 +90,20 @@ def test_a_tenant_that_asks_for_more_gets_its_rate_over_all_routers(many: int, s
     assert 60 * RATE <= taken <= 60 * RATE + BURST_S * RATE + 2 * many
 
 
-def test_twice_the_rate_at_one_router_is_not_let_through_by_what_it_got_back_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spending_that_nobody_is_told_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken() -> int:
         routers = Routers(1, TenantLimits(requests_per_s=RATE, burst_s=BURST_S))
         return taken_of_all(routers, 60.0, lambda step: [0, 0])
 
     assert taken() <= 60 * RATE + BURST_S * RATE + 2
-    told = TenantRates.told
+    spend = TenantRates._spend
 
-    def behind(self: TenantRates, spent: list[Spent], levels: Iterable[float], now_s: float) -> None:
-        told(self, spent, levels, now_s)
-        for each in spent:
-            # A planted bug is private: only what is missing is told, though Redis answers.
-            self._parts[each.tenant][each.limit].is_behind = True
+    def spend_in_secret(self: TenantRates, tenant: str, limit: Limit, amount: float, now_s: float) -> None:
+        spend(self, tenant, limit, amount, now_s)
+        # A planted bug is private: the level in Redis never falls.
+        self._parts[tenant][limit].untold = 0.0
 
-    planted(monkeypatch, TenantRates, "told", behind)
+    planted(monkeypatch, TenantRates, "_spend", spend_in_secret)
     assert taken() > 1.9 * 60 * RATE
 
 
@@ -155,6 +152,7 @@ def test_a_refused_request_costs_nothing() -> None:
     assert routers.asks(0, tokens=30)
     for _ in range(1000):
         assert not routers.asks(0, tokens=1000)
+    routers.pass_s(0.0)
     routers.pass_s(1.1)
     assert routers.asks(0)
 
@@ -229,9 +227,20 @@ def test_who_has_no_limits_is_not_remembered_and_who_is_full_again_is_forgotten(
         rates.spend("zeta", 10**9, 0.0)
     assert len(rates) == 0 and rates.to_tell(0.0) == []
     assert rates.begin("acme", 0.0) and not rates.begin("acme", 0.0)
-    assert [each.amount for each in rates.to_tell(0.0)] == [2.0]
+    spent = rates.to_tell(0.0)
+    assert [each.amount for each in spent] == [2.0]
+    rates.told(spent, [18.0], 0.0)
     assert [each.amount for each in rates.to_tell(0.1)] == [0.0]
     assert rates.to_tell(10.0) == [] and len(rates) == 0
+
+
+def test_a_router_that_sees_a_tenant_for_the_first_time_hears_of_its_debt_though_it_has_spent_nothing() -> None:
+    routers = Routers(2, TenantLimits(tokens_per_s=RATE, burst_s=BURST_S))
+    assert routers.asks(0, tokens=1000)
+    routers.pass_s(0.0)
+    assert routers.asks(1)
+    routers.share(1)
+    assert not routers.asks(1)
 
 
 def test_limits_that_change_hold_from_the_next_request_on() -> None:
