@@ -8,7 +8,7 @@ anything. See `tenant_rates` for what is decided by it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 from cluster_core.clock import monotonic_s
 from cluster_wire import registry
@@ -63,14 +63,14 @@ class SharedRates:
         redis: RedisClient,
         service_id: str,
         limits_of: LimitsOf,
-        routers: Callable[[], int],
+        others: Sized,
         now_s: Callable[[], float] = monotonic_s,
         every_s: float = _EVERY_S,
     ) -> None:
-        """routers: that there are, this one included."""
+        """others: the routers that there are beside this one."""
         self._redis = redis
         self._service_id = service_id
-        self._routers = routers
+        self._others = others
         self._now_s = now_s
         self._every_s = every_s
         self._is_new = asyncio.Event()
@@ -110,7 +110,7 @@ class SharedRates:
             except BaseException:
                 self.rates.not_told(spent[first:])
                 raise
-            self.rates.routers = max(1, self._routers())
+            self.rates.routers = len(self._others) + 1
             self.rates.told(told, map(float, levels), self._now_s())
 
     async def _pause(self) -> None:

@@ -135,8 +135,7 @@ def build_router(
     metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
     admission = _admission(config, door.access, ports)
-    routers = lambda: len(membership.others) + 1  # noqa: E731
-    rates = SharedRates(ports.redis(_REDIS_TIMEOUT_S), service_id, door.access.limits_of, routers, ports.now_s)
+    rates = _rates(service_id, membership, door.access, ports)
     arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
@@ -165,10 +164,8 @@ def build_router(
         sessions=sessions,
         admission=admission,
         tokenizer=tokenizer,
-        grammars=arrivals.grammars,
-        rates=rates,
         metrics=metrics,
-        traces=arrivals.traces,
+        arrivals=arrivals,
         check=check,
         queries=queries,
         router=router,
@@ -204,6 +201,11 @@ def _adapters(
 ) -> Adapters:
     redis, refresh_s = ports.redis(_REDIS_TIMEOUT_S), config.redis.refresh_s
     return Adapters(redis, service_id, membership, client, refresh_s=refresh_s)
+
+
+def _rates(service_id: str, membership: Membership, access: Access, ports: RouterPorts) -> SharedRates:
+    redis = ports.redis(_REDIS_TIMEOUT_S)
+    return SharedRates(redis, service_id, access.limits_of, membership.others, ports.now_s)
 
 
 def _arrivals(

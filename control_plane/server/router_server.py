@@ -28,6 +28,7 @@ from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
+from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.grammars import Grammars
 from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tokenization import Tokenizer
@@ -73,8 +74,6 @@ class RouterParts:
     calls: AdminCalls
     admission: Admission
     tokenizer: Tokenizer
-    grammars: Grammars
-    rates: SharedRates
     dispatcher: Dispatcher
     sessions: StreamingSessions
     placer: Placer
@@ -90,10 +89,22 @@ class RouterParts:
     probes: WorkerProbes
     views: WorkerViews
     metrics: RouterMetrics
-    traces: Traces
+    arrivals: Arrivals
     # Where their controller runs beside this router.
     pools: Pools | None
     load_following: PoolFollowing | None
+
+    @property
+    def rates(self) -> SharedRates:
+        return self.arrivals.rates
+
+    @property
+    def grammars(self) -> Grammars:
+        return self.arrivals.grammars
+
+    @property
+    def traces(self) -> Traces:
+        return self.arrivals.traces
 
 
 class RouterServer:

@@ -37,7 +37,7 @@ async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def router(redis: Connect, routers: int = 1) -> SharedRates:
-    return SharedRates(redis(), SERVICE, lambda tenant: LIMITS, lambda: routers)
+    return SharedRates(redis(), SERVICE, lambda tenant: LIMITS, range(routers - 1))
 
 
 async def test_what_one_router_has_spent_another_one_knows(redis: Connect) -> None:

@@ -96,11 +96,12 @@ def test_spending_that_nobody_is_told_of_is_found(monkeypatch: pytest.MonkeyPatc
         return taken_of_all(routers, 60.0, lambda step: [0, 0])
 
     assert taken() <= 60 * RATE + BURST_S * RATE + 2
+    # A planted bug is private: the level in Redis never falls.
     spend = TenantRates._spend
 
     def spend_in_secret(self: TenantRates, tenant: str, limit: Limit, amount: float, now_s: float) -> None:
         spend(self, tenant, limit, amount, now_s)
-        # A planted bug is private: the level in Redis never falls.
+        # As above.
         self._parts[tenant][limit].untold = 0.0
 
     planted(monkeypatch, TenantRates, "_spend", spend_in_secret)
@@ -143,7 +144,7 @@ def test_a_request_that_costs_more_than_a_burst_is_taken_once_and_waited_for() -
     # 100 are owed, less what came back in a step.
     assert raised.value.retry_after_ms == pytest.approx(10_000, abs=150)
     assert routers.rates[0].refused == {"tokens_per_s": 1}
-    routers.pass_s(raised.value.retry_after_ms / 1000 + 0.001)
+    routers.pass_s((raised.value.retry_after_ms or 0) / 1000 + 0.001)
     assert routers.asks(0)
 
 
