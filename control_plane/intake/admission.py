@@ -44,9 +44,9 @@ _ANYBODY = Claimant()
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """Of one request. number: who comes later has a higher one."""
+    """Of one request. given: the weight that it begins with. number: who comes later has a higher one."""
 
-    given: asyncio.Future[None]
+    given: asyncio.Future[float]
     tokens: int
     number: int
 
@@ -92,9 +92,11 @@ class Admission:
         self._service_tokens = 0.0
         # By tenant.
         self._running: Counter[str] = Counter()
+        self._in_flight = 0
         self._best_effort = 0
         # Who waits longest first; no claimant without any.
         self._waiting: dict[Claimant, deque[_Wait]] = {}
+        self._queued = 0
         self._came = 0
         self._weight_of = weight_of
         # Of each priority that has something here, and who has how much.
@@ -103,11 +105,11 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        return self._running.total()
+        return self._in_flight
 
     @property
     def queued(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._queued
 
     @asynccontextmanager
     async def slot(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> AsyncIterator[Slot]:
@@ -121,14 +123,16 @@ class Admission:
     async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> Slot:
         """A slot. tokens: that are expected. Raises OverloadedError when the queue is full or the wait too long."""
         if claimant in self._waiting or not self._has_room(claimant):
-            await self._wait(claimant, tokens)
+            weight = await self._wait(claimant, tokens)
         else:
             self._comes(claimant)
-            self._run(claimant, tokens)
+            weight = self._run(claimant, tokens)
         started_s = self._now_s()
-        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used))
+        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used, weight))
 
     def check_invariants(self) -> None:
+        assert self.in_flight == self._running.total(), "who runs is miscounted"
+        assert self.queued == sum(map(len, self._waiting.values())), "who waits is miscounted"
         assert self._orders.keys() == {each.priority for each in self._here}, "an order of nobody"
         assert self._here.total() == self.in_flight + self.queued, "somebody here is miscounted"
         assert self._waiting.keys() <= self._here.keys(), "somebody waits who is not here"
@@ -140,13 +144,13 @@ class Admission:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight
         return round(min(max(expected_s * 1000, 100), 30_000))
 
-    def _given_back(self, claimant: Claimant, started_s: float, guessed: int, tokens: int) -> None:
+    def _given_back(self, claimant: Claimant, started_s: float, guessed: int, tokens: int, weight: float) -> None:
         held_s = self._now_s() - started_s
         self._service_s += _PACE_WEIGHT * (held_s - self._service_s)
         self._service_tokens += _PACE_WEIGHT * (tokens - self._service_tokens)
         # Where all have taken no time, so has this one.
         as_long = int(self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
-        self._orders[claimant.priority].ended(claimant.tenant, guessed, max(tokens, as_long))
+        self._orders[claimant.priority].ended(claimant.tenant, guessed, max(tokens, as_long), weight)
         self._free(claimant)
 
     def _has_room(self, claimant: Claimant) -> bool:
@@ -171,13 +175,16 @@ class Admission:
         if all(each.priority != claimant.priority for each in self._here):
             del self._orders[claimant.priority]
 
-    def _run(self, claimant: Claimant, tokens: int) -> None:
+    def _run(self, claimant: Claimant, tokens: int) -> float:
+        """The weight that it begins with."""
         self._running[claimant.tenant] += 1
+        self._in_flight += 1
         self._best_effort += claimant.is_best_effort
-        self._orders[claimant.priority].begins(claimant.tenant, tokens)
+        return self._orders[claimant.priority].begins(claimant.tenant, tokens)
 
     def _free(self, claimant: Claimant) -> None:
         self._running[claimant.tenant] -= 1
+        self._in_flight -= 1
         self._best_effort -= claimant.is_best_effort
         if not self._running[claimant.tenant]:
             del self._running[claimant.tenant]
@@ -186,7 +193,7 @@ class Admission:
 
     def _give(self) -> None:
         """Slots that are free go to who is next."""
-        while True:
+        while self._in_flight < self._max_in_flight:
             waiting = [each for each in self._waiting if self._has_room(each)]
             if not waiting:
                 return
@@ -197,8 +204,7 @@ class Admission:
                 self._leave(first, wait)
                 continue
             self._take_out(first, wait)
-            self._run(first, wait.tokens)
-            wait.given.set_result(None)
+            wait.given.set_result(self._run(first, wait.tokens))
 
     def _place(self, claimant: Claimant) -> tuple[int, float, int]:
         """Of those who wait; the lowest is next, and of equals who waits longest."""
@@ -208,15 +214,17 @@ class Admission:
             self._waiting[claimant][0].number,
         )
 
-    async def _wait(self, claimant: Claimant, tokens: int) -> None:
+    async def _wait(self, claimant: Claimant, tokens: int) -> float:
+        """The weight that it begins with. Raises OverloadedError."""
         self._make_room(claimant)
         self._came += 1
         wait = _Wait(asyncio.get_running_loop().create_future(), tokens, self._came)
         self._comes(claimant)
         self._waiting.setdefault(claimant, deque()).append(wait)
+        self._queued += 1
         try:
             async with asyncio.timeout(self._queue_timeout_s):
-                await wait.given
+                return await wait.given
         except BaseException as error:
             self._gone(claimant, wait)
             if isinstance(error, TimeoutError):
@@ -254,7 +262,7 @@ class Admission:
         if not wait.given.done() or wait.given.cancelled():
             self._leave(claimant, wait)
         elif wait.given.exception() is None:
-            self._orders[claimant.priority].ended(claimant.tenant, wait.tokens, 0)
+            self._orders[claimant.priority].ended(claimant.tenant, wait.tokens, 0, wait.given.result())
             self._free(claimant)
 
     def _leave(self, claimant: Claimant, wait: _Wait) -> None:
@@ -267,6 +275,7 @@ class Admission:
         """Of its line."""
         waiting = self._waiting[claimant]
         waiting.remove(wait)
+        self._queued -= 1
         if not waiting:
             del self._waiting[claimant]
 

@@ -45,17 +45,18 @@ class FairOrder:
         self._away.pop(tenant, None)
         self._starts[tenant] = max(self.start(tenant), self.virtual)
 
-    def begins(self, tenant: str, tokens: int) -> None:
-        """A request of a tenant that has come."""
-        start = self.start(tenant)
+    def begins(self, tenant: str, tokens: int) -> float:
+        """A request of a tenant that has come. Its weight, by which it is put right at its end."""
+        start, weight = self.start(tenant), self.weight_of(tenant)
         self.virtual = max(self.virtual, start)
-        self._starts[tenant] = start + max(tokens, LEAST_TOKENS) / self.weight_of(tenant)
+        self._starts[tenant] = start + max(tokens, LEAST_TOKENS) / weight
+        return weight
 
-    def ended(self, tenant: str, guessed: int, tokens: int) -> None:
-        """One that began took so many tokens."""
+    def ended(self, tenant: str, guessed: int, tokens: int, weight: float) -> None:
+        """One that began took so many tokens. weight: that it began with; the tenant's may be another one now."""
         if tenant in self._starts:
             more = max(tokens, LEAST_TOKENS) - max(guessed, LEAST_TOKENS)
-            self._starts[tenant] += more / self.weight_of(tenant)
+            self._starts[tenant] += more / weight
 
     def leaves(self, tenant: str) -> None:
         """It has nothing here any more."""

@@ -44,6 +44,17 @@ async def test_weights_divide_what_is_waited_for() -> None:
     assert order[16:] == "b" * 8
 
 
+async def test_a_weight_that_changes_while_a_request_runs_is_no_credit() -> None:
+    weights = {"a": 100.0, "b": 1.0}
+    admission = Admission(1, 100, 30.0, at_once, weight_of=lambda tenant: weights[tenant])
+    async with admission.slot(Claimant(tenant="a"), 30_000) as slot:
+        waiting = [Holder(admission, tenant, tokens=100) for tenant in "ab" * 6]
+        await settle()
+        weights["a"] = 1.0
+        slot.tokens = 100
+    assert await order_of(admission, waiting) == "babababababa"
+
+
 async def test_what_a_request_did_not_take_is_given_back_to_its_tenant() -> None:
     admission = Admission(1, 100, 30.0, at_once)
     async with admission.slot(Claimant(tenant="a"), 30_000) as slot:

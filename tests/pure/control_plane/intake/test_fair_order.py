@@ -119,10 +119,11 @@ def test_who_was_away_has_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_order_without_weights_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     begins = FairOrder.begins
 
-    def begins_without_weight(self: FairOrder, tenant: str, tokens: int) -> None:
+    def begins_without_weight(self: FairOrder, tenant: str, tokens: int) -> float:
         weight_of, self.weight_of = self.weight_of, lambda tenant: 1.0
-        begins(self, tenant, tokens)
+        weight = begins(self, tenant, tokens)
         self.weight_of = weight_of
+        return weight
 
     planted(monkeypatch, FairOrder, "begins", begins_without_weight)
     assert unfairness(backlog([1.0, 7.0], [[100]]), 200) > 1000
@@ -146,10 +147,10 @@ def test_tokens_that_were_guessed_are_put_right() -> None:
         order.comes(tenant)
     order.begins("a", 32_000)
     assert order.start("b") < order.start("a")
-    order.ended("a", 32_000, 500)
+    order.ended("a", 32_000, 500, 1.0)
     order.begins("b", 1000)
     assert order.start("a") == 500 and order.start("b") == 1000
-    order.ended("b", 1000, 1)
+    order.ended("b", 1000, 1, 1.0)
     assert order.start("b") == LEAST_TOKENS
 
 
@@ -160,7 +161,7 @@ def test_a_correction_is_no_credit_for_who_was_away() -> None:
     order.comes("b")
     for _ in range(50):
         order.begins("b", 100)
-    order.ended("a", 10_000, 1)
+    order.ended("a", 10_000, 1, 1.0)
     order.comes("a")
     assert order.start("a") == order.virtual
 
