@@ -42,6 +42,10 @@ class TenantLimits:
     burst_s: float = 10.0
     weight: float = 1.0
 
+    @property
+    def has_rates(self) -> bool:
+        return self.requests_per_s is not None or self.tokens_per_s is not None
+
 
 UNLIMITED = TenantLimits()
 # By tenant, and OTHERS.
@@ -63,17 +67,37 @@ def read_tenants(path: Path) -> dict[str, TenantLimits]:
         raise ConfigError(f"{path}: {error}", field=TENANTS_FIELD) from None
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """What is there twice is refused; YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(f"is there twice, in lines {lines[key.value]} and {line}", field=key.value)
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def parsed_tenants(text: str) -> dict[str, TenantLimits]:
     """Raises ConfigError, which names tenant, limit and bounds."""
     try:
-        whole = yaml.safe_load(text)
+        # It makes nothing that a safe loader does not.
+        whole = yaml.load(text, _OnceLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"is not valid YAML: {error}") from None
     if whole is None:
         return {}
     if not isinstance(whole, dict):
         raise ConfigError("must be a table of tenants, each with its limits")
-    return {_tenant(name): _limits(name, given) for name, given in whole.items()}
+    try:
+        return {_tenant(name): _limits(name, given) for name, given in whole.items()}
+    except ValueError:
+        # Python writes none in thousands of digits.
+        raise ConfigError("has a number that is too long to be said") from None
 
 
 def _tenant(name: Any) -> str:

@@ -14,14 +14,15 @@ from cluster_core.clock import monotonic_s
 from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
-from control_plane.access.tenant_limits import UNLIMITED, LimitsOf
+from control_plane.access.tenant_limits import LimitsOf
 from control_plane.intake.tenant_rates import MOST_DEBT_S, Spent, TenantRates
 
 logger = logging.getLogger(__name__)
 
 # The first write changes nothing and needs no memory: Redis whose memory is full lets what follows through.
 # KEYS: buckets. ARGV: what one may owe, in seconds of its rate; for each bucket its rate per second, its burst, and
-# what was spent. Answers what each has now. One that is full again by then is not kept.
+# what was spent. Answers what each has now. One that is full again by then is not kept; one that says nothing is full,
+# so that this does not end half-way.
 SPEND = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -29,9 +30,9 @@ local levels = {}
 for index, key in ipairs(KEYS) do
   local rate, burst = tonumber(ARGV[index * 3 - 1]), tonumber(ARGV[index * 3])
   redis.call('PERSIST', key)
-  local level, kept = burst, redis.call('GET', key)
-  if kept then
-    local had, at = string.match(kept, '^(%S+) (%S+)$')
+  local level, kept = burst, redis.pcall('GET', key)
+  local had, at = string.match(type(kept) == 'string' and kept or '', '^(-?%d+%.%d+) (%d+%.%d+)$')
+  if had then
     level = math.min(burst, tonumber(had) + math.max(0, now - tonumber(at)) * rate)
   end
   level = math.max(level - tonumber(ARGV[index * 3 + 1]), -tonumber(ARGV[1]) * rate)
@@ -50,6 +51,8 @@ _WORDS = LoopWords(
 _EVERY_S = 0.1
 # While nobody has spent anything.
 _IDLE_S = 1.0
+# Routers that are heard of no more count for so long: who hears of its rates again may hear of the others later.
+_FEWER_S = 5.0
 # Buckets that one call brings.
 _MOST_BUCKETS = 256
 
@@ -74,6 +77,8 @@ class SharedRates:
         self._now_s = now_s
         self._every_s = every_s
         self._is_new = asyncio.Event()
+        # Since when there are fewer routers than count.
+        self._fewer_since_s = now_s()
         self._loop = RedisLoop(self.share, self._pause, _WORDS)
         self.rates = TenantRates(limits_of)
         self.apart = 0
@@ -89,7 +94,7 @@ class SharedRates:
 
     def begin(self, tenant: str, *, resumed: bool = False) -> None:
         """Takes one request. Raises OverloadedError. resumed: its answer had begun at another router."""
-        if self.rates.limits_of(tenant) is UNLIMITED:
+        if not self.rates.limits_of(tenant).has_rates:
             return
         self.apart += not self._loop.connected
         if self.rates.begin(tenant, self._now_s(), resumed=resumed):
@@ -102,6 +107,9 @@ class SharedRates:
     async def share(self) -> None:
         """Tells what was spent, and takes over what there is. Raises one of REDIS_DOWN."""
         self._is_new.clear()
+        many = len(self._others) + 1
+        if many >= self.rates.routers:
+            self.rates.routers, self._fewer_since_s = many, self._now_s()
         spent = self.rates.to_tell(self._now_s())
         for first in range(0, len(spent), _MOST_BUCKETS):
             told = spent[first : first + _MOST_BUCKETS]
@@ -109,8 +117,10 @@ class SharedRates:
                 levels = await self._redis.eval(SPEND, len(told), *map(self._key, told), MOST_DEBT_S, *_numbers(told))
             except BaseException:
                 self.rates.not_told(spent[first:])
+                self._fewer_since_s = self._now_s()
                 raise
-            self.rates.routers = len(self._others) + 1
+            if self._now_s() - self._fewer_since_s > _FEWER_S:
+                self.rates.routers = many
             self.rates.told(told, map(float, levels), self._now_s())
 
     async def _pause(self) -> None:

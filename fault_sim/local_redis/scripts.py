@@ -1,6 +1,7 @@
 """The Lua scripts of the registry and the prefix index, by their text, as functions of a `Store`."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
@@ -103,13 +104,17 @@ def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return 1
 
 
+# What a bucket has, and when that was.
+_BUCKET = re.compile(rb"(-?\d+\.\d+) (\d+\.\d+)")
+
+
 def _spend(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> list[bytes]:
     now_s, (most_debt_s, *numbers) = unix_ms() / 1000, map(float, args)
     levels = []
     for key, rate, burst, spent in zip(keys, numbers[::3], numbers[1::3], numbers[2::3], strict=True):
-        level, kept = burst, store.get(key)
-        if kept is not None:
-            had, at_s = map(float, kept.split())
+        level, kept = burst, _BUCKET.fullmatch(store.get(key) or b"")
+        if kept:
+            had, at_s = map(float, kept.groups())
             level = min(burst, had + max(0.0, now_s - at_s) * rate)
         level = max(level - spent, -most_debt_s * rate)
         store.set(key, f"{level:.6f} {now_s:.6f}", px=math.ceil((burst - level) / rate * 1000) + 1)

@@ -36,6 +36,22 @@ async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     yield lambda: LocalRedis(store, network, "test", 60.0)
 
 
+class Sometimes:
+    """Redis that answers, or does not."""
+
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
+        self.is_away = False
+
+    async def eval(self, *given: Any) -> Any:
+        if self.is_away:
+            raise ConnectionError("it is away")
+        return await self._redis.eval(*given)
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+
 def router(redis: Connect, routers: int = 1) -> SharedRates:
     return SharedRates(redis(), SERVICE, lambda tenant: LIMITS, range(routers - 1))
 
@@ -96,3 +112,50 @@ async def test_many_buckets_go_in_few_calls(redis: Connect) -> None:
         assert raised.value.retry_after_ms == pytest.approx(min(3600.0, (1 + number) / 0.01) * 1000, rel=0.1)
     await first.close()
     await second.close()
+
+
+async def test_a_bucket_that_says_nothing_is_full_and_spoils_no_other(redis: Connect) -> None:
+    first, client = router(redis), redis()
+    for tenant in ("zeta", "acme", "beta"):
+        first.begin(tenant)
+        first.spend(tenant, 25)
+    await first.share()
+    for nothing in ("", "5", "many 0", "nan nan", "1.0 2.0 3.0"):
+        await client.set(KEY, nothing)
+        for tenant in ("zeta", "acme", "beta"):
+            first.spend(tenant, 1)
+        await first.share()
+        assert (await client.get(KEY)).decode().startswith(f"{BURST - 1:.6f} ")
+    zeta = await client.get(registry.rate_key(SERVICE, "tokens_per_s", "zeta"))
+    assert float(zeta.split()[0]) == pytest.approx(BURST - 25 - 5, abs=0.5)
+    await first.close()
+    await client.aclose()
+
+
+async def test_routers_that_are_not_heard_of_count_for_a_while_and_those_that_come_at_once(redis: Connect) -> None:
+    """Of a Redis that is back this router may hear of its rates before it hears of the other routers."""
+    others, now_s, sometimes = ["b", "c"], 0.0, Sometimes(redis())
+    # As much of Redis as is asked for.
+    shared = SharedRates(sometimes, SERVICE, lambda tenant: LIMITS, others, lambda: now_s)  # type: ignore[arg-type]
+    await shared.share()
+    assert shared.rates.routers == 3, "before any tenant has come"
+    sometimes.is_away = True
+    others.clear()
+    shared.begin("acme")
+    shared.spend("acme", 1)
+    for later_s in (10.0, 60.0):
+        now_s = later_s
+        with pytest.raises(ConnectionError):
+            await shared.share()
+        assert shared.rates.routers == 3
+    sometimes.is_away = False
+    await shared.share()
+    assert shared.rates.routers == 3
+    others.append("b")
+    now_s = 62.0
+    await shared.share()
+    assert shared.rates.routers == 3
+    now_s = 66.0
+    await shared.share()
+    assert shared.rates.routers == 2, "the third one has gone"
+    await shared.close()

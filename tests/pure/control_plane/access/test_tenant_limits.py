@@ -49,6 +49,9 @@ def test_who_is_not_named_has_no_limits(text: str) -> None:
         ("[acme]", "must be a table of tenants"),
         ("acme: {", "is not valid YAML"),
         ("acme: {requests_per_s: " + "9" * 5000 + "}", "is not valid YAML"),
+        ("acme: {requests_per_s: 0x" + "f" * 5000 + "}", "has a number that is too long"),
+        ("acme: {weight: 1}\nzeta: {}\nacme: {weight: 2}", "acme: is there twice, in lines 1 and 3"),
+        ("acme:\n  weight: 1\n  weight: 2", "weight: is there twice, in lines 2 and 3"),
     ],
 )
 def test_what_a_limit_cannot_be_is_a_sentence_with_tenant_limit_and_bounds(text: str, sentence: str) -> None:
