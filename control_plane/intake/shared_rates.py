@@ -20,22 +20,30 @@ from control_plane.intake.tenant_rates import MOST_DEBT_S, Spent, TenantRates
 logger = logging.getLogger(__name__)
 
 # The first write changes nothing and needs no memory: Redis whose memory is full lets what follows through.
-# KEYS: buckets. ARGV: what one may owe, in seconds of its rate; for each bucket its rate per second, its burst, and
-# what was spent. Answers what each has now. One that is full again by then is not kept; one that says nothing is full,
-# so that this does not end half-way.
+# KEYS: buckets, and behind each the number of what this router told of it last. ARGV: what one may owe, in seconds of
+# its rate; how long a number is kept, in ms; for each bucket its rate per second, its burst, what was spent, and the
+# number of that. What comes again, its answer having been lost, is not taken again. Answers what each has now. One that
+# is full again by then is not kept; one that says nothing is full, so that this does not end half-way.
 SPEND = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local levels = {}
-for index, key in ipairs(KEYS) do
-  local rate, burst = tonumber(ARGV[index * 3 - 1]), tonumber(ARGV[index * 3])
+for index = 1, #KEYS / 2 do
+  local key, told = KEYS[index * 2 - 1], KEYS[index * 2]
+  local rate, burst = tonumber(ARGV[index * 4 - 1]), tonumber(ARGV[index * 4])
+  local spent, number = tonumber(ARGV[index * 4 + 1]), ARGV[index * 4 + 2]
   redis.call('PERSIST', key)
   local level, kept = burst, redis.pcall('GET', key)
   local had, at = string.match(type(kept) == 'string' and kept or '', '^(-?%d+%.%d+) (%d+%.%d+)$')
   if had then
     level = math.min(burst, tonumber(had) + math.max(0, now - tonumber(at)) * rate)
   end
-  level = math.max(level - tonumber(ARGV[index * 3 + 1]), -tonumber(ARGV[1]) * rate)
+  if spent ~= 0 then
+    local last = tonumber(redis.pcall('GET', told)) or 0
+    if last >= tonumber(number) then spent, number = 0, last end
+    redis.call('SET', told, number, 'PX', ARGV[2])
+  end
+  level = math.max(level - spent, -tonumber(ARGV[1]) * rate)
   local full_ms = math.ceil((burst - level) / rate * 1000) + 1
   redis.call('SET', key, string.format('%.6f %.6f', level, now), 'PX', string.format('%.0f', full_ms))
   levels[index] = string.format('%.6f', level)
@@ -53,6 +61,8 @@ _EVERY_S = 0.1
 _IDLE_S = 1.0
 # Routers that are heard of no more count for so long: who hears of its rates again may hear of the others later.
 _FEWER_S = 5.0
+# For as long a report may come again.
+_KEPT_MS = 600_000
 # Buckets that one call brings.
 _MOST_BUCKETS = 256
 
@@ -67,13 +77,15 @@ class SharedRates:
         service_id: str,
         limits_of: LimitsOf,
         others: Sized,
+        router_id: str,
         now_s: Callable[[], float] = monotonic_s,
         every_s: float = _EVERY_S,
     ) -> None:
-        """others: the routers that there are beside this one."""
+        """others: the routers that there are beside this one. router_id: another one with each start."""
         self._redis = redis
         self._service_id = service_id
         self._others = others
+        self._router_id = router_id
         self._now_s = now_s
         self._every_s = every_s
         self._is_new = asyncio.Event()
@@ -114,7 +126,7 @@ class SharedRates:
         for first in range(0, len(spent), _MOST_BUCKETS):
             told = spent[first : first + _MOST_BUCKETS]
             try:
-                levels = await self._redis.eval(SPEND, len(told), *map(self._key, told), MOST_DEBT_S, *_numbers(told))
+                levels = await self._spend(told)
             except BaseException:
                 self.rates.not_told(spent[first:])
                 self._fewer_since_s = self._now_s()
@@ -131,9 +143,12 @@ class SharedRates:
             async with asyncio.timeout(_IDLE_S):
                 await self._is_new.wait()
 
-    def _key(self, spent: Spent) -> str:
-        return registry.rate_key(self._service_id, spent.limit, spent.tenant)
+    async def _spend(self, told: Sequence[Spent]) -> list[bytes]:
+        keys = [key for each in told for key in self._keys(each)]
+        numbers = [number for each in told for number in (each.rate_per_s, each.burst, each.amount, each.number)]
+        levels: list[bytes] = await self._redis.eval(SPEND, len(keys), *keys, MOST_DEBT_S, _KEPT_MS, *numbers)
+        return levels
 
-
-def _numbers(told: Sequence[Spent]) -> list[float]:
-    return [number for each in told for number in (each.rate_per_s, each.burst, each.amount)]
+    def _keys(self, spent: Spent) -> tuple[str, str]:
+        bucket = registry.rate_key(self._service_id, spent.limit, spent.tenant)
+        return bucket, registry.told_rate_key(bucket, self._router_id)

@@ -33,24 +33,27 @@ LIMITS: tuple[Limit, ...] = ("requests_per_s", "tokens_per_s")
 
 
 class Spent(NamedTuple):
-    """What a router tells of one bucket: how it fills, and what was taken from it."""
+    """What a router tells of one bucket: how it fills, and what was taken from it. number: of this amount, the same
+    until it is answered, so that it is taken once; a later one is higher."""
 
     tenant: str
     limit: Limit
     rate_per_s: float
     burst: float
     amount: float
+    number: int
 
 
 @dataclass(slots=True)
 class _Part:
-    """Of one bucket, at this router. untold: what was spent since it was told last; telling: what is on its way.
-    is_behind: it could not be told the last time. is_heard: Redis has said once what there is."""
+    """Of one bucket, at this router. untold: what was spent since it was told last; telling: what is on its way, by its
+    number, until it is answered. is_behind: it was not, the last time. is_heard: Redis has said once what there is."""
 
     balance: float
     since_s: float
     untold: float = 0.0
     telling: float = 0.0
+    number: int = 0
     is_behind: bool = False
     is_heard: bool = False
 
@@ -62,6 +65,7 @@ class TenantRates:
     limits_of: LimitsOf
     routers: int = 1
     refused: Counter[Limit] = field(default_factory=Counter)
+    _number: int = 0
     # The one that was seen last comes last.
     _parts: OrderedDict[str, dict[Limit, _Part]] = field(default_factory=OrderedDict)
 
@@ -103,11 +107,9 @@ class TenantRates:
                 part = self._part(tenant, limit, rates[limit], limits.burst_s, now_s)
                 burst = rates[limit] * limits.burst_s
                 missing = max(0.0, burst / self.routers - part.balance)
-                # What was spent meanwhile was this router's part of the rate, and only what is owed of it still counts.
-                part.telling = min(part.untold, missing) if part.is_behind else part.untold
-                part.untold = 0.0
+                self._number_spent(part, missing)
                 if part.telling or missing or not part.is_heard:
-                    spent.append(Spent(tenant, limit, rates[limit], burst, part.telling))
+                    spent.append(Spent(tenant, limit, rates[limit], burst, part.telling, part.number))
         told = {each.tenant for each in spent}
         for tenant in [tenant for tenant in self._parts if tenant not in told]:
             del self._parts[tenant]
@@ -122,16 +124,26 @@ class TenantRates:
                 part.telling, part.is_behind, part.is_heard = 0.0, False, True
 
     def not_told(self, spent: Sequence[Spent]) -> None:
-        """Redis did not answer: it is told later."""
+        """Redis did not answer, and may have taken it all the same: it is told again by its number."""
         for each in spent:
             part = self._parts.get(each.tenant, {}).get(each.limit)
             if part is not None:
-                part.untold, part.telling, part.is_behind = part.untold + part.telling, 0.0, True
+                part.is_behind = True
 
     def check_invariants(self) -> None:
         assert len(self._parts) <= _MOST_TENANTS, "more tenants are known than may be"
         for parts in self._parts.values():
             assert all(part.untold >= 0 and part.telling >= 0 for part in parts.values()), "something was given back"
+
+    def _number_spent(self, part: _Part, missing: float) -> None:
+        if part.is_behind:
+            # What was spent meanwhile was this router's part of the rate, and only what is owed of it still counts.
+            owed = min(part.telling + part.untold, missing)
+            part.telling = min(part.telling, owed)
+            part.untold = owed - part.telling
+        if not part.telling:
+            self._number += 1
+            part.number, part.telling, part.untold = self._number, part.untold, 0.0
 
     def _spend(self, tenant: str, limit: Limit, amount: float, now_s: float) -> None:
         limits = self.limits_of(tenant)

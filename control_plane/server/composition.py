@@ -135,7 +135,7 @@ def build_router(
     metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
     admission = _admission(config, door.access, ports)
-    rates = _rates(service_id, membership, door.access, ports)
+    rates = _rates(service_id, membership, prefixes.router_id, door.access, ports)
     arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
@@ -203,9 +203,9 @@ def _adapters(
     return Adapters(redis, service_id, membership, client, refresh_s=refresh_s)
 
 
-def _rates(service_id: str, membership: Membership, access: Access, ports: RouterPorts) -> SharedRates:
+def _rates(service_id: str, membership: Membership, router_id: str, access: Access, ports: RouterPorts) -> SharedRates:
     redis = ports.redis(_REDIS_TIMEOUT_S)
-    return SharedRates(redis, service_id, access.limits_of, membership.others, ports.now_s)
+    return SharedRates(redis, service_id, access.limits_of, membership.others, router_id, ports.now_s)
 
 
 def _arrivals(

@@ -109,13 +109,17 @@ _BUCKET = re.compile(rb"(-?\d+\.\d+) (\d+\.\d+)")
 
 
 def _spend(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> list[bytes]:
-    now_s, (most_debt_s, *numbers) = unix_ms() / 1000, map(float, args)
-    levels = []
-    for key, rate, burst, spent in zip(keys, numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+    now_s, (most_debt_s, kept_ms, *numbers) = unix_ms() / 1000, map(float, args)
+    levels, told = [], zip(*(numbers[at::4] for at in range(4)), strict=True)
+    for key, told_key, (rate, burst, spent, number) in zip(keys[::2], keys[1::2], told, strict=True):
         level, kept = burst, _BUCKET.fullmatch(store.get(key) or b"")
         if kept:
             had, at_s = map(float, kept.groups())
             level = min(burst, had + max(0.0, now_s - at_s) * rate)
+        if spent:
+            last = int(store.get(told_key) or 0)
+            spent = spent if last < number else 0.0
+            store.set(told_key, max(last, int(number)), px=int(kept_ms))
         level = max(level - spent, -most_debt_s * rate)
         store.set(key, f"{level:.6f} {now_s:.6f}", px=math.ceil((burst - level) / rate * 1000) + 1)
         levels.append(f"{level:.6f}".encode())

@@ -1,11 +1,14 @@
 """Buckets of tenants' rates over a real Redis and over the simulation's, asked by the production code."""
 
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from pathlib import Path
 from random import Random
+from secrets import token_hex
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from cluster_core.errors import OverloadedError
 from cluster_wire import registry
@@ -37,23 +40,27 @@ async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 class Sometimes:
-    """Redis that answers, or does not."""
+    """Redis that answers, or does not. is_mute: it does what it is asked to, and its answer is lost."""
 
     def __init__(self, redis: Any) -> None:
         self._redis = redis
         self.is_away = False
+        self.is_mute = False
 
     async def eval(self, *given: Any) -> Any:
         if self.is_away:
             raise ConnectionError("it is away")
-        return await self._redis.eval(*given)
+        answer = await self._redis.eval(*given)
+        if self.is_mute:
+            raise ConnectionError("its answer is lost")
+        return answer
 
     async def aclose(self) -> None:
         await self._redis.aclose()
 
 
 def router(redis: Connect, routers: int = 1) -> SharedRates:
-    return SharedRates(redis(), SERVICE, lambda tenant: LIMITS, range(routers - 1))
+    return SharedRates(redis(), SERVICE, lambda tenant: LIMITS, range(routers - 1), token_hex(4))
 
 
 async def test_what_one_router_has_spent_another_one_knows(redis: Connect) -> None:
@@ -77,7 +84,7 @@ async def test_a_router_that_ends_tells_what_it_has_not_told(redis: Connect) -> 
     first.spend("acme", 25)
     await first.close()
     client = redis()
-    (level,) = await client.eval(SPEND, 1, KEY, 3600, LIMITS.tokens_per_s, BURST, 0)
+    (level,) = await client.eval(SPEND, 2, KEY, f"{KEY}:a", 3600, 60_000, LIMITS.tokens_per_s, BURST, 0, 1)
     assert float(level) == pytest.approx(BURST - 25, abs=0.5)
     await client.aclose()
 
@@ -85,8 +92,11 @@ async def test_a_router_that_ends_tells_what_it_has_not_told(redis: Connect) -> 
 async def test_a_bucket_fills_to_its_burst_owes_an_hour_at_most_and_is_gone_when_it_is_full(redis: Connect) -> None:
     client = redis()
 
+    numbers = count(1)
+
     async def spent(rate: float, burst: float, amount: float) -> float:
-        return float((await client.eval(SPEND, 1, KEY, 3600, rate, burst, amount))[0])
+        numbered = (rate, burst, amount, next(numbers))
+        return float((await client.eval(SPEND, 2, KEY, f"{KEY}:a", 3600, 60_000, *numbered))[0])
 
     assert await spent(0.01, 10, 4) == pytest.approx(6, abs=0.5)
     assert await spent(0.01, 10, 10**9) == pytest.approx(-36, abs=0.5)
@@ -136,7 +146,7 @@ async def test_routers_that_are_not_heard_of_count_for_a_while_and_those_that_co
     """Of a Redis that is back this router may hear of its rates before it hears of the other routers."""
     others, now_s, sometimes = ["b", "c"], 0.0, Sometimes(redis())
     # As much of Redis as is asked for.
-    shared = SharedRates(sometimes, SERVICE, lambda tenant: LIMITS, others, lambda: now_s)  # type: ignore[arg-type]
+    shared = SharedRates(sometimes, SERVICE, lambda tenant: LIMITS, others, "a", lambda: now_s)  # type: ignore[arg-type]
     await shared.share()
     assert shared.rates.routers == 3, "before any tenant has come"
     sometimes.is_away = True
@@ -159,3 +169,55 @@ async def test_routers_that_are_not_heard_of_count_for_a_while_and_those_that_co
     await shared.share()
     assert shared.rates.routers == 2, "the third one has gone"
     await shared.close()
+
+
+async def test_what_is_told_again_because_the_answer_was_lost_is_taken_once(redis: Connect) -> None:
+    """A Redis that hung does all of what it was sent meanwhile."""
+    sometimes, client = Sometimes(redis()), redis()
+    # As above.
+    shared = SharedRates(sometimes, SERVICE, lambda tenant: LIMITS, [], "a", lambda: 0.0)  # type: ignore[arg-type]
+    shared.begin("acme")
+    await shared.share()
+    sometimes.is_mute = True
+    for _ in range(5):
+        shared.spend("acme", 3)
+        with pytest.raises(ConnectionError):
+            await shared.share()
+    shared.spend("acme", 2)
+    sometimes.is_mute = False
+    await shared.share()
+    await shared.share()
+    assert float((await client.get(KEY)).split()[0]) == pytest.approx(BURST - 5 * 3 - 2, abs=0.5)
+    with pytest.raises(OverloadedError) as raised:
+        shared.begin("acme")
+    assert raised.value.retry_after_ms == pytest.approx(7 / 0.01 * 1000, rel=0.1)
+    await shared.close()
+    await client.aclose()
+
+
+async def test_a_report_that_comes_behind_a_later_one_is_not_taken(redis: Connect) -> None:
+    client = redis()
+    for number, amount, left in ((1, 3, 7), (2, 1, 6), (1, 3, 6), (2, 1, 6), (3, 1, 5)):
+        numbered = (0.01, BURST, amount, number)
+        (level,) = await client.eval(SPEND, 2, KEY, f"{KEY}:a", 3600, 60_000, *numbered)
+        assert float(level) == pytest.approx(left, abs=0.5)
+    (level,) = await client.eval(SPEND, 2, KEY, f"{KEY}:b", 3600, 60_000, 0.01, BURST, 1, 1)
+    assert float(level) == pytest.approx(4, abs=0.5), "another router's numbers are its own"
+    await client.aclose()
+
+
+@pytest.mark.integration
+async def test_a_full_redis_takes_what_is_spent(tmp_path: Path) -> None:
+    with running_redis(tmp_path) as url:
+        client, shared = connect(url, 60.0), router(lambda: connect(url, 60.0))
+        await client.config_set("maxmemory", 1)
+        with pytest.raises(ResponseError, match="memory"):
+            await client.set("anything", 1)
+        shared.begin("acme")
+        shared.spend("acme", 25)
+        await shared.share()
+        await shared.share()
+        with pytest.raises(OverloadedError):
+            shared.begin("acme")
+        await shared.close()
+        await client.aclose()
