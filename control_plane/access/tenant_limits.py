@@ -124,5 +124,5 @@ def _number(field: str, name: str, value: Any) -> float:
     if not is_number or not low <= value <= high:
         is_nothing = is_number and value == 0 and name.endswith("_per_s")
         hint = "; a tenant that may send nothing has no key with the role `generate`" if is_nothing else ""
-        raise ConfigError(f"must be from {low:g} to {high:g}, got {value!r}{hint}", field=field)
+        raise ConfigError(f"must be a number from {low:g} to {high:,.0f}, got {value!r}{hint}", field=field)
     return float(value)

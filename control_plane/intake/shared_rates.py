@@ -43,7 +43,7 @@ for index = 1, #KEYS / 2 do
     if last >= tonumber(number) then spent, number = 0, last end
     redis.call('SET', told, number, 'PX', ARGV[2])
   end
-  level = math.max(level - spent, -tonumber(ARGV[1]) * rate)
+  level = math.min(burst, math.max(level - spent, -tonumber(ARGV[1]) * rate))
   local full_ms = math.ceil((burst - level) / rate * 1000) + 1
   redis.call('SET', key, string.format('%.6f %.6f', level, now), 'PX', string.format('%.0f', full_ms))
   levels[index] = string.format('%.6f', level)

@@ -90,8 +90,9 @@ class TenantRates:
         return is_new and tenant in self._parts
 
     def spend(self, tenant: str, tokens: int, now_s: float) -> None:
-        """What a request took, once that is known: nobody is refused for it any more."""
-        if tokens > 0:
+        """What a request took, once that is known: nobody is refused for it any more. Below 0: comes back, of one that
+        got no slot."""
+        if tokens:
             self._spend(tenant, "tokens_per_s", tokens, now_s)
 
     def to_tell(self, now_s: float) -> list[Spent]:
@@ -133,7 +134,7 @@ class TenantRates:
     def check_invariants(self) -> None:
         assert len(self._parts) <= _MOST_TENANTS, "more tenants are known than may be"
         for parts in self._parts.values():
-            assert all(part.untold >= 0 and part.telling >= 0 for part in parts.values()), "something was given back"
+            assert all(part.is_behind or not part.telling for part in parts.values()), "a report is on its way"
 
     def _number_spent(self, part: _Part, missing: float) -> None:
         if part.is_behind:

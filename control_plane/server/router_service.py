@@ -29,7 +29,7 @@ from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission, Claimant, Slot
+from control_plane.intake.admission import Admission, Claimant
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
@@ -195,9 +195,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         jobs[0].own_s = taken_s - jobs[0].arrived_s
         for job in jobs:
             job.lifecycle.trace.enter(TraceStage.ADMISSION, taken_s)
-        claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
-        expected = prompt_tokens + sum(job.max_tokens for job in jobs)
-        async with self._admission.slot(claimant, expected) as slot, self._settling(slot, prompt_tokens, jobs):
+        async with self._slot(jobs):
             for job in jobs[1:]:
                 job.lifecycle.trace.enter(TraceStage.FIRST_CHOICE, self._arrivals.now_s())
             for each in _lifecycles(lifecycle, jobs):
@@ -223,14 +221,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 lifecycle.at(Event.ENDED)
 
     @asynccontextmanager
-    async def _settling(self, slot: Slot, prompt_tokens: int, jobs: Sequence[Job]) -> AsyncIterator[None]:
-        """What the answers inside have taken is known at their end."""
+    async def _slot(self, jobs: Sequence[Job]) -> AsyncIterator[None]:
+        """Held while the block runs. What the answers inside have taken is known at their end; a prompt that gets no
+        slot costs its tenant nothing. Raises OverloadedError."""
+        claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
+        try:
+            slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
+        except BaseException:
+            self._arrivals.rates.spend(claimant.tenant, -prompt_tokens - sum(len(job.emitted) for job in jobs))
+            raise
         try:
             yield
         finally:
             generated = sum(job.generated_tokens for job in jobs)
+            self._arrivals.rates.spend(claimant.tenant, generated)
             slot.tokens = prompt_tokens + generated
-            self._arrivals.rates.spend(jobs[0].tenant, generated)
+            slot.release()
 
     def _jobs(
         self,

@@ -118,7 +118,7 @@ class StreamingSessions:
         trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
-            await slot.hold(brought)
+            await self._hold_first(slot, caller.tenant, brought)
             lifecycle.at(Event.ADMITTED)
             if job.emitted:
                 # Nothing is computed before its input has come again.
@@ -132,6 +132,14 @@ class StreamingSessions:
         finally:
             slot.give_back(job.generated_tokens)
             self._arrivals.rates.spend(caller.tenant, job.generated_tokens)
+
+    async def _hold_first(self, slot: SessionSlot, tenant: str, brought: int) -> None:
+        """What a session has brought costs its tenant nothing where it gets no slot. Raises OverloadedError."""
+        try:
+            await slot.hold(brought)
+        except BaseException:
+            self._arrivals.rates.spend(tenant, -brought)
+            raise
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
         message = await next_message(context, timeout_s, "streaming.open_timeout_s")

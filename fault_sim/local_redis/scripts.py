@@ -120,7 +120,7 @@ def _spend(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> list[byt
             last = int(store.get(told_key) or 0)
             spent = spent if last < number else 0.0
             store.set(told_key, max(last, int(number)), px=int(kept_ms))
-        level = max(level - spent, -most_debt_s * rate)
+        level = min(burst, max(level - spent, -most_debt_s * rate))
         store.set(key, f"{level:.6f} {now_s:.6f}", px=math.ceil((burst - level) / rate * 1000) + 1)
         levels.append(f"{level:.6f}".encode())
     return levels

@@ -33,8 +33,8 @@ def written(folder: Path, text: str) -> str:
 
 
 @asynccontextmanager
-async def limited(folder: Path, made: Made, text: str) -> AsyncIterator[Keyed]:
-    async with keyed_cluster(folder, made, security__tenants_file=written(folder, text)) as keyed:
+async def limited(folder: Path, made: Made, text: str, **more: Any) -> AsyncIterator[Keyed]:
+    async with keyed_cluster(folder, made, security__tenants_file=written(folder, text), **more) as keyed:
         yield keyed
 
 
@@ -155,6 +155,30 @@ async def test_an_answer_whose_client_leaves_is_charged_for_what_there_was(tmp_p
         assert 1000 - 10 - 4 - 5 <= await level(keyed) <= 1000 - 10 - 1 + 5
 
 
+async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> None:
+    few = {"router__max_in_flight_requests": 1, "router__max_queued_requests": 0}
+    async with limited(tmp_path, made, f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}", **few) as keyed:
+        keyed.cluster.registry.is_whole = True
+        decode = keyed.cluster.workers[-1].engine
+        decode.hold_before(3)
+        running = asyncio.create_task(keyed.generate("generate", "0123456789"))
+        await decode.held.wait()
+        refused = await keyed.refused(keyed.generate("generate", "x" * 300))
+        assert "more are not taken" in (refused.details() or "")
+        session: Any = keyed.cluster.api.StreamGenerate(metadata=keyed.metadata("generate"))  # type: ignore[call-arg]
+        keyed.cluster.calls += 1
+        prefix = generation.PromptInput(text="x" * 300)
+        sampling = generation.SamplingParams(temperature=0.0, max_tokens=4)
+        opened = api.SessionOpen(mode=generation.SESSION_MODE_APPEND, prefix=prefix, sampling=sampling)
+        await session.write(api.StreamGenerateRequest(open=opened))
+        with pytest.raises(grpc.aio.AioRpcError, match="more are not taken"):
+            _ = [event async for event in session]
+        assert await level(keyed) == pytest.approx(1000 - 10, abs=5)
+        decode.resume()
+        await running
+        assert await level(keyed) == pytest.approx(1000 - 10 - 4, abs=5)
+
+
 async def test_a_file_that_changes_holds_within_a_second_and_a_bad_one_changes_nothing(
     tmp_path: Path, made: Made
 ) -> None:
@@ -175,7 +199,7 @@ async def test_a_file_that_changes_holds_within_a_second_and_a_bad_one_changes_n
 
 
 async def test_a_bad_file_at_the_start_is_a_sentence(tmp_path: Path, made: Made) -> None:
-    with pytest.raises(ConfigError, match=r"security.tenants_file: .*acme.requests_per_s: must be from 0.001"):
+    with pytest.raises(ConfigError, match=r"security.tenants_file: .*acme.requests_per_s: must be a number from 0.001"):
         async with limited(tmp_path, made, "acme: {requests_per_s: 0}"):
             pass
 

@@ -28,7 +28,7 @@ class Buckets:
         for each in spent:
             level, at_s = self.kept.get((each.tenant, each.limit), (each.burst, now_s))
             level = min(each.burst, level + (now_s - at_s) * each.rate_per_s) - each.amount
-            level = max(level, -MOST_DEBT_S * each.rate_per_s)
+            level = min(each.burst, max(level, -MOST_DEBT_S * each.rate_per_s))
             self.kept[each.tenant, each.limit] = level, now_s
             levels.append(level)
         return levels
@@ -266,3 +266,17 @@ def test_tenants_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch
         rates.spend(f"t{number}", 3, 0.0)
         rates.check_invariants()
     assert len(rates) == 5
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_tokens_that_come_back_are_there_again_and_fill_no_bucket_beyond_its_burst(is_told: bool) -> None:
+    routers = Routers(1, TenantLimits(tokens_per_s=RATE, burst_s=BURST_S))
+    assert routers.asks(0, tokens=1000)
+    if is_told:
+        routers.pass_s(0.0)
+    assert not routers.asks(0)
+    for _ in range(2):
+        routers.rates[0].spend("acme", -1000, routers.now_s)
+        routers.pass_s(0.0)
+    assert routers.asks(0, tokens=21)
+    assert not routers.asks(0)
