@@ -23,10 +23,11 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
 RELEASE := $(VENV)/release
-# Processes that tests are spread over: two more than cores, since many tests wait more than they compute.
-WORKERS ?= 4
+# Processes that tests are spread over: three more than cores, since many tests wait more than they compute.
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest -q
-SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+GROUPED := --dist loadscope --no-loadscope-reorder
+SPREAD := -n $(WORKERS) $(GROUPED)
 BUF := node_modules/.bin/buf
 
 .PHONY: help setup sdks demo serve test pure process contract campaign integration secured test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
@@ -57,7 +58,7 @@ $(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.tom
 
 sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
 
-$(SDKS)/.rachis: requirements/sdks.lock | $(STAMP)
+$(SDKS)/.rachis: requirements/sdks.lock
 	$(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip $(PIP_INSTALL) --quiet --require-hashes -r requirements/sdks.lock
 	touch $@
@@ -68,17 +69,23 @@ demo: setup ## Bring the service up, answer three recall questions through both 
 serve: setup ## Serve in the foreground until Ctrl-C
 	$(BIN)/rachis serve
 
-# Campaigns compute on one core and wait for nothing: beside the tests on many hosts, which mostly wait.
-test: setup sdks ## All tests: many hosts beside those of one core and no engine, then the others over both cores; the time of each
+# Many hosts mostly wait, and so do the processes that run beside them; campaigns wait for nothing, and take what all
+# others leave. Engines of all kinds come last: each of them wants a core, and many hosts beside them would be late.
+ENGINES := tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/campaign --ignore=tests/process
+test: setup sdks ## All tests, in order: of one core, processes beside many hosts, engines; campaigns beside all of them
 	failed=0
-	hosts=$$(mktemp)
-	$(BIN)/python -m tests.hosts -q > "$$hosts" 2>&1 &
+	beside=$$(mktemp --directory)
+	$(BIN)/python -m tests.hosts -q > $$beside/hosts 2>&1 &
+	hosts=$$!
+	nice $(PYTEST) tests/campaign > $$beside/campaign 2>&1 &
+	campaign=$$!
 	$(PYTEST) tests/pure || failed=1
-	$(PYTEST) tests/campaign || failed=1
-	wait $$! || failed=1
-	cat "$$hosts"
-	rm "$$hosts"
-	$(PYTEST) tests --ignore=tests/hosts --ignore=tests/pure --ignore=tests/campaign $(SPREAD) || failed=1
+	$(PYTEST) tests/process -n $$(($(WORKERS) < 3 ? $(WORKERS) : 3)) $(GROUPED) || failed=1
+	wait $$hosts || failed=1
+	$(PYTEST) $(ENGINES) $(SPREAD) || failed=1
+	wait $$campaign || failed=1
+	cat $$beside/campaign $$beside/hosts
+	rm -r $$beside
 	exit $$failed
 
 pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing

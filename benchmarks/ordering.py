@@ -72,6 +72,7 @@ def random_contenders(rng: random.Random, count: int) -> list[Contender]:
             computed_tokens=rng.randrange(8192),
             tenure=rng.choice(list(Tenure)),
             queue_index=rng.randrange(count),
+            survival=rng.random(),
         )
         for index in range(count)
     ]

@@ -31,6 +31,7 @@ from prefill_worker.policies import BOUND_PARTIAL, make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
 from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import StreamingRequest
+from prefill_worker.survival import SurvivalEstimates
 from prefill_worker.two_phase import TwoPhase
 
 
@@ -45,6 +46,7 @@ class StreamingMixin(TwoPhase):
         self._order = make_policy(settings.policy, settings.starvation_s)
         self._bounds_partial = settings.policy in BOUND_PARTIAL
         self._speed = StepSpeed()
+        self._survival = SurvivalEstimates()
         self._starvation_s = settings.starvation_s
         self._sessions = {}
         self._ended = {}
@@ -111,6 +113,7 @@ class StreamingMixin(TwoPhase):
             self._sessions.pop(request.request_id, None)
             self._late_input.pop(request.request_id, None)
             self._lost_idle.discard(request.request_id)
+            self._survival.forget(request.request_id)
         self._revive_lost()
         return finished
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.policies import Contender
 
 
@@ -67,7 +68,7 @@ def plan_step(
     *,
     overdue_since_s: float = -inf,
     most_adapters: int = 0,
-    partial_tokens: float | None = None,
+    partial: PartialBudget | None = None,
 ) -> StepPlan:
     """Phase 1 over contenders in priority order.
 
@@ -75,10 +76,9 @@ def plan_step(
     of one step. block_size: tokens of one block. A contender without tokens to compute is left out: it is parked.
     overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
     otherwise small ones could keep a large one out for ever. most_adapters: different adapters of one step; those that
-    come first say which. partial_tokens: what sessions that still take input may compute in all, in a step without a
-    complete prompt; in others nothing. None: there is no such bound.
+    come first say which. partial: what sessions that still take input may compute, in a step without a complete prompt;
+    in others nothing. None: there is no such bound.
     """
-    partial_left = inf if partial_tokens is None else partial_tokens
     plan = StepPlan([], [])
     room, closed, adapters = _Room(capacity_blocks), False, set[int]()
     for each in ordered:
@@ -86,8 +86,8 @@ def plan_step(
             room.charge(each, each.held_blocks)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
-        if not each.complete:
-            tokens = int(min(tokens, partial_left))
+        if partial is not None and not each.complete:
+            tokens = min(tokens, partial.most_tokens(each))
         blocks = footprint_blocks(each, block_size) if each.evictable else _growth_blocks(each, block_size)
         has_place = each.adapter in adapters or not each.adapter or len(adapters) < most_adapters
         if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
@@ -98,8 +98,8 @@ def plan_step(
         else:
             plan.grants.append(Grant(each, tokens))
             token_budget -= tokens
-            if partial_tokens is not None and not each.decodes:
-                partial_left = 0 if each.complete else partial_left - tokens
+            if partial is not None and not each.decodes:
+                partial.granted(each, tokens)
             room.charge(each, blocks)
             adapters |= {each.adapter} - {0}
     return plan

@@ -71,6 +71,9 @@ class Contender:
     # What could be computed now, less what its wait is worth since its prompt has been whole.
     left_tokens: float = 0.0
 
+    # How likely the first of these stays in the final prompt; 1 where nothing is replaced, and for an overdue one.
+    survival: float = 1.0
+
 
 Policy = Callable[[Sequence[Contender], float], list[Contender]]
 
@@ -78,6 +81,7 @@ _arrival = attrgetter("arrival_s")
 _last_chunk = attrgetter("last_chunk_s")
 _waiting_since = attrgetter("waiting_since_s")
 _left = attrgetter("left_tokens")
+_survival = attrgetter("survival")
 _computed = attrgetter("computed_tokens")
 _queue_index = attrgetter("queue_index")
 _priority = attrgetter("priority")
@@ -99,16 +103,20 @@ def default_vllm(contenders: Sequence[Contender], now_s: float) -> list[Contende
 
 
 def default(contenders: Sequence[Contender], now_s: float) -> list[Contender]:
-    """Complete before partial: of those first who has least left to compute, less what its wait has earned; of these by
-    arrival.
+    """Complete before partial: of those first who has least left to compute, less what its wait has earned; of these
+    what is likeliest to stay, then by arrival.
 
     Shortest first keeps most waits short, and beyond what the engine carries it would keep long prompts out for ever.
     By what a wait earns (`step_speed`), half of what the engine computes meanwhile, a prompt goes before all that come
     once it has waited twice as long as it takes alone. Not among the published orders.
     """
-    complete = [each for each in contenders if each.complete]
-    partial = [each for each in contenders if not each.complete]
-    return sorted(complete, key=_left) + sorted(partial, key=_arrival)
+    complete: list[Contender] = []
+    partial: list[Contender] = []
+    for each in contenders:
+        (complete if each.complete else partial).append(each)
+    partial.sort(key=_arrival)
+    partial.sort(key=_survival, reverse=True)
+    return sorted(complete, key=_left) + partial
 
 
 def fcfs(contenders: Sequence[Contender], now_s: float) -> list[Contender]:

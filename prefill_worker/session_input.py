@@ -19,6 +19,7 @@ from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
 from prefill_worker.session_ledger import SessionLedger
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
+from prefill_worker.survival import SurvivalEstimates
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
@@ -43,6 +44,7 @@ class SessionInput(_Scheduler):
     _ended: dict[str, SessionLedger]
     _lost_idle: set[str]
     _late_input: dict[str, list[_Input]]
+    _survival: SurvivalEstimates
     swaps: Any
 
     def open_session(self, request: Request, mode: SessionMode) -> None:
@@ -50,6 +52,8 @@ class SessionInput(_Scheduler):
         now_s = monotonic_s()
         ledger = self._sessions[request.request_id] = SessionLedger(mode, now_s)
         ledger.opened(len(vllm_private.token_ids(request)))
+        if mode is SessionMode.UPDATE:
+            self._survival.opened(request.request_id, request.cache_salt or "", ledger.tokens.prompt_tokens)
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -106,6 +110,10 @@ class SessionInput(_Scheduler):
         self._invalidate(request, min(common, len(prompt) - 1), ledger, now_s)
         if given.replaces:
             ledger.kept(self._ready_tokens(request))
+        if given.closes:
+            self._survival.closed(request.request_id, now_s)
+        else:
+            self._survival.updated(request.request_id, common, len(prompt), now_s)
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
         vllm_private.token_ids(request)[:] = prompt

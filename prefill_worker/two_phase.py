@@ -18,6 +18,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
+from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planning import Grant, StepPlan, plan_step, victims
 from prefill_worker.policies import Contender, Policy, Tenure, by_priority
 from prefill_worker.preemption import CostModel, Preemption, choose
@@ -56,6 +57,7 @@ class TwoPhase(SessionInput):
         now_s = monotonic_s()
         self._take_in_late_input()
         plan = self._plan(now_s)
+        self._survival.planned()
         self._make_room(plan, now_s)
         before = {grant.contender.request_id: self._computed(grant.contender.request_id) for grant in plan.grants}
         with self._only(plan):
@@ -98,13 +100,18 @@ class TwoPhase(SessionInput):
             self.block_size,
             overdue_since_s=now_s - self._starvation_s,
             most_adapters=self._most_adapters,
-            partial_tokens=self._partial_tokens if self._bounds_partial else None,
+            partial=self._partial_budget(now_s) if self._bounds_partial else None,
         )
 
-    @property
-    def _partial_tokens(self) -> float:
+    def _partial_budget(self, now_s: float) -> PartialBudget:
         """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
-        return max(self.block_size, self._speed.short_step_tokens)
+        speed, ends_per_s = self._speed, self._survival.ends_per_s(now_s)
+        return PartialBudget(
+            max(self.block_size, speed.short_step_tokens),
+            self._survival.slices,
+            price=ends_per_s / speed.tokens_per_s if speed.tokens_per_s else 0.0,
+            least_tokens=self.block_size,
+        )
 
     @property
     def _most_adapters(self) -> int:
@@ -149,7 +156,7 @@ class TwoPhase(SessionInput):
     def _contender(self, request: Any, tenure: Tenure, index: int, now_s: float) -> Contender:
         ready = self._ready_tokens(request)
         blocks = vllm_private.request_blocks(self, request.request_id)
-        is_last = last_step_runs(request)
+        is_last, is_overdue = last_step_runs(request), request.waiting_since_s <= now_s - self._starvation_s
         remaining = request.num_tokens_with_spec + request.num_output_placeholders - ready
         if is_last or self._has_to_wait(request, holds_blocks=bool(blocks)):
             remaining = 0
@@ -171,6 +178,7 @@ class TwoPhase(SessionInput):
             evictable=vllm_private.may_free_blocks(self, request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
+            survival=1.0 if is_overdue else self._survival.survival(request.request_id, ready),
         )
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
+from benchmarks.one_host_ray import STARTS, was_late
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
@@ -55,20 +56,18 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
         yield target, await stack.enter_async_context(AsyncClient(target.address))
 
 
-# Ray's own sentences of a busy machine; whatever else keeps it from starting fails the test.
-_LATE = ("The current node timed out during startup", "Failed to connect to GCS")
-_STARTS = 3
+_REDIS_WAS_LATE = "does not answer (Timeout connecting to server)"
 
 
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Ray gives its own node 30 s to come up, whatever else the machine has to do; another service gets another 30."""
-    for _ in range(_STARTS - 1):
+    """Where Ray or Redis was late, another service is started."""
+    for _ in range(STARTS - 1):
         try:
             return await stack.enter_async_context(service())
         except StartError as error:
-            if not any(sentence in str(error) for sentence in _LATE):
+            if not was_late(error) and _REDIS_WAS_LATE not in str(error):
                 raise
     return await stack.enter_async_context(service())
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -35,12 +35,13 @@ SHARED: dict[str, Any] = {
 }
 CASES = 16
 STREAMS = 4
-WORKERS = {"shared-0", "shared-1"}
+ROUNDS = 5
 PROMPTS = [[random.Random(seed).randrange(250) for _ in range(60 + 90 * seed)] for seed in range(STREAMS)]
 LONG: dict[str, Any] = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True}
 PIECE_TOKENS = 50
 
 Answer = tuple[list[int], generation.Route]
+Ending = Callable[[AsyncClient, str], contextlib.AbstractAsyncContextManager[None]]
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -60,26 +61,52 @@ async def test_tokens_are_plain_vllms_whole_in_sessions_and_when_a_worker_dies_o
         expected = [list((await plain.decode(prompt, LONG)).token_ids) for prompt in PROMPTS]
         await plain.close()
     assert (report.divergences, report.identical) == ([], CASES)
-    assert await _pools(client) == [(wire.POOL_SHARED, 2, 2)]
+    assert await _both_are_ready(client)
 
     # Half are whole, and half are sessions, which are bound to a decode worker at the first token.
     routes = _routes(await _answers(client), expected)
     assert [bool(route.prefill_worker_id) for route in routes] == [False, True] * (STREAMS // 2)
 
-    async with _under_way(client) as (answers, busy):
-        pid, generation_before = await worker_of(client, busy)
-        os.kill(pid, signal.SIGKILL)
-        assert await _moved(answers, expected) == WORKERS - {busy}, "some have lost their worker"
-    await came_back(client, busy, generation_before)
-
-    async with _under_way(client) as (answers, busy):
-        async for _ in client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id=busy)):
-            pass
-        assert await _moved(answers, expected) == WORKERS - {busy}, "some have left the draining worker"
-
+    rounds = await _rounds_until_some_move(client, expected, _killed)
+    rounds += await _rounds_until_some_move(client, expected, _removed)
     outcomes = (await client.router_status()).outcomes
-    assert outcomes == {"finished": CASES + 3 * STREAMS}
+    assert outcomes == {"finished": CASES + (1 + rounds) * STREAMS}
     await until(lambda: all_blocks_free(client), "all blocks free")
+
+
+async def _rounds_until_some_move(client: AsyncClient, expected: Sequence[list[int]], ended: Ending) -> int:
+    """How often all answers were asked for. On a busy machine what is known of a worker may be so old that its answers
+    have ended before it does: nobody moves then."""
+    for rounds in range(1, ROUNDS + 1):
+        async with _under_way(client) as (answers, busy), ended(client, busy):
+            moved = await _moved(answers, expected)
+        assert busy not in moved
+        if moved:
+            return rounds
+    raise AssertionError("none has left a worker that ended")
+
+
+@contextlib.asynccontextmanager
+async def _killed(client: AsyncClient, worker_id: str) -> AsyncIterator[None]:
+    """And started again in the end."""
+    pid, generation_before = await worker_of(client, worker_id)
+    os.kill(pid, signal.SIGKILL)
+    yield
+    await came_back(client, worker_id, generation_before)
+
+
+@contextlib.asynccontextmanager
+async def _removed(client: AsyncClient, worker_id: str) -> AsyncIterator[None]:
+    """It drains first; another one is started in the end."""
+    async for _ in client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id=worker_id)):
+        pass
+    yield
+    async for _ in client.admin.ScalePools(admin.ScalePoolsRequest(shared_workers=2)):
+        pass
+
+
+async def _both_are_ready(client: AsyncClient) -> bool:
+    return await _pools(client) == [(wire.POOL_SHARED, 2, 2)]
 
 
 @contextlib.asynccontextmanager
@@ -89,10 +116,10 @@ async def _under_way(client: AsyncClient) -> "AsyncIterator[tuple[asyncio.Future
 
     async def busiest() -> str | None:
         runs = {view.registration.worker_id: view.load.running_requests for view in await client.workers()}
-        return max(runs, key=runs.__getitem__) if sum(runs.values()) >= STREAMS else None
+        return max(runs, key=runs.__getitem__) if sum(runs.values()) >= STREAMS or answers.done() else None
 
     try:
-        yield answers, await until(busiest, "all of them run")
+        yield answers, await until(busiest, "all of them run, or have ended unseen")
     finally:
         answers.cancel()
 

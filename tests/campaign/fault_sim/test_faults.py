@@ -32,7 +32,7 @@ RUNS = seeds(200, few=8)
 _MANY_LEAVE = 30000
 # Where the search for each planted bug begins: at a seed that shows it.
 FIRST_SEED = {
-    "release does not wait for pulls": 26,
+    "release does not wait for pulls": 49,
     "leased blocks are freed early": 1,
     "blocks handed over are freed early": 298,
     "late pulls are used": 137,
@@ -40,9 +40,9 @@ FIRST_SEED = {
     "the first token comes twice": 0,
     "failed attempts stay in flight": 0,
     "cancelling is not passed on": 13,
-    "pulls given up are forgotten": 60,
+    "pulls given up are forgotten": 72,
     "poison is forgotten": 7,
-    "poisoned requests are tried on": 6,
+    "poisoned requests are tried on": 30,
     "clients are waited for without a bound": 13,
     "calls stay with a worker that hangs": 22,
     "a generator is not advanced": 0,
@@ -106,7 +106,7 @@ def test_two_workers_that_hang_fail_no_request() -> None:
 
 def test_without_redis_time_hosts_whose_clocks_differ_recompute_for_nothing() -> None:
     """The clocks of the hosts in every run here are up to 10 minutes ahead or behind."""
-    few = range(12)
+    few = range(5)
     measured, _ = search(few)
     with clocks_are_not_compared():
         unmeasured, _ = search(few)

@@ -20,6 +20,7 @@ from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
+from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import StreamingRequest
 from prefill_worker.two_phase import TwoPhase
@@ -187,6 +188,15 @@ def _plans_do_not_see_host_memory() -> AbstractContextManager[Any]:
     return mock.patch.object(TieredScheduling, "tokens_in_host_memory", lambda self, request, device_tokens: 0)
 
 
+def _what_may_not_stay_is_never_computed() -> AbstractContextManager[Any]:
+    most_tokens = PartialBudget.most_tokens
+
+    def of_what_stays(self: PartialBudget, each: Any) -> int:
+        return most_tokens(self, each) if each.survival == 1 else 0
+
+    return mock.patch.object(PartialBudget, "most_tokens", of_what_stays)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
@@ -249,6 +259,11 @@ PLANTS: Mapping[str, Plant] = {
     "plans_do_not_see_host_memory": Plant(
         "a prompt whose prefix lies in host memory gets fewer blocks than its loads need, and starves",
         _plans_do_not_see_host_memory,
+        real=False,
+    ),
+    "what_may_not_stay_is_never_computed": Plant(
+        "an open session of which nothing is likely to stay waits for its end, and nobody else is computed",
+        _what_may_not_stay_is_never_computed,
         real=False,
     ),
     # The last: no engine recovers from it.

@@ -234,6 +234,9 @@ class SimulatedEngine:
         """
         scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
         swaps.check_invariants()
+        if self.world.decode is None or self.world.is_shared:
+            # What was learned is looked at nowhere else.
+            scheduler._survival.check_invariants()
         pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
         if host_tier is not None:
             pool.check_invariants()
@@ -271,6 +274,7 @@ class SimulatedEngine:
         assert not scheduler.requests
         if self.world.decode is None or self.world.is_shared:
             # A leak of state of requests that have ended is visible nowhere else.
+            assert not scheduler._survival._sessions
             assert not scheduler._sessions
             assert not scheduler._late_input
             assert not scheduler._ended

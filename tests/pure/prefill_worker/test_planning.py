@@ -8,8 +8,10 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planning import StepPlan, footprint_blocks, plan_step, victims
 from prefill_worker.policies import Contender, Tenure
+from prefill_worker.survival import Slice
 
 BLOCK = 4
 
@@ -208,11 +210,15 @@ def partial(name: str, tokens: int) -> Contender:
     return dataclasses.replace(contender(name, tokens), complete=False)
 
 
+def bound_of(tokens: float) -> PartialBudget:
+    return PartialBudget(tokens, lambda name, first, count: (Slice(count, 1.0),))
+
+
 def test_sessions_that_take_input_get_little_and_nothing_beside_a_whole_prompt() -> None:
     sessions = [partial("first", 30), partial("second", 30)]
 
-    alone = plan_step(sessions, 100, 1000, 10, 16, partial_tokens=40)
-    beside = plan_step([whole("whole", 40), *sessions], 100, 1000, 10, 16, partial_tokens=40)
+    alone = plan_step(sessions, 100, 1000, 10, 16, partial=bound_of(40))
+    beside = plan_step([whole("whole", 40), *sessions], 100, 1000, 10, 16, partial=bound_of(40))
     unbound = plan_step([whole("whole", 40), *sessions], 100, 1000, 10, 16)
 
     assert granted(alone) == [("first", 30), ("second", 10)]
@@ -221,6 +227,12 @@ def test_sessions_that_take_input_get_little_and_nothing_beside_a_whole_prompt()
 
 
 def test_a_whole_prompt_that_does_not_fit_keeps_nobody_from_computing() -> None:
-    plan = plan_step([whole("whole", 4000), partial("session", 30)], 100, 10, 10, 16, partial_tokens=40)
+    plan = plan_step([whole("whole", 4000), partial("session", 30)], 100, 10, 10, 16, partial=bound_of(40))
 
     assert granted(plan) == [("session", 30)]
+
+
+def test_what_does_not_fit_leaves_its_share_to_those_behind_it() -> None:
+    plan = plan_step([partial("large", 4000), partial("small", 30)], 100, 10, 10, 16, partial=bound_of(40))
+
+    assert granted(plan) == [("small", 30)]

@@ -61,13 +61,14 @@ def snapshots(draw: st.DrawFn) -> list[Contender]:
             tenure=draw(st.sampled_from(Tenure)),
             queue_index=index,
             left_tokens=draw(st.sampled_from([-2.0, 0.5, 2.0])),
+            survival=draw(st.sampled_from([0.1, 0.5, 1.0])),
         )
         for index in range(count)
     ]
 
 
 SLOW_KEYS = {
-    "default": lambda each: (not each.complete, each.left_tokens if each.complete else each.arrival_s),
+    "default": lambda each: (0, each.left_tokens, 0.0) if each.complete else (1, -each.survival, each.arrival_s),
     "default_vllm": lambda each: (each.tenure, each.queue_index),
     "fcfs": lambda each: (not each.complete, each.arrival_s),
     "mcps": lambda each: (-each.computed_tokens, each.arrival_s),
@@ -195,6 +196,7 @@ def test_ordering_500_reads_each_a_few_times_and_compares_single_numbers_as_ofte
             each.tenure,
             Compared(each.queue_index),  # type: ignore[arg-type]
             left_tokens=Compared(each.left_tokens),
+            survival=Compared(each.survival),
         )
         for each in random_contenders(random.Random(0), 500)
     ]

@@ -27,6 +27,8 @@ Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]
 WHO = {"nobody": (), "nothing": (), **{role.value: (role,) for role in Role}, "all": tuple(Role)}
 REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}
+# They tell until whoever called leaves.
+_ENDLESS = {"WatchOverview"}
 
 
 def bearer(key: str) -> Metadata:
@@ -82,7 +84,7 @@ def method_of(path: str) -> Any:
 
 
 async def status_of(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> grpc.StatusCode:
-    """How a call with an empty message ends."""
+    """How a call with an empty message ends, or that one of `_ENDLESS` has begun."""
     return (await ended(channel, path, metadata))[0]
 
 
@@ -99,8 +101,11 @@ async def ended(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> tup
             async for _ in call:
                 pass
         elif method.server_streaming:
-            async for _ in channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30):
-                pass
+            call = channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30)
+            async for _ in call:
+                if method.name in _ENDLESS:
+                    call.cancel()
+                    break
         else:
             await channel.unary_unary(path, write, parse)(request, metadata=metadata, timeout=30)
     except grpc.aio.AioRpcError as error:

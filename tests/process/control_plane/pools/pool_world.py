@@ -27,6 +27,7 @@ class FakeActors:
 
     asking: cleared, a start does not get to ask for a process. twice: processes of one name that were alive together.
     cluster: once there is one; its router is made with these actors. settings: of the engines, as of `FakeEngine`.
+    left: the pools have stopped already, and their workers go on.
     """
 
     cluster: Cluster
@@ -40,6 +41,7 @@ class FakeActors:
         self.starts: list[str] = []
         self.stops: list[str] = []
         self.settings: Mapping[str, Any] = {}
+        self.left = False
         self._waiting: dict[str, Pool] = {}
         self._admitting = asyncio.Lock()
 
@@ -92,7 +94,8 @@ async def pools_of(
         try:
             yield cluster, pools, actors
         finally:
-            await pools.stop()
+            if not actors.left:
+                await pools.stop()
 
 
 def quiet(_part: str, _phase: str) -> None:

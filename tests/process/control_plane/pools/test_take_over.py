@@ -76,6 +76,7 @@ async def test_what_is_asked_for_is_kept_and_whoever_leaves_ends_nobody() -> Non
         await until(lambda: json.loads(cluster.registry.store.get(key) or b"{}").get("decode", {}).get("size") == 3)
         await until(lambda: sizes(pools) == [(1, 1), (3, 3)])
         await pools.stop(leave_workers=True)
+        actors.left = True
         assert actors.stops == []
         assert text_of(await cluster.generate())
 

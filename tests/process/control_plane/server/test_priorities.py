@@ -18,7 +18,8 @@ async def test_what_waits_for_a_slot_gets_it_by_priority_and_not_by_arrival() ->
             waiting.append(asyncio.create_task(cluster.generate("x" * 40, priority=priority)))
             await until(lambda queued=queued: admission.queued == queued)  # type: ignore[misc]
         session = cluster.session()
-        opening = asyncio.create_task(session.open("hello", priority=1))
+        # Of no prefix that the worker may still have from the first.
+        opening = asyncio.create_task(session.open("world", priority=1))
         await until(lambda: admission.queued == 3)
         prefill = named(cluster, "prefill-0").engine
         # The session keeps its slot until it has computed something.

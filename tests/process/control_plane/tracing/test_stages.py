@@ -125,8 +125,10 @@ async def cancelled(cluster: Cluster) -> int:
     for number in range(5):
         engine.hold_before(4)
         call = cluster.call(request_id=f"cancelled-{number}")
-        reading = asyncio.create_task(_read(call))
+        decodes = asyncio.Event()
+        reading = asyncio.create_task(_read(call, decodes))
         await engine.held.wait()
+        await decodes.wait()
         call.cancel()
         await asyncio.wait({reading})
         engine.resume()
@@ -179,9 +181,13 @@ async def _answers(
     return {each.choice: each.completion for each in responses if each.HasField("completion")}
 
 
-async def _read(call: Any) -> None:
+async def _read(call: Any, decodes: asyncio.Event) -> None:
+    """decodes: set with the second message; the first is of the prefill worker's token."""
+    number = 0
     async for _ in call:
-        pass
+        number += 1
+        if number > 1:
+            decodes.set()
 
 
 async def _closed(session: Any) -> generation.Completion:
