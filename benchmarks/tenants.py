@@ -6,6 +6,7 @@ All of it on one service with several routers, whose settings alone differ:
                      asked: with `security.sharing: never` it must not, with `always` it does, as a control
     shares           a tenant with requests at random times, alone and beside one that asks for ten times its share
     plain            neither keys nor TLS: pairs of requests to this router and to one with both
+    rated            keys, TLS and rates that nobody reaches: pairs of requests to this router and to one without rates
 """
 
 import asyncio
@@ -51,11 +52,13 @@ class TenantsReport:
     victim_p90_ratio_without_shares: float = 0.0
     tls_ttft_ratio: float = 0.0
     tls_router_cpu_ratio: float = 0.0
+    rates_ttft_ratio: float = 0.0
+    rates_router_cpu_ratio: float = 0.0
     failures: list[str] = field(default_factory=list)
 
 
 async def measure(clients: Clients, requests: int, victim_requests: int, pairs: int, say: Say) -> TenantsReport:
-    """clients: of routers `never`, `always`, `shares`, `plain`, each for tenants `acme` and `zeta`, and for `ops`."""
+    """clients: of routers `never`, `always`, `shares`, `plain`, `rated`; for tenants `acme`, `zeta` and for `ops`."""
     report, rng = TenantsReport(requests), random.Random(0)
     for sharing in ("never", "always"):
         say(f"{requests} requests of a tenant for what another one has or has not asked, sharing {sharing}")
@@ -66,8 +69,9 @@ async def measure(clients: Clients, requests: int, victim_requests: int, pairs: 
             report.cached_tokens_never = cached
     say(f"a tenant with {victim_requests} requests, alone and beside one that has {_OUTSTANDING} at all times")
     await _shares(clients, victim_requests, rng, report)
-    say(f"{pairs} pairs of requests with keys and TLS and without")
-    await _cost(clients, pairs, rng, report)
+    say(f"{pairs} pairs of requests with keys and TLS and without, and as many with rates and without")
+    report.tls_ttft_ratio, report.tls_router_cpu_ratio = await _cost(clients, ("never", "plain"), pairs, rng)
+    report.rates_ttft_ratio, report.rates_router_cpu_ratio = await _cost(clients, ("rated", "never"), pairs, rng)
     return report
 
 
@@ -107,16 +111,16 @@ async def _shares(clients: Clients, requests: int, rng: random.Random, report: T
     report.victim_p90_ratio, report.victim_p90_ratio_without_shares = ratios
 
 
-async def _cost(clients: Clients, pairs: int, rng: random.Random, report: TenantsReport) -> None:
-    names = ("never", "plain")
+async def _cost(clients: Clients, names: tuple[str, str], pairs: int, rng: random.Random) -> tuple[float, float]:
+    """(P50 of TTFT, CPU of the router) at the first router as parts of those at the second."""
     ttfts_s: dict[str, list[float]] = {name: [] for name in names}
     before = {name: await _cpu_s(clients, name) for name in names}
     for _ in range(pairs):
         for name in rng.sample(names, 2):
             ttfts_s[name].append((await _ttft_s(clients[name, "acme"], _prompt(rng)))[0])
     used = {name: await _cpu_s(clients, name) - before[name] for name in names}
-    report.tls_ttft_ratio = median(ttfts_s["never"]) / median(ttfts_s["plain"])
-    report.tls_router_cpu_ratio = used["never"] / used["plain"]
+    first, second = names
+    return median(ttfts_s[first]) / median(ttfts_s[second]), used[first] / used[second]
 
 
 async def _cpu_s(clients: Clients, router: str) -> float:

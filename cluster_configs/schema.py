@@ -674,6 +674,9 @@ class SecuritySection(Section):
     jwt_roles_claim: str = Field(
         "roles", min_length=1, description="Claim that has the roles, as a list or with spaces between them."
     )
+    tenants_file: str | None = Field(
+        None, min_length=1, description="Rates and weights of tenants (YAML), the same at every router; null: none."
+    )
     sharing: Literal["never", "always"] = Field(
         "never", description="Whether requests of two tenants may share cached prefixes."
     )
@@ -719,6 +722,8 @@ class SecuritySection(Section):
         for name in ("keys_file", "jwt_jwks_file"):
             if getattr(self, name) is not None and self.secret_file is None:
                 raise ValueError(f"{name} needs secret_file; `rachis keys secret` makes one")
+        if self.tenants_file is not None and not self.knows_callers:
+            raise ValueError("tenants_file needs keys_file or jwt_jwks_file, without which nobody has a tenant")
         if self.metrics_need_key and not self.knows_callers:
             raise ValueError("metrics_need_key needs keys_file or jwt_jwks_file, without which nobody has a key")
         if self.jwt_jwks_file is not None and not (self.jwt_issuer and self.jwt_audience):

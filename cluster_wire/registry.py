@@ -11,6 +11,8 @@ rachis:{<service>}:replication            name of the router that copies hot pre
 rachis:{<service>}:loads                  hash: RouterLoads of each router, by its id; expires when none lives
 rachis:{<service>}:sizes                  JSON of the size that each pool is meant to have
 rachis:{<service>}:adapters               hash: Adapter of each LoRA adapter, by its name; the field "": the hash's own
+rachis:{<service>}:rate:<limit>:<tenant>  what a tenant may still have, and when that was; expires when it is full again
+rachis:{<service>}:rate:<limit>:<tenant>:<router>  the number of what that router told of it last; expires
 rachis:{<service>}:lease                  JSON of who serves under this name; expires, renewed while that one lives
 rachis:{<service>:<worker id>}:claims     stream of ClaimBatch; an entry's id is <generation>-<sequence>
 rachis:{<service>:<worker id>}:snapshot   ClaimSnapshot; the stream starts after it
@@ -57,6 +59,14 @@ def sizes_key(service_id: str) -> str:
 
 def adapters_key(service_id: str) -> str:
     return f"rachis:{{{service_id}}}:adapters"
+
+
+def rate_key(service_id: str, limit: str, tenant: str) -> str:
+    return f"rachis:{{{service_id}}}:rate:{limit}:{tenant}"
+
+
+def told_rate_key(bucket: str, router_id: str) -> str:
+    return f"{bucket}:{router_id}"
 
 
 def lease_key(service_id: str) -> str:

@@ -22,6 +22,7 @@ from control_plane.access.key_file import edit
 from control_plane.access.roles import Role
 
 _HOST = "127.0.0.1"
+_NEVER_REACHED = '"*": {requests_per_s: 1000000, tokens_per_s: 1000000000}'
 _NO_TLS = {"security__certificate_file": None, "security__certificate_key_file": None, "security__ca_file": None}
 
 
@@ -32,7 +33,7 @@ async def bench_tenants(
         folder = Path(name)
         keys, secured = _secured(folder)
         async with own_cluster(lambda places: load({**secured, **places})) as cluster, AsyncExitStack() as stack:
-            routers = _routers(cluster)
+            routers = _routers(cluster, folder)
             for router in routers.values():
                 stack.push_async_callback(router.stop)
                 await router.start()
@@ -64,13 +65,16 @@ def _secured(folder: Path) -> tuple[dict[str, str], dict[str, object]]:
     }
 
 
-def _routers(cluster: OwnCluster) -> dict[str, KeptCommand]:
+def _routers(cluster: OwnCluster, folder: Path) -> dict[str, KeptCommand]:
     """Beside the service's own."""
+    limits = folder / "tenants.yaml"
+    limits.write_text(_NEVER_REACHED)
     few = {"router__max_in_flight_requests": tenants.SLOTS, "router__max_queued_requests": 1024}
     return {
         "always": cluster.another_router(security__sharing="always"),
         "shares": cluster.another_router(router__tenant_share=0.5, **few),
         "plain": cluster.another_router(security__keys_file=None, **_NO_TLS),
+        "rated": cluster.another_router(security__tenants_file=str(limits)),
     }
 
 
@@ -87,6 +91,10 @@ def _print(report: tenants.TenantsReport) -> None:
     out.print(
         f"with keys and TLS P50 of TTFT is {report.tls_ttft_ratio:.3f} times, and the router's CPU "
         f"{report.tls_router_cpu_ratio:.3f} times what it is without"
+    )
+    out.print(
+        f"with rates P50 of TTFT is {report.rates_ttft_ratio:.3f} times, and the router's CPU "
+        f"{report.rates_router_cpu_ratio:.3f} times what it is without"
     )
     for sentence in report.failures[:3]:
         err.print(f"  {sentence}", markup=False)

@@ -24,6 +24,7 @@ from control_plane.access.followed_file import FollowedFile
 from control_plane.access.key_file import KeyFile
 from control_plane.access.logins import WRONG_KEY, Logins
 from control_plane.access.roles import ANYBODY, Identity, Need
+from control_plane.access.tenant_limits import TENANTS_FIELD, UNLIMITED, LimitsOf, TenantLimits, limits_of, read_tenants
 from control_plane.access.web_tokens import JWKS_FIELD, TokenRules, WebTokens, read_jwks
 
 # What gRPC calls a client's certificate, where it has asked for one.
@@ -65,6 +66,10 @@ class Access:
         """Of a call that is served. Raises UnauthenticatedError."""
         return ANYBODY
 
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """What a tenant may have, as the operator has said last."""
+        return UNLIMITED
+
     def salt(self, caller: Identity, cache_salt: str) -> str:
         """What the KV of the caller's prompt is kept under. cache_salt: the caller's own."""
         return cache_salt if self._secret is None else self._secret.salt(caller.tenant, cache_salt, self._sharing)
@@ -86,12 +91,15 @@ class KeyedAccess(Access):
         secret: Secret,
         sharing: Sharing,
         certificates: ClientCertificates | None = None,
+        limits_of: LimitsOf = lambda tenant: UNLIMITED,
     ) -> None:
-        """files: that say who there is. certificates: where clients show some, and are known by them."""
+        """files: that say who there is, and what tenants may have. certificates: where clients show some, and are known
+        by them."""
         super().__init__(secret, sharing)
         self._files = files
         self._logins = logins
         self._certificates = certificates
+        self._limits_of = limits_of
         self._forbidden = 0
 
     @property
@@ -101,6 +109,9 @@ class KeyedAccess(Access):
     @property
     def refused(self) -> Mapping[str, int]:
         return Counter(self._logins.refused) + Counter({"forbidden": self._forbidden})
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        return self._limits_of(tenant)
 
     def identity(self, context: Context) -> Identity:
         metadata = context.invocation_metadata() or ()
@@ -156,10 +167,11 @@ def access_of(section: SecuritySection) -> Access:
         return Access(secret, section.sharing)
     files: list[FollowedFile[Any]] = []
     keys, tokens = _keys(section, files), _tokens(section, files)
-    certificates = _certificates(section, keys, files)
+    certificates, limits = _certificates(section, keys, files), _limits(section, files)
     for file in files:
         file.read()
-    return KeyedAccess(files, Logins(keys, secret.service_key, tokens), secret, section.sharing, certificates)
+    logins = Logins(keys, secret.service_key, tokens)
+    return KeyedAccess(files, logins, secret, section.sharing, certificates, limits)
 
 
 def _keys(section: SecuritySection, files: list[FollowedFile[Any]]) -> Callable[[], Mapping[str, ApiKey]]:
@@ -180,6 +192,15 @@ def _certificates(
     own = FollowedFile(Path(section.certificate_file), read_names, field=OWN_FIELD, refresh_s=_REFRESH_S)
     files.append(own)
     return ClientCertificates(keys, lambda: own.value)
+
+
+def _limits(section: SecuritySection, files: list[FollowedFile[Any]]) -> LimitsOf:
+    """As `_keys`."""
+    if section.tenants_file is None:
+        return lambda tenant: UNLIMITED
+    file = FollowedFile(Path(section.tenants_file), read_tenants, field=TENANTS_FIELD, refresh_s=_REFRESH_S)
+    files.append(file)
+    return lambda tenant: limits_of(file.value, tenant)
 
 
 def _tokens(section: SecuritySection, files: list[FollowedFile[Any]]) -> WebTokens | None:

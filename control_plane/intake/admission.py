@@ -1,11 +1,11 @@
 """How many requests the router works on at once, how many may wait, and what memory prompts take: above, it refuses.
 
 The lowest priority number is served first, whoever waits longer. Of one priority tenants share the slots and the queue
-fairly. A slot that is free goes to the tenant that has the fewest, and of its requests to the one that has waited
-longest: max-min fairness, where each request is one. A full queue takes a request in place of the latest one of a
-higher number, and of a tenant that has fewer waiting than another one in place of that one's latest (longest queue
-drop, Suter et al. 1998). No tenant has more slots than its share. Without tenants all are one, and who waits longest
-is next.
+fairly. A slot that is free goes to the tenant that has had the fewest tokens for its weight (`fair_order`), and of its
+requests to the one that has waited longest. Who holds a slot for longer than its tokens take at the recent pace of all
+has had the tokens of that time. A full queue takes a request in place of the latest one of a higher number, and of a
+tenant that has fewer waiting for its weight than another one in place of that one's latest (longest queue drop, Suter
+et al. 1998). No tenant has more slots than its share. Without tenants all are one, and who waits longest is next.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end.
@@ -17,14 +17,15 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import OverloadedError
+from control_plane.intake.fair_order import FairOrder, WeightOf
 from control_plane.intake.prompt_memory import PromptMemory
 
 _PACE_WEIGHT = 0.1
-_Wait = asyncio.Future[None]
 
 
 class Claimant(NamedTuple):
@@ -41,17 +42,28 @@ class Claimant(NamedTuple):
 _ANYBODY = Claimant()
 
 
-class Slot:
-    """A place among the running requests, until it is given back."""
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Of one request. given: the weight that it begins with. number: who comes later has a higher one."""
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
+    given: asyncio.Future[float]
+    tokens: int
+    number: int
+
+
+class Slot:
+    """A place among the running requests, until it is given back. tokens: of prompt and answer, as they are expected,
+    until its holder knows better."""
+
+    def __init__(self, tokens: int, give_back: Callable[[int], None]) -> None:
+        self.tokens = tokens
+        self._give_back: Callable[[int], None] | None = give_back
 
     def release(self) -> None:
         """A second time changes nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
-            give_back()
+            give_back(self.tokens)
 
 
 class Admission:
@@ -66,6 +78,7 @@ class Admission:
         max_prompt_bytes: int = 1 << 30,
         tenant_share: float = 1.0,
         best_effort_share: float = 1.0,
+        weight_of: WeightOf = lambda tenant: 1.0,
     ) -> None:
         self.prompts = PromptMemory(max_prompt_bytes)
         self._max_in_flight = max_in_flight
@@ -74,53 +87,70 @@ class Admission:
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
         self._now_s = now_s
+        # Of a request, lately.
         self._service_s = 1.0
+        self._service_tokens = 0.0
         # By tenant.
         self._running: Counter[str] = Counter()
+        self._in_flight = 0
         self._best_effort = 0
         # Who waits longest first; no claimant without any.
         self._waiting: dict[Claimant, deque[_Wait]] = {}
-        # Of each tenant that has something here, when it got a slot last, counted in slots.
-        self._turns: Counter[str] = Counter()
-        self._turn = 0
+        self._queued = 0
+        self._came = 0
+        self._weight_of = weight_of
+        # Of each priority that has something here, and who has how much.
+        self._orders: dict[int, FairOrder] = {}
+        self._here: Counter[Claimant] = Counter()
 
     @property
     def in_flight(self) -> int:
-        return self._running.total()
+        return self._in_flight
 
     @property
     def queued(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._queued
 
     @asynccontextmanager
-    async def slot(self, claimant: Claimant = _ANYBODY) -> AsyncIterator[None]:
+    async def slot(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> AsyncIterator[Slot]:
         """Holds a slot for as long as the block runs; raises as `take` does."""
-        slot = await self.take(claimant)
+        slot = await self.take(claimant, tokens)
         try:
-            yield
+            yield slot
         finally:
             slot.release()
 
-    async def take(self, claimant: Claimant = _ANYBODY) -> Slot:
-        """A slot. Raises OverloadedError when the queue is full or the wait too long."""
+    async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> Slot:
+        """A slot. tokens: that are expected. Raises OverloadedError when the queue is full or the wait too long."""
         if claimant in self._waiting or not self._has_room(claimant):
-            await self._wait(claimant)
+            weight = await self._wait(claimant, tokens)
         else:
-            self._run(claimant)
+            self._comes(claimant)
+            weight = self._run(claimant, tokens)
         started_s = self._now_s()
-        return Slot(lambda: self._given_back(claimant, started_s))
+        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used, weight))
 
     def check_invariants(self) -> None:
-        tenants = {*self._running, *(each.tenant for each in self._waiting)}
-        assert self._turns.keys() <= tenants, "somebody is remembered who has nothing here"
+        assert self.in_flight == self._running.total(), "who runs is miscounted"
+        assert self.queued == sum(map(len, self._waiting.values())), "who waits is miscounted"
+        assert self._orders.keys() == {each.priority for each in self._here}, "an order of nobody"
+        assert self._here.total() == self.in_flight + self.queued, "somebody here is miscounted"
+        assert self._waiting.keys() <= self._here.keys(), "somebody waits who is not here"
+        for order in self._orders.values():
+            order.check_invariants()
         assert 0 <= self._best_effort <= self.in_flight, "best effort is miscounted"
 
     def retry_after_ms(self) -> int:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight
         return round(min(max(expected_s * 1000, 100), 30_000))
 
-    def _given_back(self, claimant: Claimant, started_s: float) -> None:
-        self._service_s += _PACE_WEIGHT * (self._now_s() - started_s - self._service_s)
+    def _given_back(self, claimant: Claimant, started_s: float, guessed: int, tokens: int, weight: float) -> None:
+        held_s = self._now_s() - started_s
+        self._service_s += _PACE_WEIGHT * (held_s - self._service_s)
+        self._service_tokens += _PACE_WEIGHT * (tokens - self._service_tokens)
+        # Where all have taken no time, so has this one.
+        as_long = int(self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
+        self._orders[claimant.priority].ended(claimant.tenant, guessed, max(tokens, as_long), weight)
         self._free(claimant)
 
     def _has_room(self, claimant: Claimant) -> bool:
@@ -128,46 +158,73 @@ class Admission:
             return False
         return self.in_flight < self._max_in_flight and self._running[claimant.tenant] < self._most_of_tenant
 
-    def _run(self, claimant: Claimant) -> None:
+    def _comes(self, claimant: Claimant) -> None:
+        """To the queue, or past it."""
+        if claimant.priority not in self._orders:
+            self._orders[claimant.priority] = FairOrder(self._weight_of)
+        if claimant not in self._waiting:
+            self._orders[claimant.priority].comes(claimant.tenant)
+        self._here[claimant] += 1
+
+    def _goes(self, claimant: Claimant) -> None:
+        self._here[claimant] -= 1
+        if self._here[claimant]:
+            return
+        del self._here[claimant]
+        self._orders[claimant.priority].leaves(claimant.tenant)
+        if all(each.priority != claimant.priority for each in self._here):
+            del self._orders[claimant.priority]
+
+    def _run(self, claimant: Claimant, tokens: int) -> float:
+        """The weight that it begins with."""
         self._running[claimant.tenant] += 1
+        self._in_flight += 1
         self._best_effort += claimant.is_best_effort
-        self._turn += 1
-        self._turns[claimant.tenant] = self._turn
+        return self._orders[claimant.priority].begins(claimant.tenant, tokens)
 
     def _free(self, claimant: Claimant) -> None:
         self._running[claimant.tenant] -= 1
+        self._in_flight -= 1
         self._best_effort -= claimant.is_best_effort
         if not self._running[claimant.tenant]:
             del self._running[claimant.tenant]
+        self._goes(claimant)
         self._give()
-        self._forget(claimant.tenant)
-
-    def _forget(self, tenant: str) -> None:
-        if tenant not in self._running and all(each.tenant != tenant for each in self._waiting):
-            self._turns.pop(tenant, None)
 
     def _give(self) -> None:
         """Slots that are free go to who is next."""
-        while True:
+        while self._in_flight < self._max_in_flight:
             waiting = [each for each in self._waiting if self._has_room(each)]
             if not waiting:
                 return
-            # Tenants take turns where they have as many.
-            first = min(waiting, key=lambda each: (each.priority, self._running[each.tenant], self._turns[each.tenant]))
+            first = min(waiting, key=self._place)
             wait = self._waiting[first][0]
-            self._leave(first, wait)
             # Who has just been cancelled has not left by itself yet.
-            if not wait.done():
-                self._run(first)
-                wait.set_result(None)
+            if wait.given.done():
+                self._leave(first, wait)
+                continue
+            self._take_out(first, wait)
+            wait.given.set_result(self._run(first, wait.tokens))
 
-    async def _wait(self, claimant: Claimant) -> None:
+    def _place(self, claimant: Claimant) -> tuple[int, float, int]:
+        """Of those who wait; the lowest is next, and of equals who waits longest."""
+        return (
+            claimant.priority,
+            self._orders[claimant.priority].start(claimant.tenant),
+            self._waiting[claimant][0].number,
+        )
+
+    async def _wait(self, claimant: Claimant, tokens: int) -> float:
+        """The weight that it begins with. Raises OverloadedError."""
         self._make_room(claimant)
-        wait: _Wait = asyncio.get_running_loop().create_future()
+        self._came += 1
+        wait = _Wait(asyncio.get_running_loop().create_future(), tokens, self._came)
+        self._comes(claimant)
         self._waiting.setdefault(claimant, deque()).append(wait)
+        self._queued += 1
         try:
             async with asyncio.timeout(self._queue_timeout_s):
-                await wait
+                return await wait.given
         except BaseException as error:
             self._gone(claimant, wait)
             if isinstance(error, TimeoutError):
@@ -181,33 +238,46 @@ class Admission:
         if self.queued < self._max_queued:
             return
         last = max((each.priority for each in self._waiting), default=claimant.priority)
-        lines = {each: len(waits) for each, waits in self._waiting.items() if each.priority == last}
-        fullest = max(lines, key=lambda each: lines[each], default=claimant)
         is_before = claimant.priority < last
-        if not is_before and (claimant.priority > last or lines.get(fullest, 0) <= lines.get(claimant, 0) + 1):
+        # However little a tenant's weight, one of its requests may wait.
+        lines = [
+            each for each, waits in self._waiting.items() if each.priority == last and (is_before or len(waits) > 1)
+        ]
+        fullest = max(lines, key=self._fill, default=claimant)
+        if not is_before and (claimant.priority > last or self._fill(fullest) <= self._fill(claimant, 1)):
             raise self._refusal(f"{self.in_flight} requests run and {self.queued} wait, more are not taken")
         why = "requests of a lower priority number" if is_before else "most of them of this tenant"
         refusal = self._refusal(f"{self.queued} requests wait, {why}: the latest make room")
         latest = self._waiting[fullest][-1]
         self._leave(fullest, latest)
-        if not latest.done():
-            latest.set_exception(refusal)
+        if not latest.given.done():
+            latest.given.set_exception(refusal)
+
+    def _fill(self, claimant: Claimant, more: int = 0) -> float:
+        """How many wait in a line, for its weight."""
+        return (len(self._waiting.get(claimant, ())) + more) / self._weight_of(claimant.tenant)
 
     def _gone(self, claimant: Claimant, wait: _Wait) -> None:
         """Whoever waited does so no more; a slot that was given at the same moment goes to the next."""
-        if not wait.done() or wait.cancelled():
+        if not wait.given.done() or wait.given.cancelled():
             self._leave(claimant, wait)
-        elif wait.exception() is None:
+        elif wait.given.exception() is None:
+            self._orders[claimant.priority].ended(claimant.tenant, wait.tokens, 0, wait.given.result())
             self._free(claimant)
 
     def _leave(self, claimant: Claimant, wait: _Wait) -> None:
         """Who has left already does nothing."""
-        waiting = self._waiting.get(claimant, deque())
-        if wait in waiting:
-            waiting.remove(wait)
-            if not waiting:
-                del self._waiting[claimant]
-                self._forget(claimant.tenant)
+        if wait in self._waiting.get(claimant, ()):
+            self._take_out(claimant, wait)
+            self._goes(claimant)
+
+    def _take_out(self, claimant: Claimant, wait: _Wait) -> None:
+        """Of its line."""
+        waiting = self._waiting[claimant]
+        waiting.remove(wait)
+        self._queued -= 1
+        if not waiting:
+            del self._waiting[claimant]
 
     def _refusal(self, sentence: str) -> OverloadedError:
         return OverloadedError(sentence, retry_after_ms=self.retry_after_ms())

@@ -10,6 +10,7 @@ from cluster_core.ids import RequestId
 from cluster_wire.calls import Context
 from control_plane.access.access import Access
 from control_plane.intake.grammars import Grammars
+from control_plane.intake.shared_rates import SharedRates
 from control_plane.model.job import Job
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.tracing.traceparent import parent_of
@@ -37,6 +38,7 @@ class Arrivals:
     # How long a client may take nothing of its answer.
     send_timeout_s: float
     grammars: Grammars
+    rates: SharedRates
     now_s: Callable[[], float] = monotonic_s
     make_lifecycle: Callable[[RequestId], RequestLifecycle] = RequestLifecycle
     make_job: Callable[..., Job] = Job

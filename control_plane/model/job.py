@@ -76,6 +76,12 @@ class Job:
     def tokens(self) -> int:
         return len(self.token_ids) + self.max_tokens
 
+    @property
+    def generated_tokens(self) -> int:
+        """Of the answer, that came of it here, once it has ended."""
+        answered = self.lifecycle.trace.answered
+        return 0 if answered is None else max(0, answered.completion_tokens - self.route.resumed_tokens)
+
     def resume(self, received: api.ReceivedAnswer) -> None:
         """It goes on behind what its client has of the answer, from another router."""
         self.emitted = list(received.token_ids)

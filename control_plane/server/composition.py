@@ -35,6 +35,7 @@ from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.grammars import GrammarCompiler, GrammarProcess, Grammars
+from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.loop_stall import LOOK_S
 from control_plane.metrics.probe_server import ProbeServer
@@ -133,8 +134,9 @@ def build_router(
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
     metrics = _metrics(config, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
-    admission, grammars = _admission(config, ports), _grammars(config, ports)
-    arrivals = _arrivals(config, grammars, adapters, door.access, placer, ports)
+    admission = _admission(config, door.access, ports)
+    rates = _rates(service_id, membership, prefixes.router_id, door.access, ports)
+    arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
         first_worker, dispatcher, client, admission, tokenizer, config.streaming, metrics, arrivals
     )
@@ -162,9 +164,8 @@ def build_router(
         sessions=sessions,
         admission=admission,
         tokenizer=tokenizer,
-        grammars=grammars,
         metrics=metrics,
-        traces=arrivals.traces,
+        arrivals=arrivals,
         check=check,
         queries=queries,
         router=router,
@@ -202,13 +203,18 @@ def _adapters(
     return Adapters(redis, service_id, membership, client, refresh_s=refresh_s)
 
 
+def _rates(service_id: str, membership: Membership, router_id: str, access: Access, ports: RouterPorts) -> SharedRates:
+    redis = ports.redis(_REDIS_TIMEOUT_S)
+    return SharedRates(redis, service_id, access.limits_of, membership.others, router_id, ports.now_s)
+
+
 def _arrivals(
-    config: RachisConfig, grammars: Grammars, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
+    config: RachisConfig, rates: SharedRates, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
 ) -> Arrivals:
-    limits, makers = config.router, (ports.now_s, ports.lifecycle, ports.job)
+    limits, parts = config.router, (_grammars(config, ports), rates, ports.now_s, ports.lifecycle, ports.job)
     decisions = partial(decisions_on, placer.log, config.placement.policy)
     traces = traces_of(config.tracing, config.objectives.ttft_s, decisions, ports.now_s)
-    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, grammars, *makers, adapters.known, access, traces)
+    return Arrivals(limits.request_timeout_s, limits.send_timeout_s, *parts, adapters.known, access, traces)
 
 
 def _first_worker(config: RachisConfig, membership: Membership, follower: RegistryFollower) -> FirstWorker:
@@ -238,7 +244,7 @@ def _follower(
     )
 
 
-def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
+def _admission(config: RachisConfig, access: Access, ports: RouterPorts) -> Admission:
     limits = config.router
     return Admission(
         limits.max_in_flight_requests,
@@ -248,6 +254,7 @@ def _admission(config: RachisConfig, ports: RouterPorts) -> Admission:
         limits.max_prompt_mib << 20,
         limits.tenant_share,
         limits.best_effort_share,
+        lambda tenant: access.limits_of(tenant).weight,
     )
 
 

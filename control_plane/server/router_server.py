@@ -28,12 +28,15 @@ from control_plane.fleet.worker_client import WorkerClient
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.fleet.worker_views import WorkerViews
 from control_plane.intake.admission import Admission
+from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.grammars import Grammars
+from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.console_metrics import ConsoleCollector
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
 from control_plane.metrics.probe_server import Probes, Said
+from control_plane.metrics.rate_metrics import RateCollector
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
 from control_plane.metrics.trace_metrics import TraceCollector
@@ -71,7 +74,6 @@ class RouterParts:
     calls: AdminCalls
     admission: Admission
     tokenizer: Tokenizer
-    grammars: Grammars
     dispatcher: Dispatcher
     sessions: StreamingSessions
     placer: Placer
@@ -87,10 +89,22 @@ class RouterParts:
     probes: WorkerProbes
     views: WorkerViews
     metrics: RouterMetrics
-    traces: Traces
+    arrivals: Arrivals
     # Where their controller runs beside this router.
     pools: Pools | None
     load_following: PoolFollowing | None
+
+    @property
+    def rates(self) -> SharedRates:
+        return self.arrivals.rates
+
+    @property
+    def grammars(self) -> Grammars:
+        return self.arrivals.grammars
+
+    @property
+    def traces(self) -> Traces:
+        return self.arrivals.traces
 
 
 class RouterServer:
@@ -146,6 +160,7 @@ class RouterServer:
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())
         self._background.start(parts.adapters.follow())
+        self._background.start(parts.rates.follow())
         self._background.start(parts.probes.run())
         self._background.start(parts.overview.follow())
         self._background.start(watch_loop(parts.metrics.loop_came_back, self._loop_look_s))
@@ -172,6 +187,7 @@ class RouterServer:
         await parts.sharing.close()
         await parts.follower.close()
         await parts.adapters.close()
+        await parts.rates.close()
         await parts.prefixes.close()
         await parts.replicator.close()
         parts.door.close()
@@ -201,6 +217,7 @@ class RouterServer:
         parts, registry = self.parts, self.parts.metrics.registry
         registry.register(WorkerCollector(parts.views, loop))
         registry.register(ConsoleCollector(console.streams.counts))
+        registry.register(RateCollector(parts.rates, loop))
         pools = parts.pools.status if parts.pools is not None else list
         refused = lambda: parts.door.access.refused  # noqa: E731
         registry.register(ServiceCollector(self._config, parts.overview.router, parts.probes, pools, refused, loop))

@@ -173,7 +173,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         with self._admission.prompts.holding(as_tokens + had) as held:
             caller = self._arrivals.access.identity(context)
             trace.tenant = caller.tenant
+            self._arrivals.rates.begin(caller.tenant, resumed=bool(received))
             token_ids, scope = await self._checked(request, received, caller, trace)
+            self._arrivals.rates.spend(caller.tenant, len(token_ids) + had)
             held.resize(max(as_tokens, len(token_ids)) + had)
             make_job = partial(
                 self._arrivals.make_job,
@@ -193,7 +195,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         jobs[0].own_s = taken_s - jobs[0].arrived_s
         for job in jobs:
             job.lifecycle.trace.enter(TraceStage.ADMISSION, taken_s)
-        async with self._admission.slot(Claimant(jobs[0].priority, jobs[0].tenant)):
+        async with self._slot(jobs):
             for job in jobs[1:]:
                 job.lifecycle.trace.enter(TraceStage.FIRST_CHOICE, self._arrivals.now_s())
             for each in _lifecycles(lifecycle, jobs):
@@ -217,6 +219,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     await self._send(context, response, job.remaining_s(now_s))
             if not lifecycle.ended:
                 lifecycle.at(Event.ENDED)
+
+    @asynccontextmanager
+    async def _slot(self, jobs: Sequence[Job]) -> AsyncIterator[None]:
+        """Held while the block runs. What the answers inside have taken is known at their end; a prompt that gets no
+        slot costs its tenant nothing. Raises OverloadedError."""
+        claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
+        try:
+            slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
+        except BaseException:
+            self._arrivals.rates.spend(claimant.tenant, -prompt_tokens - sum(len(job.emitted) for job in jobs))
+            raise
+        try:
+            yield
+        finally:
+            generated = sum(job.generated_tokens for job in jobs)
+            self._arrivals.rates.spend(claimant.tenant, generated)
+            slot.tokens = prompt_tokens + generated
+            slot.release()
 
     def _jobs(
         self,

@@ -54,19 +54,24 @@ def client_of(peer: str) -> str:
 
 
 class SessionSlot:
-    """The slot of one session: held from an input until that is computed, and from `finish` to the end."""
+    """The slot of one session: held from an input until that is computed, and from `finish` to the end. tokens: that
+    came since it was taken."""
 
     def __init__(self, admission: Admission, claimant: Claimant) -> None:
         self._admission = admission
         self._claimant = claimant
         self._slot: Slot | None = None
 
-    async def hold(self) -> None:
-        """Takes one where none is held. Raises OverloadedError."""
+    async def hold(self, tokens: int) -> None:
+        """Takes one where none is held, for so many tokens more. Raises OverloadedError."""
         if self._slot is None:
-            self._slot = await self._admission.take(self._claimant)
+            self._slot = await self._admission.take(self._claimant, tokens)
+        else:
+            self._slot.tokens += tokens
 
-    def give_back(self) -> None:
+    def give_back(self, generated_tokens: int = 0) -> None:
+        """generated_tokens: of the answer, at the end."""
         slot, self._slot = self._slot, None
         if slot is not None:
+            slot.tokens += generated_tokens
             slot.release()

@@ -93,10 +93,13 @@ class StreamingSessions:
         trace.tenant = caller.tenant
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
+        self._arrivals.rates.begin(caller.tenant, resumed=bool(opened.received.token_ids))
         adapter = validation.check_session_open(opened, caller, model, self._arrivals.adapters)
         trace.enter(TraceStage.TOKENIZATION, self._arrivals.now_s())
         session = await self._session(opened, model)
-        held.resize(len(session.tokens) + len(opened.received.token_ids))
+        brought = len(session.tokens) + len(opened.received.token_ids)
+        self._arrivals.rates.spend(caller.tenant, brought)
+        held.resize(brought)
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
             token_ids=session.tokens,
@@ -115,7 +118,7 @@ class StreamingSessions:
         trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
-            await slot.hold()
+            await self._hold_first(slot, caller.tenant, brought)
             lifecycle.at(Event.ADMITTED)
             if job.emitted:
                 # Nothing is computed before its input has come again.
@@ -127,7 +130,16 @@ class StreamingSessions:
         except TimeoutError:
             raise DeadlineError("the session's deadline passed") from None
         finally:
-            slot.give_back()
+            slot.give_back(job.generated_tokens)
+            self._arrivals.rates.spend(caller.tenant, job.generated_tokens)
+
+    async def _hold_first(self, slot: SessionSlot, tenant: str, brought: int) -> None:
+        """What a session has brought costs its tenant nothing where it gets no slot. Raises OverloadedError."""
+        try:
+            await slot.hold(brought)
+        except BaseException:
+            self._arrivals.rates.spend(tenant, -brought)
+            raise
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
         message = await next_message(context, timeout_s, "streaming.open_timeout_s")
@@ -162,9 +174,11 @@ class StreamingSessions:
         intake = SessionIntake(session, opened, self._tokenizer, model, held)
 
         async def send(command: Command | None) -> None:
+            tokens = len(command.token_ids) if command is not None else 0
+            self._arrivals.rates.spend(job.tenant, tokens)
             computes = isinstance(command, Finish) if job.emitted else command is not None
             if computes:
-                await slot.hold()
+                await slot.hold(tokens)
             pieces.send(command)
 
         reader = SessionReader(

@@ -1,9 +1,12 @@
 """The Lua scripts of the registry and the prefix index, by their text, as functions of a `Store`."""
 
+import math
+import re
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
 from control_plane.fleet import fencing
+from control_plane.intake import shared_rates
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
@@ -101,6 +104,28 @@ def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return 1
 
 
+# What a bucket has, and when that was.
+_BUCKET = re.compile(rb"(-?\d+\.\d+) (\d+\.\d+)")
+
+
+def _spend(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> list[bytes]:
+    now_s, (most_debt_s, kept_ms, *numbers) = unix_ms() / 1000, map(float, args)
+    levels, told = [], zip(*(numbers[at::4] for at in range(4)), strict=True)
+    for key, told_key, (rate, burst, spent, number) in zip(keys[::2], keys[1::2], told, strict=True):
+        level, kept = burst, _BUCKET.fullmatch(store.get(key) or b"")
+        if kept:
+            had, at_s = map(float, kept.groups())
+            level = min(burst, had + max(0.0, now_s - at_s) * rate)
+        if spent:
+            last = int(store.get(told_key) or 0)
+            spent = spent if last < number else 0.0
+            store.set(told_key, max(last, int(number)), px=int(kept_ms))
+        level = min(burst, max(level - spent, -most_debt_s * rate))
+        store.set(key, f"{level:.6f} {now_s:.6f}", px=math.ceil((burst - level) / rate * 1000) + 1)
+        levels.append(f"{level:.6f}".encode())
+    return levels
+
+
 def _fence(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     record, holder = keys
     first_generation, kept_s = args
@@ -120,5 +145,6 @@ SCRIPTS: dict[str, Script] = {
     claim_scripts.CHECK: _check,
     access_log.WRITE_SNAPSHOT: _write_hotness,
     replicator.HOLD: _hold,
+    shared_rates.SPEND: _spend,
     fencing.FENCE: _fence,
 }

@@ -145,6 +145,19 @@ SERVICE = Dashboard(
                     ),
                 ),
                 Panel(
+                    "Tenants that have had their rate",
+                    "cps",
+                    (
+                        Query(per_second("rachis_rate_refusals_total", "limit"), "refused: {{limit}}"),
+                        Query(per_second("rachis_rate_requests_apart_total"), "without Redis"),
+                    ),
+                ),
+                Panel(
+                    "Tenants below their burst",
+                    "none",
+                    (Query(total("rachis_rate_tenants", "instance"), "{{instance}}"),),
+                ),
+                Panel(
                     "Poisoned requests",
                     "none",
                     (Query(total("rachis_poisoned_requests"), "refused"),),

@@ -47,6 +47,7 @@ LABELS = (
     Label("policy", "A policy that the configuration knows.", 8),
     Label("way", "A way of placement by the objectives: `whole`, `append` or `apart`.", 3),
     Label("event", "An event of a session, as in its record.", 8),
+    Label("limit", "A limit of a tenant: `requests_per_s` or `tokens_per_s`. No tenant is named.", 2),
     Label("reason", "Why something was decided, refused or dropped.", 8),
     Label("status", "A gRPC status but `OK`.", 16),
 )

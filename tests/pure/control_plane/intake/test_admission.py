@@ -9,36 +9,7 @@ import pytest
 from cluster_core.errors import OverloadedError
 from control_plane.intake.admission import Admission, Claimant
 from tests import simulated_time
-
-
-class Holder:
-    """A request that holds a slot until it is told to leave."""
-
-    def __init__(self, admission: Admission, tenant: str = "", priority: int = 0) -> None:
-        self.tenant = tenant
-        self.claimant = Claimant(priority, tenant)
-        self.entered = asyncio.Event()
-        self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(admission))
-
-    async def _run(self, admission: Admission) -> None:
-        async with admission.slot(self.claimant):
-            self.entered.set()
-            await self.leave.wait()
-
-    async def done(self) -> None:
-        self.leave.set()
-        await self.task
-
-
-async def settle() -> None:
-    """Lets every task that can go on do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def counts(admission: Admission) -> tuple[int, int]:
-    return admission.in_flight, admission.queued
+from tests.pure.control_plane.intake.slot_holders import Holder, counts, entered, finish, settle
 
 
 async def test_requests_beyond_the_slots_wait_and_beyond_the_queue_are_refused() -> None:
@@ -171,33 +142,6 @@ async def test_the_retry_hint_follows_the_recent_pace_within_its_bounds(service_
 # Tenants.
 
 
-async def entered(holders: list[Holder]) -> list[str]:
-    await settle()
-    return [holder.tenant for holder in holders if holder.entered.is_set()]
-
-
-async def finish(holders: list[Holder]) -> None:
-    for holder in holders:
-        holder.leave.set()
-    await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
-
-
-async def test_a_free_slot_goes_to_the_tenant_that_has_the_fewest() -> None:
-    admission = Admission(2, 100, 30.0)
-    many = [Holder(admission, "many") for _ in range(20)]
-    await settle()
-    few = [Holder(admission, "few") for _ in range(2)]
-    assert await entered(many + few) == ["many", "many"]
-    await many[0].done()
-    assert await entered(few) == ["few"]
-    await many[1].done()
-    assert await entered(few) == ["few"], "now both have one, and the other has waited longer"
-    await few[0].done()
-    assert await entered(few) == ["few", "few"]
-    await finish(many + few)
-    assert counts(admission) == (0, 0)
-
-
 async def test_a_full_queue_takes_who_has_fewer_waiting_in_place_of_the_latest_of_who_has_most() -> None:
     admission = Admission(1, 4, 30.0)
     many = [Holder(admission, "many") for _ in range(5)]
@@ -226,19 +170,6 @@ async def test_a_tenant_that_would_have_as_many_waiting_displaces_nobody() -> No
             async with admission.slot(Claimant(tenant=tenant)):
                 pass
     await finish(held)
-
-
-async def test_tenants_take_turns_where_there_is_one_slot() -> None:
-    admission = Admission(1, 100, 30.0)
-    holders = [Holder(admission, tenant) for tenant in "aaaaaabbbc"]
-    order = ""
-    for _ in holders:
-        await settle()
-        (running,) = [holder for holder in holders if holder.entered.is_set() and not holder.task.done()]
-        order += running.tenant
-        await running.done()
-    assert order == "abcababaaa"
-    admission.check_invariants()
 
 
 async def test_no_tenant_has_more_than_its_share_though_slots_are_free() -> None:
@@ -346,6 +277,7 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
         running = Counter(holder.tenant for holder in living if holder.entered.is_set())
         waiting = Counter(holder.tenant for holder in living if not holder.entered.is_set())
         assert counts(admission) == (running.total(), waiting.total())
+        admission.check_invariants()
         assert running.total() <= most and waiting.total() <= queue
         own = max(1, int(most * share))
         assert all(count <= own for count in running.values())
