@@ -45,8 +45,8 @@ class Made:
 
 
 async def test_every_part_that_speaks_to_redis_has_a_client_of_its_own() -> None:
-    assert len(Made().clients) == 6, "registrations, claims, accesses, copies, loads, adapters"
-    assert len(Made(actors=object()).clients) == 8, "and the fence and the sizes of the pools"
+    assert len(Made().clients) == 7, "registrations, claims, accesses, copies, loads, rates, adapters"
+    assert len(Made(actors=object()).clients) == 9, "and the fence and the sizes of the pools"
 
 
 async def test_pools_are_made_where_their_controller_runs() -> None:
