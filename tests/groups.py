@@ -28,8 +28,8 @@ FORKING_ENGINES = {
 }
 _FORKING_GROUP = {file: group for group, files in FORKING_ENGINES.items() for file in files}
 _LONGEST_FIRST = (
-    "tests/integration/two_by_two", *FORKING_ENGINES, "tests/integration/test_adapters.py",
-    "tests/integration/test_alerts.py", "tests/integration/shared", "tests/integration/test_access.py",
+    "tests/integration/shared", "tests/integration/two_by_two", *FORKING_ENGINES,
+    "tests/integration/test_adapters.py", "tests/integration/test_alerts.py", "tests/integration/test_access.py",
     "tests/integration/test_head_dies.py", "tests/process", "tests/integration", "tests/contract", "tests/campaign",
     "tests/pure",
 )  # fmt: skip
