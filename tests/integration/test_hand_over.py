@@ -124,7 +124,8 @@ async def test_the_kv_of_another_answer_gives_other_tokens_unless_somebody_looks
     """The bug is planted between the two engines: an answer comes with another one's blocks."""
     rng = Random(7 + is_verified)
     greedy = SamplingSpec(max_tokens=200, temperature=0.0, ignore_eos=True)
-    jobs = [EngineJob("", tuple(rng.randrange(32, 120) for _ in range(300)), greedy) for _ in range(2)]
+    # The other one has blocks enough, however many more tokens a busy engine makes of either before it leaves.
+    jobs = [EngineJob("", tuple(rng.randrange(32, 120) for _ in range(length)), greedy) for length in (300, 500)]
     mine, others = [await run(pair[0], job, leaves_after=4) for job in jobs]
     assert mine.handoff is not None and others.handoff is not None
     params, foreign = (json.loads(each.handoff.connector_params) for each in (mine, others) if each.handoff)
