@@ -250,11 +250,10 @@ class TwoPhase(SessionInput):
     def _blocks_needed(self, grant: Grant) -> int:
         """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""
         contender = grant.contender
-        reached = max(contender.computed_tokens, contender.known_tokens - contender.remaining_tokens) + grant.tokens
         have = contender.held_blocks or self._shared_hits.get(contender.request_id, 0)
         newcomer = contender.tenure is not Tenure.RUNNING
         watermark = self.kv_cache_manager.watermark_blocks if newcomer else 0
-        return max(0, -(-reached // self.block_size) - have) + int(watermark)
+        return max(0, -(-_reached(grant) // self.block_size) - have) + int(watermark)
 
     def _preempt_left_out(self, request: Any, now_s: float) -> None:
         """Takes the blocks of a holder, to host memory or for good."""
@@ -340,13 +339,20 @@ class TwoPhase(SessionInput):
                 self._restore(queue, before, planned.keys())
 
     def _limit(self, plan: StepPlan) -> list[Any]:
-        """Keeps a request that holds blocks to its grant. One that does not is limited by what the others leave."""
+        """Keeps a request to its grant: there is room for no more. A prompt that is whole and holds nothing may be on
+        its way from another engine, at its full length; it is limited by what the others leave."""
         limited = []
         for grant in plan.grants:
             request = self.requests[grant.contender.request_id]
-            if grant.tokens < grant.contender.remaining_tokens and request.num_computed_tokens:
+            if grant.tokens >= grant.contender.remaining_tokens:
+                continue
+            if request.num_computed_tokens:
                 request.step_limit = request.num_computed_tokens + grant.tokens
-                limited.append(request)
+            elif request.input_open:
+                request.step_limit = _reached(grant)
+            else:
+                continue
+            limited.append(request)
         return limited
 
     def _restore(self, queue: RequestQueue, before: list[Any], planned: Any) -> None:
@@ -379,6 +385,12 @@ class TwoPhase(SessionInput):
             ledger.ready(0)
             if request.input_open:
                 self._requeue_preempted(request)
+
+
+def _reached(grant: Grant) -> int:
+    """Tokens of it that are computed or found when the step has run."""
+    contender = grant.contender
+    return max(contender.computed_tokens, contender.known_tokens - contender.remaining_tokens) + grant.tokens
 
 
 def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:

@@ -197,6 +197,19 @@ def _what_may_not_stay_is_never_computed() -> AbstractContextManager[Any]:
     return mock.patch.object(PartialBudget, "most_tokens", of_what_stays)
 
 
+def _newcomers_take_more_than_granted() -> AbstractContextManager[Any]:
+    limit = TwoPhase._limit
+
+    def limit_holders(self: Any, plan: Any) -> list[Any]:
+        limited = limit(self, plan)
+        for request in limited:
+            if not request.num_computed_tokens:
+                request.step_limit = None
+        return limited
+
+    return mock.patch.object(TwoPhase, "_limit", limit_holders)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
@@ -264,6 +277,11 @@ PLANTS: Mapping[str, Plant] = {
     "what_may_not_stay_is_never_computed": Plant(
         "an open session of which nothing is likely to stay waits for its end, and nobody else is computed",
         _what_may_not_stay_is_never_computed,
+        real=False,
+    ),
+    "newcomers_take_more_than_granted": Plant(
+        "an open session that holds nothing wants all its blocks where room was made for its grant, and starves",
+        _newcomers_take_more_than_granted,
         real=False,
     ),
     # The last: no engine recovers from it.

@@ -31,6 +31,7 @@ FIRST_WORLD = {
     "failed_copies_count_as_landed": 4,
     "promotions_are_there_too_early": 20,
     "adapters_of_a_step_are_not_counted": 71,
+    "newcomers_take_more_than_granted": 76,
 }
 
 

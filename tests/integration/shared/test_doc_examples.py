@@ -97,6 +97,17 @@ async def test_a_script_runs_as_it_is_written(
     assert not said or [without_figures(told)] == [without_figures(text) for text in said]
 
 
+async def test_a_refusal_that_comes_late_is_still_answered(target: Target, gateway: str, tmp_path: Path) -> None:
+    (script,) = (text for guide, text in blocks("python") if guide == "docs/streaming.md" and "RefusedError" in text)
+    assert "asyncio.sleep(0.1)" in script
+    (tmp_path / "example.py").write_text(
+        here(script, target, gateway).replace("asyncio.sleep(0.1)", "asyncio.sleep(0)")
+    )
+    told = (await printed(sys.executable, "example.py", folder=tmp_path)).splitlines()
+    assert [line.split()[:2] for line in told[:-1]] == [["3", "OUT_OF_RANGE"]]
+    assert told[-1].strip()
+
+
 @pytest.mark.parametrize("call", CALLS)
 @secured.for_open_services
 async def test_a_call_by_curl_is_answered(call: str, target: Target, gateway: str, tmp_path: Path) -> None:
