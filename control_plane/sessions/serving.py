@@ -98,7 +98,6 @@ class StreamingSessions:
         trace.enter(TraceStage.TOKENIZATION, self._arrivals.now_s())
         session = await self._session(opened, model)
         brought = len(session.tokens) + len(opened.received.token_ids)
-        self._arrivals.rates.spend(caller.tenant, brought)
         held.resize(brought)
         job = self._arrivals.make_job(
             request_id=lifecycle.request_id,
@@ -118,7 +117,7 @@ class StreamingSessions:
         trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
-            await self._hold_first(slot, caller.tenant, brought)
+            await self._hold(slot, caller.tenant, brought)
             lifecycle.at(Event.ADMITTED)
             if job.emitted:
                 # Nothing is computed before its input has come again.
@@ -133,12 +132,13 @@ class StreamingSessions:
             slot.give_back(job.generated_tokens)
             self._arrivals.rates.spend(caller.tenant, job.generated_tokens)
 
-    async def _hold_first(self, slot: SessionSlot, tenant: str, brought: int) -> None:
-        """What a session has brought costs its tenant nothing where it gets no slot. Raises OverloadedError."""
+    async def _hold(self, slot: SessionSlot, tenant: str, tokens: int) -> None:
+        """What came costs its tenant nothing where the session gets no slot for it. Raises OverloadedError."""
+        self._arrivals.rates.spend(tenant, tokens)
         try:
-            await slot.hold(brought)
+            await slot.hold(tokens)
         except BaseException:
-            self._arrivals.rates.spend(tenant, -brought)
+            self._arrivals.rates.spend(tenant, -tokens)
             raise
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
@@ -175,10 +175,11 @@ class StreamingSessions:
 
         async def send(command: Command | None) -> None:
             tokens = len(command.token_ids) if command is not None else 0
-            self._arrivals.rates.spend(job.tenant, tokens)
             computes = isinstance(command, Finish) if job.emitted else command is not None
             if computes:
-                await slot.hold(tokens)
+                await self._hold(slot, job.tenant, tokens)
+            else:
+                self._arrivals.rates.spend(job.tenant, tokens)
             pieces.send(command)
 
         reader = SessionReader(

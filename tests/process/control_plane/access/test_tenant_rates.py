@@ -54,6 +54,17 @@ async def refusal(keyed: Keyed, who: str, **fields: Any) -> grpc.aio.AioRpcError
     return await keyed.refused(keyed.generate(who, **fields))
 
 
+async def open_session(keyed: Keyed, prefix: str) -> Any:
+    call: Any = keyed.cluster.api.StreamGenerate(metadata=keyed.metadata("generate"))  # type: ignore[call-arg]
+    keyed.cluster.calls += 1
+    sampling = generation.SamplingParams(temperature=0.0, max_tokens=4)
+    opened = api.SessionOpen(
+        mode=generation.SESSION_MODE_APPEND, prefix=generation.PromptInput(text=prefix), sampling=sampling
+    )
+    await call.write(api.StreamGenerateRequest(open=opened))
+    return call
+
+
 async def test_a_tenant_that_has_had_its_requests_is_told_when_to_come_back(tmp_path: Path, made: Made) -> None:
     async with limited(tmp_path, made, f"acme: {{requests_per_s: 0.003, {NOTHING_COMES_BACK}}}") as keyed:
         # A burst of three, and the one that begins to owe.
@@ -119,15 +130,7 @@ async def test_a_session_is_charged_for_what_comes_and_for_its_answer(tmp_path: 
         tmp_path, made, f"acme: {{requests_per_s: 0.001, tokens_per_s: 1, {NOTHING_COMES_BACK}}}"
     ) as keyed:
         keyed.cluster.registry.is_whole = True
-        call: Any = keyed.cluster.api.StreamGenerate(metadata=keyed.metadata("generate"))  # type: ignore[call-arg]
-        keyed.cluster.calls += 1
-        sampling = generation.SamplingParams(temperature=0.0, max_tokens=4)
-        prefix = generation.PromptInput(text="0123456789")
-        await call.write(
-            api.StreamGenerateRequest(
-                open=api.SessionOpen(mode=generation.SESSION_MODE_APPEND, prefix=prefix, sampling=sampling)
-            )
-        )
+        call = await open_session(keyed, "0123456789")
         piece = api.SessionPiece(text="0123456789" * 2)
         await call.write(api.StreamGenerateRequest(append=api.SessionAppend(piece=piece)))
         await call.write(api.StreamGenerateRequest(finish=api.SessionFinish()))
@@ -159,24 +162,27 @@ async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> 
     few = {"router__max_in_flight_requests": 1, "router__max_queued_requests": 0}
     async with limited(tmp_path, made, f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}", **few) as keyed:
         keyed.cluster.registry.is_whole = True
-        decode = keyed.cluster.workers[-1].engine
+        decode, admission = keyed.cluster.workers[-1].engine, keyed.cluster.parts.admission
+        # A session whose prompt is computed has no slot.
+        computed = await open_session(keyed, "01234")
+        await computed.read()
+        await until(lambda: not admission.in_flight)
         decode.hold_before(3)
         running = asyncio.create_task(keyed.generate("generate", "0123456789"))
         await decode.held.wait()
         refused = await keyed.refused(keyed.generate("generate", "x" * 300))
         assert "more are not taken" in (refused.details() or "")
-        session: Any = keyed.cluster.api.StreamGenerate(metadata=keyed.metadata("generate"))  # type: ignore[call-arg]
-        keyed.cluster.calls += 1
-        prefix = generation.PromptInput(text="x" * 300)
-        sampling = generation.SamplingParams(temperature=0.0, max_tokens=4)
-        opened = api.SessionOpen(mode=generation.SESSION_MODE_APPEND, prefix=prefix, sampling=sampling)
-        await session.write(api.StreamGenerateRequest(open=opened))
-        with pytest.raises(grpc.aio.AioRpcError, match="more are not taken"):
-            _ = [event async for event in session]
-        assert await level(keyed) == pytest.approx(1000 - 10, abs=5)
+        await computed.write(
+            api.StreamGenerateRequest(append=api.SessionAppend(piece=api.SessionPiece(text="x" * 300)))
+        )
+        for session in (computed, await open_session(keyed, "x" * 300)):
+            with pytest.raises(grpc.aio.AioRpcError, match="more are not taken"):
+                while await session.read() is not grpc.aio.EOF:
+                    pass
+        assert await level(keyed) == pytest.approx(1000 - 5 - 10, abs=5)
         decode.resume()
         await running
-        assert await level(keyed) == pytest.approx(1000 - 10 - 4, abs=5)
+        assert await level(keyed) == pytest.approx(1000 - 5 - 10 - 4, abs=5)
 
 
 async def test_a_file_that_changes_holds_within_a_second_and_a_bad_one_changes_nothing(
