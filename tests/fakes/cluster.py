@@ -266,6 +266,7 @@ class Cluster:
         await self.router.stop()
         for worker in self.workers:
             await worker.server.stop(None)
+            await worker.engine.stop()
 
     def _known(self, name: str) -> int | None:
         member = self.router.membership.get(name)

@@ -145,7 +145,7 @@ async def test_a_session_that_waits_hears_of_what_is_refused(cluster: Cluster) -
 
 
 async def test_an_answer_left_early_is_cancelled_and_the_client_goes_on() -> None:
-    async with running_cluster() as cluster:
+    async with running_cluster(handoff__deadline_s=1.0) as cluster:
         for pool in (PREFILL, DECODE):
             await cluster.add(pool)
         cluster.calls += 3

@@ -78,9 +78,7 @@ async def test_a_session_is_logged_under_the_id_that_it_was_given(tmp_path: Path
 
 
 async def own_events(cluster: Cluster, request_id: str) -> list[str]:
-    """Without what asyncio says of tasks that an earlier test has left, in whatever task that happens."""
-    events = (await told(cluster, request_id=request_id, level="INFO")).events
-    return [event.message for event in events if event.logger != "asyncio"]
+    return [event.message for event in (await told(cluster, request_id=request_id, level="INFO")).events]
 
 
 def says_so(engine: FakeEngine) -> None:
