@@ -32,6 +32,7 @@ FIRST_WORLD = {
     "promotions_are_there_too_early": 20,
     "adapters_of_a_step_are_not_counted": 71,
     "newcomers_take_more_than_granted": 76,
+    "plans_do_not_see_host_memory": 206,
 }
 
 
