@@ -80,7 +80,7 @@ test: setup sdks ## All tests, in order: of one core, processes beside many host
 	nice $(PYTEST) tests/campaign > $$beside/campaign 2>&1 &
 	campaign=$$!
 	$(PYTEST) tests/pure || failed=1
-	$(PYTEST) tests/process -n $$(($(WORKERS) < 3 ? $(WORKERS) : 3)) $(GROUPED) || failed=1
+	$(PYTEST) tests/process -n $$(($(WORKERS) < 4 ? $(WORKERS) : 4)) $(GROUPED) || failed=1
 	wait $$hosts || failed=1
 	$(PYTEST) $(ENGINES) $(SPREAD) || failed=1
 	wait $$campaign || failed=1
