@@ -32,6 +32,14 @@ _DETAILS = "grpc-status-details-bin"
 _PLAIN = string.punctuation.replace("%", "") + " "
 
 
+async def begin(context: Context) -> None:
+    """Sends the headers of an answer, where its first message may be given up on its way.
+
+    Otherwise gRPC (1.85) sends them again with the status, which fails, and the caller waits for as long as it may.
+    """
+    await context.send_initial_metadata(())
+
+
 async def write(context: Context, message: Anything, timeout_s: float | None = None) -> None:
     """Writes to a client's stream, and waits while its window is full.
 

@@ -1,6 +1,7 @@
 """`rachis chat`: a chat with the model, at a terminal or from lines of standard input."""
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -152,9 +153,11 @@ class Chat:
                     if isinstance(piece, generation.Completion):
                         answer.completion = piece
                         continue
-                    answer.add(piece)
-                    if not self.as_json:
-                        out.print(piece.text, end="", markup=False)
+                    # What is remembered is what was shown.
+                    with _interrupted_later():
+                        answer.add(piece)
+                        if not self.as_json:
+                            out.print(piece.text, end="", markup=False)
         finally:
             self._close_session()
             if answer.token_ids:
@@ -185,6 +188,24 @@ class Chat:
         if self.as_json:
             print_json({"error": sentence})
         err.print("[bold red]error[/bold red]", escape(sentence))
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """An interrupt waits for the end of the block, where interrupts are not ignored."""
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(signal.SIGINT, None)
 
 
 def _messages() -> Iterator[str]:

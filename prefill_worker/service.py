@@ -69,6 +69,7 @@ class PrefillService(WorkerServiceBase):
 
     async def _session_output(self, job: EngineJob, mode: SessionMode, context: Context) -> EngineOutput:
         interval_s, moves = self._progress_interval_s, self._sessions_move
+        await calls.begin(context)
         with closing(self._engine.open_session(job, mode)) as session:
             return await SessionStream(session, mode, context, interval_s, list(job.token_ids), moves).run()
 

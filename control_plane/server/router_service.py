@@ -204,6 +204,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             answering = any(job.emitted for job in jobs)
             if answering:
                 self._metrics.resumed()
+            await calls.begin(context)
             async with aclosing(run_choices(self._dispatcher, jobs)) as pieces:  # type: ignore[type-var]
                 async for choice, piece in pieces:
                     job, received_s = jobs[choice], self._arrivals.now_s()

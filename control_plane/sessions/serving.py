@@ -13,6 +13,7 @@ from cluster_configs.schema import StreamingSection
 from cluster_core import event_log
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
+from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.access.roles import Identity
 from control_plane.dispatch.dispatcher import Dispatcher
@@ -124,6 +125,7 @@ class StreamingSessions:
                 slot.give_back()
                 trace.enter(TraceStage.INPUT, self._arrivals.now_s())
                 self._metrics.resumed()
+            await calls.begin(context)
             async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
                 await self._run(context, opened, model, session, job, slot, held).serve(self._dispatcher)
         except TimeoutError:

@@ -10,6 +10,7 @@ import pytest
 from rachis.conventions import next_message
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_wire import calls
 from tests.contract.transport_service import WAIT_S, Service, delta, error_of, happens, local, real
 
 
@@ -243,6 +244,50 @@ async def test_who_is_not_read_has_to_wait(service: Service) -> None:
         await call.read()
     assert written > before
     call.cancel()
+
+
+async def _gives_up_its_first_message(context: Any) -> None:
+    writing = asyncio.create_task(context.write(wire.PrefillSessionResponse()))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+async def test_a_call_that_has_begun_ends_though_its_first_message_was_given_up(service: Service) -> None:
+    async def give_up(context: Any) -> None:
+        await next_message(context)
+        await calls.begin(context)
+        await _gives_up_its_first_message(context)
+
+    service.servicer.on_session = give_up
+    call = service.stub.PrefillSession()
+    await call.write(wire.PrefillSessionRequest())
+
+    # What was given up may have gone out.
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        while await next_message(call) is not None:
+            pass
+
+
+async def test_grpc_cannot_end_a_call_that_has_not_begun_once_its_first_message_was_given_up() -> None:
+    """Where this fails, `calls.begin` may go."""
+    failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def give_up(context: Any) -> None:
+        try:
+            await _gives_up_its_first_message(context)
+        except Exception as error:
+            failed.set_result(error)
+            raise
+
+    async with real() as service:
+        service.servicer.on_session = give_up
+        call = service.stub.PrefillSession()
+        await call.write(wire.PrefillSessionRequest())
+        async with asyncio.timeout(WAIT_S):
+            assert not isinstance(await failed, grpc.aio.AbortError)
+        call.cancel()
 
 
 async def test_a_server_that_stops_breaks_its_calls_as_unavailable_and_takes_no_more(service: Service) -> None:

@@ -28,11 +28,17 @@ class StreamContext:
         self.inputs: asyncio.Queue[Any] = asyncio.Queue()
         self.written: list[wire.PrefillSessionResponse] = []
         self.code = self.details = ""
+        self.has_begun = False
 
     async def read(self) -> Any:
         return await self.inputs.get()
 
+    async def send_initial_metadata(self, _metadata: Any) -> None:
+        self.has_begun = True
+
     async def write(self, message: wire.PrefillSessionResponse) -> None:
+        """Where its answer has not begun, gRPC could not end a call that gives this up."""
+        assert self.has_begun
         await asyncio.sleep(0)
         self.written.append(message)
 

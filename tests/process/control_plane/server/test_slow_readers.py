@@ -82,3 +82,14 @@ async def test_so_does_a_session_whose_answer_nobody_reads(narrow: tuple[Cluster
     assert (await session.event("first_token")).first_token.delta.token_ids
     await goes_on_without_it(cluster, outcome)
     await ends_with_its_status(session.call)
+
+
+async def test_so_does_one_that_takes_not_even_the_first_message(narrow: tuple[Cluster, Any, State]) -> None:
+    """Which is larger than what may be under way."""
+    cluster, stub, outcome = narrow
+    sampling = generation.SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=20)
+    prompt = generation.PromptInput(text="hello" * 150)
+    call = stub.Generate(api.GenerateRequest(prompt=prompt, sampling=sampling))
+    await until(lambda: cluster.parts.admission.in_flight == 1)
+    await goes_on_without_it(cluster, outcome)
+    await ends_with_its_status(call)
