@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rachis.conventions import next_message
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -177,7 +178,7 @@ async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> 
         )
         for session in (computed, await open_session(keyed, "x" * 300)):
             with pytest.raises(grpc.aio.AioRpcError, match="more are not taken"):
-                while await session.read() is not grpc.aio.EOF:
+                while await next_message(session) is not None:
                     pass
         assert await level(keyed) == pytest.approx(1000 - 5 - 10, abs=5)
         decode.resume()
