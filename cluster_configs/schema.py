@@ -581,8 +581,12 @@ class DecodeWeights(Section):
 class ByObjectives(Section):
     """Of policy `objectives`."""
 
-    prefill_heavy: float = Field(
-        0.25, ge=0, le=1, description="Share of the workers that are to decode little, rounded down."
+    prefill_heavy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of the workers that are to decode little, rounded down; null: as many as what is asked for "
+        "needs, by a slow loop.",
     )
     refuses: bool = Field(
         True, description="Refuse requests that no worker is expected to keep objectives.ttft_s for, before they wait."

@@ -68,7 +68,9 @@ class PoolsSection(Section):
 class BothSection(Section):
     """Workers of the decode pool that do both, placed on by the objectives of `slo`; without prefill workers."""
 
-    prefill_heavy: float = Field(0.25, ge=0, le=1, description="Share of the workers that decode little, rounded down.")
+    prefill_heavy: float | None = Field(
+        None, ge=0, le=1, description="Share of the workers that decode little, rounded down; null: as many as needed."
+    )
     refuses: bool = Field(True, description="Requests that no choice is expected to keep TTFT for.")
 
 

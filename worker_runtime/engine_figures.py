@@ -41,11 +41,12 @@ class EngineFigures:
             return
         scheduled, going_on = stepped.num_scheduled_tokens, stepped.scheduled_cached_reqs
         prefilled: list[tuple[int, int]] = []
+        context_tokens = sum(going_on.num_computed_tokens)
         if stepped.total_num_scheduled_tokens > len(scheduled):
             before = dict(zip(going_on.req_ids, going_on.num_computed_tokens, strict=True))
             before |= {new.req_id: new.num_computed_tokens for new in stepped.scheduled_new_reqs}
             prefilled = [(before[name], tokens) for name, tokens in scheduled.items() if tokens > 1]
-        context_tokens = 0 if prefilled else sum(going_on.num_computed_tokens)
+            context_tokens = sum(before[name] for name, tokens in scheduled.items() if tokens == 1)
         self.costs.stepped(seconds, prefilled, len(scheduled) - len(prefilled), context_tokens)
 
     def publish(self, leased_handoffs: int, stored_blocks: int) -> None:

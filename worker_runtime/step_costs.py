@@ -1,5 +1,6 @@
 """What work costs on one engine, measured while it runs; pure. All averages are decayed: old measurements fade."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,12 @@ from cluster_core.engine_reports import EngineCosts
 
 # Of its weight a measurement keeps so much with each later one of its kind: about the last 50 count.
 _KEEP = 0.98
-# The same of steps that only decode, where batch and context change slowly: about the last 1,000 tell them apart.
-_KEEP_DECODE = 0.999
+# Of sizes of steps: what was measured of one fades with the steps of others, too, if slowly.
+_KEEP_SIZES = 0.999
+# Of a size: so many measurements of it count as much as any more.
+_FULL_WEIGHT = 8.0
+# Errors of shorter times than that are those of the clock, and of what happens between steps.
+_LEAST_S = 1e-3
 _RIDGE = 1e-4
 # Where there was no work of a kind at all.
 _TINY = 1e-300
@@ -68,24 +73,26 @@ class _Line:
 
 
 class _Plane:
-    """Seconds of a step as a fixed part, and one for each unit of two kinds of work: least squares, none of them
-    negative. Of prefill these are tokens computed, and pairs of one and a token that it attends to; of decode, requests
-    and the tokens that they attend to.
+    """Seconds of a step as a fixed part, and one for each unit of two kinds of work: least squares of the relative
+    errors, none of the three negative. Of prefill these are tokens computed, and pairs of one and a token that it
+    attends to; of decode, requests and the tokens that they attend to.
 
-    What the measurements do not tell apart is spread over the three by a slight ridge.
+    Steps of one size say nothing of others, however many they are: each size is averaged by itself, and all sizes count
+    alike, so that a long prompt is priced right after a thousand short pieces. What the measurements do not tell apart
+    is spread over the three by a slight ridge.
     """
 
-    def __init__(self, keep: float) -> None:
-        self._keep = keep
-        self._squares = np.zeros((3, 3))
-        self._products = np.zeros(3)
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, int], _Size] = {}
+        self._steps = 0
         # Solved when asked for: steps are many, and costs are read once in a while.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
 
-    def add(self, seconds: float, one: float, other: float) -> None:
-        work = np.array([1.0, one, other])
-        self._squares = self._squares * self._keep + np.outer(work, work)
-        self._products = self._products * self._keep + seconds * work
+    def add(self, seconds: float, one: float, other: float, step_s: float) -> None:
+        """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
+        self._steps += 1
+        key = math.frexp(one)[1], math.frexp(other)[1]
+        self._sizes.setdefault(key, _Size()).add(self._steps, (seconds, one, other, step_s))
         self._values = None
 
     @property
@@ -94,10 +101,27 @@ class _Plane:
             self._values = self._solved()
         return self._values
 
+    @property
+    def is_measured(self) -> bool:
+        return bool(self._sizes)
+
+    def seconds(self, one: float, other: float) -> float:
+        """Of a step with so much work."""
+        fixed, each, pair = self.values
+        return fixed + one * each + other * pair
+
     def _solved(self) -> tuple[float, float, float]:
-        scale = np.sqrt(np.maximum(np.diag(self._squares), _TINY))
-        squares = self._squares / np.outer(scale, scale)
-        products = self._products / scale
+        sizes = self._sizes.values()
+        means = np.array([size.means for size in sizes])
+        weights = np.array(
+            [min(size.weight * _KEEP_SIZES ** (self._steps - size.step), _FULL_WEIGHT) for size in sizes]
+        )
+        weights = np.sqrt(weights) / np.maximum(means[:, 3], _LEAST_S)
+        rows = np.column_stack([np.ones(len(means)), means[:, 1:3]]) * weights[:, None]
+        seconds = means[:, 0] * weights
+        scale = np.sqrt(np.maximum((rows * rows).sum(axis=0), _TINY))
+        rows = rows / scale
+        squares, products = rows.T @ rows, rows.T @ seconds
         solution = np.zeros(3)
         kept = [0, 1, 2]
         while kept:
@@ -110,13 +134,28 @@ class _Plane:
         return fixed, each, pair
 
 
+@dataclass(slots=True)
+class _Size:
+    """Decayed means over the steps of one size: seconds, both kinds of work, seconds of the whole step. step: the last
+    of them."""
+
+    weight: float = 0.0
+    step: int = 0
+    means: tuple[float, ...] = (0.0,) * 4
+
+    def add(self, step: int, values: tuple[float, ...]) -> None:
+        self.weight = self.weight * _KEEP + 1.0
+        self.step = step
+        self.means = tuple(mean + (value - mean) / self.weight for mean, value in zip(self.means, values, strict=True))
+
+
 class StepCosts:
     """See `cluster_core.engine_reports.EngineCosts`."""
 
     def __init__(self) -> None:
-        self._prefill = _Plane(_KEEP)
+        self._prefill = _Plane()
         self._decode = _Average()
-        self._decode_plane = _Plane(_KEEP_DECODE)
+        self._decode_plane = _Plane()
         self._load = _Average()
         self._pull = _Line()
         self._adapter = _Average()
@@ -127,20 +166,24 @@ class StepCosts:
         self, seconds: float, prefilled: Sequence[tuple[int, int]], decoding: int, context_tokens: int = 0
     ) -> None:
         """An engine step took so long. prefilled: of each prompt, tokens computed before and in this step.
-        context_tokens: of a step that only decodes, those that its requests attend to.
+        context_tokens: those that the requests which decode attend to.
 
-        Of a step that does both, what a step that only decodes takes is not counted as prefill.
+        Of a step that does both, what decoding these alone would take is not counted as prefill. The mean of all that
+        decode would not do: under a bound a step takes as long whatever it computes, and what decodes decides how many
+        tokens of prompts there are, which would seem to cost nothing.
         """
         if not prefilled:
             if decoding:
                 self._decode.add(seconds, 1)
-                self._decode_plane.add(seconds, decoding, context_tokens)
+                self._decode_plane.add(seconds, decoding, context_tokens, seconds)
                 self._costs = None
             return
         self._costs = None
-        rest = seconds - self._decode.value if decoding else seconds
+        rest = seconds
+        if decoding and self._decode_plane.is_measured:
+            rest -= self._decode_plane.seconds(decoding, context_tokens)
         pairs = sum(tokens * (before + tokens / 2) for before, tokens in prefilled)
-        self._prefill.add(max(0.0, rest), sum(tokens for _, tokens in prefilled), pairs)
+        self._prefill.add(max(0.0, rest), sum(tokens for _, tokens in prefilled), pairs, seconds)
 
     def loaded(self, seconds: float, tokens: int) -> None:
         """So much has been copied between device and host memory since the start, and how long it took."""

@@ -328,9 +328,8 @@ class LightEngine:
         self.totals.busy_s += seconds
         if leap.decoding:
             self.totals.decode_steps += leap.steps
-        self._measured.stepped(
-            seconds / leap.steps, [(each.computed, tokens) for each, tokens in leap.chunks], leap.decoding
-        )
+        prefilled = [(each.computed, tokens) for each, tokens in leap.chunks]
+        self._measured.stepped(seconds / leap.steps, prefilled, leap.decoding, self._context)
         self._decoded(leap.steps, now_s)
         for request, tokens in leap.chunks:
             if request.at is not At.PREFILLING or request.job.number not in self._requests:

@@ -363,7 +363,7 @@ class VllmSimEngine:
         totals.prefill_tokens += sum(tokens for _, tokens in steps.prefilled)
         totals.decode_tokens += steps.decoding * count
         totals.decode_steps += count if steps.decoding else 0
-        self._measured.stepped(seconds / count, steps.prefilled, steps.decoding)
+        self._measured.stepped(seconds / count, steps.prefilled, steps.decoding, steps.context_tokens)
         for each in outputs.values():
             for output in each.outputs:
                 if output.finish_reason is not None or output.prefill_stats is not None:

@@ -41,7 +41,9 @@ class Steps:
     ends_s: list[float]
     # Of each prompt, tokens before and in the step.
     prefilled: list[tuple[int, int]]
+    # How many requests decode, and the tokens that they attend to.
     decoding: int
+    context_tokens: int
 
     @property
     def end_s(self) -> float:
@@ -93,7 +95,7 @@ class StepModel:
                 grown = step * decoding
                 work = StepWork(0, 0.0, decoding, context + grown, read + grown)
                 ends_s.append(ends_s[-1] + self._model.step_s(work) * begin.factor)
-        return Steps(output, begin.at_s, ends_s, prefilled, decoding)
+        return Steps(output, begin.at_s, ends_s, prefilled, decoding, context)
 
     def computed(self, steps: Steps, copies: CopyReport | None) -> ModelRunnerOutput:
         """What the worker reports of the steps that have ended. The scheduler has seen the first of them only."""

@@ -145,6 +145,11 @@ def objective_metrics(counts: PlacementCounts) -> list[Metric]:
             "Requests that are decoded by another worker than has prefilled them",
             counts.bound_elsewhere,
         ),
+        gauge(
+            "rachis_placement_prefill_heavy_workers",
+            "Workers that do both and decode little now, for this router",
+            counts.prefill_heavy,
+        ),
     ]
 
 

@@ -10,8 +10,9 @@ The ways, of each worker:
     apart     prefilled there; the decode worker is chosen at the first token (`bind`), not before. The only way on
               prefill-heavy workers, whose chunks are large because little decodes there
 The way with the fewest objectives missed is taken, among those the one of least cost: seconds to the first token, own
-work at a price (what a hit saves is saved for all that come after) and a pull. Where none keeps TTFT the request is
-better refused at once: it would only make others late.
+work at a price (what a hit saves is saved for all that come after) and a pull. A first token that is late beside
+decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where none keeps TTFT
+the request is better refused at once: it would only make others late.
 """
 
 from collections.abc import Sequence
@@ -89,7 +90,8 @@ class BothView:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way on one worker, and what it is expected to cost. missed: how many objectives."""
+    """One way on one worker, and what it is expected to cost. missed: how many objectives, of its own and of those who
+    decode beside it."""
 
     row: int
     worker: WorkerSnapshot
@@ -115,6 +117,7 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     phi = share_for_prompts(view.step_s, objectives)
     ttft_s = view.wait_s + (view.queue_s + view.own_s) / phi
     is_late = ttft_s > objectives.planned_ttft_s
+    late = is_late.astype(int) + (is_late & (view.step_s > 0))
     is_over = view.step_with_s > objectives.step_s
     cost_s = ttft_s + _WORK_PRICE * view.own_s
     # Apart a request decodes elsewhere, where anybody can take it.
@@ -126,12 +129,12 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
-        ttft, step, late = float(ttft_s[row]), float(view.step_with_s[row]), int(is_late[row])
+        ttft, step, missed = float(ttft_s[row]), float(view.step_with_s[row]), int(late[row])
         own_s = float(view.own_s[row])
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, ttft, step, late + int(is_over[row]), float(cost_s[row]), own_s))
+            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), own_s))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, ttft, step, late + others_are_over, apart_s, own_s))
+        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, own_s))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 

@@ -25,6 +25,8 @@ class PlacementCounts:
     # By the objectives: ways that were taken, and requests refused because none kept TTFT.
     ways: Counter[Way] = field(default_factory=Counter)
     refused: int = 0
+    # Of workers that do both, those that decode little now.
+    prefill_heavy: int = 0
     # Of the requests prefilled apart: bound to a worker for decode, and to another one than has prefilled.
     bound: int = 0
     bound_elsewhere: int = 0

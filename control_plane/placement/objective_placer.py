@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
+from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import Pool
@@ -23,6 +25,7 @@ from control_plane.placement.decision_log import Explanation
 from control_plane.placement.flight import Placement
 from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
+from control_plane.placement.roles import Decodes, Roles
 from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
 OBJECTIVES = "objectives"
@@ -32,12 +35,12 @@ _NOBODY: frozenset[tuple[str, int]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class BothRules:
-    """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers, none
-    where it is 0. refuses: what cannot keep TTFT."""
+    """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers; None:
+    as many as what is asked for needs. refuses: what cannot keep TTFT."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
-    prefill_heavy: float = 0.25
+    prefill_heavy: float | None = None
     refuses: bool = True
 
 
@@ -47,6 +50,7 @@ class ObjectivePlacer(Placer):
     def __init__(self, both: BothRules, *of_placer: Any, **named: Any) -> None:
         super().__init__(*of_placer, **named)
         self.both = both
+        self.roles = Roles(both.prefill_heavy)
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice keeps TTFT."""
@@ -68,6 +72,14 @@ class ObjectivePlacer(Placer):
             return None
         self.counts.ways[choice.way] += 1
         return self._placement(job, view, choice.row, Way.APART) if choice.way is Way.APART else None
+
+    def keep(self, job: Job) -> None:
+        arrived = job.prompt_changes
+        super().keep(job)
+        if arrived:
+            # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
+            view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
+            self.roles.prompt(float(view.own_s.max(initial=0.0)), self._now_s())
 
     def place(
         self,
@@ -121,13 +133,27 @@ class ObjectivePlacer(Placer):
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
-        heavy = int(self.both.prefill_heavy * len(pool.candidates))
+        if commits and self.roles.is_due(self._now_s()):
+            self._look_at_roles(pool.candidates)
+        heavy = self.roles.heavy(len(pool.candidates))
         return both_view(pool, question, self.both.costs, self.both.objectives, heavy)
+
+    def _look_at_roles(self, workers: Candidates) -> None:
+        costs = self.both.costs or DecodeCosts.measured(workers.fixed)
+        requests, tokens = workers.decoding + workers.coming, workers.decoding_tokens + workers.coming_tokens
+        added_s = float((requests * costs.s_per_request + tokens * costs.s_per_token).sum())
+        step_s, everybodys = float(np.mean(costs.step_s)), float(workers.in_flight_requests.sum())
+        own = sum(member.in_flight_requests for member in self._membership.members())
+        decodes = Decodes(step_s, added_s, self.both.objectives.step_s)
+        self.roles.look(len(workers), decodes, own / everybodys if everybodys else 1.0, self._now_s())
+        self.counts.prefill_heavy = self.roles.heavy(len(workers))
 
     def _placement(self, job: Job, view: BothView, row: int, way: Way) -> Placement:
         prompt_tokens = len(job.token_ids)
         uncomputed = round(max(prompt_tokens - float(view.cached_tokens[row]), 1.0))
         apart = way is Way.APART
+        if not job.prompt_changes:
+            self.roles.prompt(float(view.own_s[row]), self._now_s())
         work = Work(
             prompt_tokens if apart else job.tokens,
             uncomputed,

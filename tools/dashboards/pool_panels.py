@@ -260,6 +260,11 @@ POOLS = Dashboard(
                         Query(per_second("rachis_placement_refused_total"), "refused"),
                     ),
                 ),
+                Panel(
+                    "Workers that decode little",
+                    "none",
+                    (Query(largest("rachis_placement_prefill_heavy_workers"), "prefill-heavy"),),
+                ),
             ),
         ),
     ),

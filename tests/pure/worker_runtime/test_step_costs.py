@@ -19,7 +19,7 @@ def test_steps_that_only_decode_give_the_time_of_a_step_and_the_others_that_of_p
             seconds = 0.01 + tokens * 1e-3 + tokens * (before + tokens / 2) * 1e-7
             costs.stepped(seconds, [(before, tokens)], 0)
             # 0.02 of it for who decodes.
-            costs.stepped(0.02 + seconds, [(before, tokens)], 1)
+            costs.stepped(0.02 + seconds, [(before, tokens)], 2)
 
     found = costs.costs()
     assert found.decode_step_s == pytest.approx(0.02)
@@ -45,6 +45,46 @@ def test_decode_steps_of_one_size_are_priced_right_whatever_is_the_cause() -> No
     found = costs.costs()
     priced = found.decode_s + 8 * found.decode_s_per_request + 4000 * found.decode_s_per_token
     assert priced == pytest.approx(0.02, rel=1e-3)
+
+
+def test_what_tokens_cost_is_seen_in_steps_that_a_bound_makes_equally_long() -> None:
+    """The more decodes, the fewer tokens of prompts, and the step lasts 14 ms whatever it computes."""
+    costs = StepCosts()
+    for requests in (2, 60, 20, 100, 40) * 40:
+        decode_s = 0.005 + requests * 5e-5
+        costs.stepped(decode_s, [], requests)
+        tokens = (0.014 - decode_s) / 25e-6
+        costs.stepped(0.014, [(4000, round(tokens))], requests)
+    found = costs.costs()
+    for tokens in (160, 320):
+        pairs = tokens * (4000 + tokens / 2)
+        priced = found.prefill_s + tokens * found.prefill_s_per_token + pairs * found.prefill_s_per_pair
+        assert priced == pytest.approx(tokens * 25e-6, rel=0.1)
+
+
+def test_a_long_prompt_is_priced_right_after_a_thousand_short_pieces() -> None:
+    def seconds(before: int, tokens: int) -> float:
+        return 0.002 + tokens * 25e-6 + tokens * (before + tokens / 2) * 1e-9
+
+    costs = StepCosts()
+    for before in range(0, 80_000, 8000):
+        costs.stepped(seconds(before, 8000), [(before, 8000)], 0)
+    for _ in range(1000):
+        costs.stepped(seconds(100, 300), [(100, 300)], 0)
+    found = costs.costs()
+    priced = found.prefill_s + 80_000 * found.prefill_s_per_token + 80_000**2 / 2 * found.prefill_s_per_pair
+    assert priced == pytest.approx(0.002 + 80_000 * 25e-6 + 80_000**2 / 2 * 1e-9, rel=0.05)
+
+
+def test_what_was_measured_of_one_size_fades_with_steps_of_others() -> None:
+    """A GPU that has become twice as fast is believed, though nothing long has come since."""
+    costs = StepCosts()
+    for factor, sizes, rounds in ((2, (100, 1000, 8000), 20), (1, (100, 1000), 8000)):
+        for tokens in sizes * rounds:
+            costs.stepped(factor * (0.002 + tokens * 25e-6), [(0, tokens)], 0)
+    found = costs.costs()
+    priced = found.prefill_s + 1000 * found.prefill_s_per_token + 500_000 * found.prefill_s_per_pair
+    assert priced == pytest.approx(0.027, rel=0.05)
 
 
 def test_prompts_in_one_step_add_up() -> None:

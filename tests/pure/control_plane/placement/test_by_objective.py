@@ -89,6 +89,12 @@ def test_prefill_heavy_workers_only_prefill_and_are_taken_where_decodes_leave_ot
     assert taken({"heavy": 1}, {"step_s": 0.06, "step_with_s": 0.07}) == ("w0", Way.APART)
 
 
+def test_what_is_late_anyway_waits_where_nobody_decodes_for_whom_it_would_be_computed_at_once() -> None:
+    assert taken({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 4.0}) == ("w1", Way.WHOLE)
+    (_, *others) = choices(view({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 4.0}), OBJECTIVES)
+    assert [each.missed for each in others] == [1, 2, 2]
+
+
 def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> None:
     assert {each.missed for each in choices(view({"step_with_s": 0.09}, {"step_with_s": 0.2}), OBJECTIVES)} == {1}
 

@@ -20,7 +20,11 @@ COSTS = DecodeCosts(step_s=0.01, s_per_request=0.001, s_per_token=0.0)
 
 
 def placed_by(
-    objectives: Objectives, prefill_heavy: float = 0.0, *, refuses: bool = True, costs: DecodeCosts | None = COSTS
+    objectives: Objectives,
+    prefill_heavy: float | None = 0.0,
+    *,
+    refuses: bool = True,
+    costs: DecodeCosts | None = COSTS,
 ) -> tuple[RouterWorld, ObjectivePlacer]:
     """Over two workers that do both."""
     rules = BothRules(objectives, costs, prefill_heavy, refuses)
@@ -84,6 +88,31 @@ def test_a_prefill_heavy_worker_prefills_and_another_one_decodes() -> None:
     assert bound.worker.worker_id == "d1"
     assert placer.counts.ways == {Way.APART: 1}
     assert (placer.counts.bound, placer.counts.bound_elsewhere) == (31, 31)
+
+
+def test_a_prompt_counts_once_for_the_roles_when_it_is_whole() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1), None)
+    session = world.job(prompt(1))
+    session.prompt_changes = True
+    assert placer.route(session, is_whole=False) is not None
+    assert placer.roles.prompts(world.now_s) == 0
+    placer.keep(session)
+    first = placer.roles.prompts(world.now_s)
+    assert first > 0
+    placer.keep(session)
+    assert placer.roles.prompts(world.now_s) == first
+    assert placer.place(world.job(prompt(2)), DECODE, prefills=True) is not None
+    assert placer.roles.prompts(world.now_s) == pytest.approx(2 * first)
+
+
+def test_roles_are_looked_at_by_decisions_and_not_by_questions() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1), None)
+    for number in range(8):
+        world.now_s += 1.0
+        placer.weighed(world.job(prompt(number)))
+        assert placer.roles.is_due(world.now_s)
+    placer.route(world.job(prompt(0)), is_whole=True)
+    assert not placer.roles.is_due(world.now_s)
 
 
 def busy(world: RouterWorld, placer: ObjectivePlacer) -> None:

@@ -1,0 +1,100 @@
+"""How many of the workers that do both are prefill-heavy: as many as what is asked for needs. Pure.
+
+A role is a bias of placement and no more: a worker changes it without a restart, and what decodes there goes on. With h
+of n workers prefill-heavy,
+    prompts fill     P / h of the prefill-heavy workers
+    decodes fill     (c + S / (n - h)) / b of the others
+P: seconds of engine time a second that prompts take, less what is cached, as averaged over `_MEMORY_S`. c: of a step
+that decodes, whatever it decodes; S: what the requests and contexts of all that decodes, or will, add to it; b: what a
+step may take (`Objectives.step_s`). Who is fuller makes requests late, so h is where the fuller ones are least full.
+
+A slow loop takes it there: it looks every `_LOOK_S`, changes few workers at a time, and none where little is gained, so
+that noise in what comes turns no worker back and forth.
+"""
+
+import math
+from dataclasses import dataclass
+
+# Of what prompts take, an average over about so long.
+_MEMORY_S = 20.0
+_LOOK_S = 2.0
+# The fuller workers have to become less full by this share.
+_LEAST_GAIN = 0.05
+# Of all workers, how many may change their role at a look; one may in any case.
+_MOST_CHANGE = 1 / 16
+# Below this share of all workers' time prompts need no worker for themselves.
+_IDLE = 0.05
+# Of so few workers one that decodes little is too much.
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """What decodes ask of steps. step_s: c; added_s: S; bound_s: b."""
+
+    step_s: float
+    added_s: float
+    bound_s: float
+
+
+class Roles:
+    """One router's. share: of the workers, where that is set; None: as many as are needed."""
+
+    def __init__(self, share: float | None = None) -> None:
+        self._share = share
+        # Decayed seconds of prompts, as of when, and since when.
+        self._sum_s = 0.0
+        self._at_s = self._since_s = -math.inf
+        self._looked_s = -math.inf
+        self._heavy = 0
+        # How often a worker has changed its role.
+        self.changes = 0
+
+    def prompt(self, own_s: float, now_s: float) -> None:
+        """A prompt takes so much engine time."""
+        if self._at_s == -math.inf:
+            self._at_s = self._since_s = now_s
+        self._sum_s = self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S) + own_s
+        self._at_s = now_s
+
+    def heavy(self, workers: int) -> int:
+        """How many are prefill-heavy now."""
+        if self._share is not None:
+            return int(self._share * workers)
+        return min(self._heavy, workers - 1) if workers > _FEW else 0
+
+    def is_due(self, now_s: float) -> bool:
+        """`look` would look."""
+        return self._share is None and now_s - self._looked_s >= _LOOK_S
+
+    def look(self, workers: int, decodes: Decodes, part: float, now_s: float) -> None:
+        """part: of all requests in flight, this router's: the others' prompts are not seen here."""
+        self._looked_s = now_s
+        prompts = self.prompts(now_s) / max(part, _IDLE)
+        now, best = self.heavy(workers), wanted(workers, prompts, decodes)
+        if fill(best, workers, prompts, decodes) < (1 - _LEAST_GAIN) * fill(now, workers, prompts, decodes):
+            most = max(1, int(_MOST_CHANGE * workers))
+            self._heavy = now + max(-most, min(most, best - now))
+            self.changes += abs(self._heavy - now)
+
+    def prompts(self, now_s: float) -> float:
+        """P, of this router's."""
+        if self._at_s == -math.inf:
+            return 0.0
+        seen_s = max(now_s - self._since_s, 1.0)
+        return self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S) / (_MEMORY_S * -math.expm1(-seen_s / _MEMORY_S))
+
+
+def wanted(workers: int, prompts: float, decodes: Decodes) -> int:
+    """How many prefill-heavy workers leave the fuller ones least full; the fewest of those."""
+    if workers <= _FEW:
+        return 0
+    return min(range(workers), key=lambda heavy: fill(heavy, workers, prompts, decodes))
+
+
+def fill(heavy: int, workers: int, prompts: float, decodes: Decodes) -> float:
+    """Of the fuller workers, where `heavy` of them are prefill-heavy: infinite where prompts have none and need one."""
+    decoding = (decodes.step_s + decodes.added_s / (workers - heavy)) / decodes.bound_s
+    if not heavy:
+        return math.inf if prompts > _IDLE * workers else decoding
+    return max(prompts / heavy, decoding)
