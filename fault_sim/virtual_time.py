@@ -66,6 +66,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tasks_made = 0
         self._selector = _Selector(self)
         self.set_task_factory(self._make_task)
+        # What was raised in some task and is no error of its code, such as the time limit of a test.
+        self.interrupted_by: BaseException | None = None
 
     def time(self) -> float:
         return self._now_s
@@ -91,7 +93,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> "asyncio.Task[Any]":
         self._tasks_made += 1
-        return _NumberedTask(coro, loop=loop, number=self._tasks_made, **kwargs)
+        task = _NumberedTask(coro, loop=loop, number=self._tasks_made, **kwargs)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: "asyncio.Task[Any]") -> None:
+        # Private: `exception()` counts as looking at it, and errors that nobody looked at have to complain.
+        error: BaseException | None = task._exception
+        if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
+            self.interrupted_by = task.exception()
+            self.stop()
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are none."""
@@ -132,7 +143,7 @@ def _seeded(loop: VirtualLoop, seed: int) -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, _T], seed: int = 0) -> _T:
-    """Runs it to its end in virtual time. Raises Deadlock, Spinning, and what `main` raises.
+    """Runs it to its end in virtual time. Raises Deadlock, Spinning, what `main` raises, and what interrupts any task.
 
     When it returns all of it is gone: tasks whose errors were not looked at have complained.
     """
@@ -140,7 +151,12 @@ def run(main: Coroutine[Any, Any, _T], seed: int = 0) -> _T:
     gc.freeze()
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner, _seeded(cast(VirtualLoop, runner.get_loop()), seed):
-            return runner.run(main)
+            try:
+                return runner.run(main)
+            finally:
+                interrupted_by = cast(VirtualLoop, runner.get_loop()).interrupted_by
+                if interrupted_by is not None:
+                    raise interrupted_by
     finally:
         gc.collect()
         gc.unfreeze()

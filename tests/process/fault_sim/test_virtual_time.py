@@ -46,6 +46,25 @@ def test_who_waits_for_what_never_comes_is_a_deadlock() -> None:
         virtual_time.run(main())
 
 
+def test_what_interrupts_a_task_interrupts_the_run() -> None:
+    """The time limit of a test is raised in whatever runs then: kept by a task, it passes for a fault of the code."""
+
+    class Interrupted(BaseException):
+        pass
+
+    async def task() -> None:
+        await asyncio.sleep(1)
+        raise Interrupted
+
+    async def main() -> None:
+        kept = asyncio.create_task(task())
+        await asyncio.sleep(5)
+        assert kept.done()
+
+    with pytest.raises(Interrupted):
+        virtual_time.run(main())
+
+
 def test_threads_are_not_used() -> None:
     async def main() -> tuple[int, str]:
         with pytest.raises(ZeroDivisionError):
