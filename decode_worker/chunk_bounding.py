@@ -24,7 +24,7 @@ from vllm.v1.request import Request, RequestStatus
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.pulled import pulls
-from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, step_s
+from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, spare_s, step_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs, lift, limit
 
@@ -46,12 +46,21 @@ class _Asked:
     cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """When a request was first seen to decode, and how many tokens of its answer its client had then."""
+
+    at_s: float
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Work:
-    """What there is to compute. prompts: those that run already. pulls: those that wait to be pulled; what is late, or
-    lies here already, is computed after all."""
+    """What there is to compute. decodes: tokens of those that decode. prompts: those that run already. pulls: those
+    that wait to be pulled; what is late, or lies here already, is computed after all."""
 
     decodes: int = 0
+    decoding: list[Any] = field(default_factory=list)
     landed: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
     waiting: list[Any] = field(default_factory=list)
@@ -74,6 +83,7 @@ class ChunkBounding(_Scheduler):
         self.chunks: Counter[Limit] = Counter()
         self._measured: Callable[[], EngineCosts] = EngineCosts
         self._asked: dict[str, _Asked] = {}
+        self._decoding_since: dict[str, _Begun] = {}
 
     def use_costs(self, measured: Callable[[], EngineCosts]) -> None:
         """measured: what work costs in this engine. Until then no step is bounded."""
@@ -84,7 +94,11 @@ class ChunkBounding(_Scheduler):
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         if self.tpot_s and request.request_id not in self._asked:
-            self._asked[request.request_id] = _Asked(monotonic_s(), self._cached_tokens(request))
+            now_s = monotonic_s()
+            self._asked[request.request_id] = _Asked(now_s, self._cached_tokens(request))
+            if pulls(request):
+                # Its client has the first token.
+                self._decoding_since[request.request_id] = _Begun(now_s, 1)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         work = self._work()
@@ -97,6 +111,7 @@ class ChunkBounding(_Scheduler):
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._asked.pop(request.request_id, None)
+        self._decoding_since.pop(request.request_id, None)
         return super()._free_request(request, delay_free_blocks)
 
     # What a scheduler with other kinds of requests says of them.
@@ -136,6 +151,9 @@ class ChunkBounding(_Scheduler):
                 work.prompts.append(request)
             elif not last_step_runs(request):
                 work.decodes += left
+                work.decoding.append(request)
+                if self.tpot_s and request.request_id not in self._decoding_since:
+                    self._decoding_since[request.request_id] = _Begun(monotonic_s(), request.num_output_tokens)
         for request in self.kv_holding_waiting:
             if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
@@ -170,9 +188,16 @@ class ChunkBounding(_Scheduler):
                 computed = max(0, request.num_tokens - left)
                 prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
         seconds = partial(step_s, self._measured(), prompts)
-        chunk = bounded_chunk(prompts, seconds, ALPHA * self.tpot_s, self._room(work, most))
+        spare = spare_s(self._progress(work.decoding, now_s), self.tpot_s)
+        chunk = bounded_chunk(prompts, seconds, ALPHA * self.tpot_s, self._room(work, most), spare)
         self.chunks[chunk.limit] += 1
         return chunk
+
+    def _progress(self, decoding: list[Any], now_s: float) -> Iterator[tuple[int, float]]:
+        """Of each request that decodes, tokens and seconds since it was first seen to."""
+        for request in decoding:
+            begun = self._decoding_since[request.request_id]
+            yield max(0, request.num_output_tokens - begun.tokens), now_s - begun.at_s
 
     def _room(self, work: _Work, most_tokens: int) -> StepRoom:
         needed = sum(

@@ -2,15 +2,16 @@
 
 Pure. The bound is on seconds, by what steps of an engine cost, so that it is right on every GPU and for every length of
 prompt: the service's engines measure it, the simulator's light engine has a cost model. It yields:
-    a first token would be late at this pace      as far as that prompt needs, up to a whole step
+    a first token would be late at this pace      as far as that prompt needs, and as those that decode have time to
+                                                  spare (`spare_s`)
     blocks are so short that decodes may take     a prompt that has begun is finished at once: else what was computed
     those that a prompt in its middle needs       of it may be lost to a decode, and be computed again
     not even one block of tokens fits             one is computed: no prompt waits for ever
-Source: docs/decisions/0062.
+Source: docs/decisions/0062 and 0073.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -19,6 +20,9 @@ from cluster_core.engine_reports import EngineCosts
 
 # Of the TPOT objective, that a step may take: the rest is for what happens between two steps.
 ALPHA = 0.95
+# Of those that decode, the share that has no say in how far a bound yields: what one of them has lost already, to a
+# slow pull or by being preempted, holds back nobody.
+_FORGONE = 0.1
 
 
 class Limit(Enum):
@@ -77,11 +81,22 @@ def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> fl
     return seconds
 
 
+def spare_s(decodes: Iterable[tuple[int, float]], tpot_s: float) -> float:
+    """What nine of ten that decode have to spare: by how many seconds a step may be longer than its bound, once, and
+    their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they took."""
+    spare = sorted(tokens * tpot_s - seconds for tokens, seconds in decodes)
+    return max(0.0, spare[int(_FORGONE * (len(spare) - 1))]) if spare else inf
+
+
 def bounded_chunk(
-    prompts: Sequence[PromptWork], seconds: Callable[[int], float], bound_s: float, room: StepRoom
+    prompts: Sequence[PromptWork],
+    seconds: Callable[[int], float],
+    bound_s: float,
+    room: StepRoom,
+    spare: float = inf,
 ) -> Chunk:
     """Beside decodes that bear steps of `bound_s`. prompts: in the order in which they will be computed. seconds: of a
-    step with so many tokens of them, such as `step_s`."""
+    step with so many tokens of them, such as `step_s`. spare: seconds by which a first token may make it longer."""
     most = min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts))
     chunk = Chunk(largest_chunk(seconds, most, bound_s), Limit.TPOT)
     if chunk.tokens == most:
@@ -92,6 +107,8 @@ def bounded_chunk(
     if room.is_short and min(room.begun_tokens, most) > chunk.tokens:
         chunk = Chunk(min(room.begun_tokens, most), Limit.MEMORY)
     needed = _chunk_in_time(prompts, seconds, chunk.tokens, most)
+    if needed > chunk.tokens:
+        needed = largest_chunk(seconds, needed, bound_s + spare)
     return Chunk(needed, Limit.TTFT) if needed > chunk.tokens else chunk
 
 

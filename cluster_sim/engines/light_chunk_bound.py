@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster_sim.engines.light_request import LightRequest
-from decode_worker.step_bound import ALPHA, PromptWork, StepRoom, bounded_chunk
+from decode_worker.step_bound import ALPHA, PromptWork, StepRoom, bounded_chunk, spare_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class ChunkBound:
             PromptWork(each.computed, each.known - each.computed, self._due_s(each, now_s)) for each in prefilling
         ]
         room = StepRoom(most_tokens, self.least_tokens)
-        return bounded_chunk(prompts, step_s, self.alpha * self.tpot_s, room).tokens
+        # A client that gets its answer after a pull has had its first token before.
+        progress = ((each.job.output_tokens - each.left - 1, now_s - each.first_s) for each in decoding)
+        return bounded_chunk(prompts, step_s, self.alpha * self.tpot_s, room, spare_s(progress, self.tpot_s)).tokens
 
     def _due_s(self, request: LightRequest, now_s: float) -> float:
         """The client of one that is pulled has its first token."""

@@ -102,6 +102,8 @@ class Choice:
     cost_s: float
     # Of the time to first token, what an idle worker would take as well.
     own_s: float
+    # By when the first token has to be expected, somewhere, for the request not to be refused.
+    due_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class Refusal:
 def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     """All that there are, best first; ties by row."""
     phi = share_for_prompts(view.step_s, objectives)
-    ttft_s = view.wait_s + (view.queue_s + view.own_s) / phi
+    compute_s = view.own_s / phi
+    ttft_s = view.wait_s + view.queue_s / phi + compute_s
     is_late = ttft_s > objectives.planned_ttft_s
     late = is_late.astype(int) + (is_late & (view.step_s > 0))
     is_over = view.step_with_s > objectives.step_s
@@ -125,38 +128,45 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     holds = view.cached_tokens > _HELD * view.prompt_tokens
     # Where no other may get the request, one that is to decode little does.
     others_pass = bool((view.passes & ~view.is_prefill_heavy).any())
+    due_s = _due_s(view, compute_s, objectives)
     found = []
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
         ttft, step, missed = float(ttft_s[row]), float(view.step_with_s[row]), int(late[row])
-        own_s = float(view.own_s[row])
+        times = float(view.own_s[row]), due_s
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), own_s))
+            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), *times))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, own_s))
+        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, *times))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 
 
-def decide(found: Sequence[Choice], objectives: Objectives, *, refuses: bool = True) -> Choice | Refusal | None:
-    """The first of these; a refusal where none keeps TTFT and waiting would help: a prompt that takes an idle worker
-    longer is as late as it is. None where there is none: no worker may get the request."""
+def decide(found: Sequence[Choice], *, refuses: bool = True) -> Choice | Refusal | None:
+    """The first of these; a refusal where none is expected in time. None where there is none: no worker may get the
+    request."""
     if not found:
         return None
     best = found[0]
-    if refuses and best.ttft_s > objectives.planned_ttft_s:
-        soonest_s = min(each.ttft_s for each in found)
-        can_be_kept = min(each.own_s for each in found) <= objectives.planned_ttft_s
-        if can_be_kept and soonest_s > objectives.planned_ttft_s:
-            return Refusal(best, soonest_s - objectives.planned_ttft_s)
-    return best
+    late_s = min(each.ttft_s for each in found) - best.due_s
+    return Refusal(best, late_s) if refuses and late_s > 0 else best
 
 
 def share_for_prompts(step_s: Floats, objectives: Objectives) -> Floats:
     """phi, of each worker."""
     phi: Floats = np.clip(1.0 - step_s / objectives.step_s, _LEAST_PHI, 1.0)
     return phi
+
+
+def _due_s(view: BothView, compute_s: Floats, objectives: Objectives) -> float:
+    """By when the first token is kept. A prompt that takes an idle worker longer than TTFT is late anyway: it may wait
+    for as long as that and then take what it takes, on a prefill-heavy worker where there is one. Computed sooner it
+    would make others late."""
+    if not view.passes.any() or view.own_s[view.passes].min() <= objectives.planned_ttft_s:
+        return objectives.planned_ttft_s
+    alone = (view.passes & view.is_prefill_heavy).any()
+    return objectives.planned_ttft_s + float((view.own_s if alone else compute_s)[view.passes].min())
 
 
 def bind(view: BothView, objectives: Objectives, source: str) -> int:

@@ -60,7 +60,7 @@ class ObjectivePlacer(Placer):
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
-        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses and begins)
+        choice = by_objective.decide(found, refuses=self.both.refuses and begins)
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
             self.counts.refused += 1
@@ -102,7 +102,7 @@ class ObjectivePlacer(Placer):
         """What would be decided now for a request with this whole prompt."""
         view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
         found = self._choices(view)
-        choice = by_objective.decide(found, self.both.objectives, refuses=self.both.refuses)
+        choice = by_objective.decide(found, refuses=self.both.refuses)
         return Explanation("", reason=_outcome(choice), ways=tuple(found))
 
     def weighed(self, job: Job) -> list[Choice]:

@@ -6,7 +6,9 @@ of n workers prefill-heavy,
     decodes fill     (c + S / (n - h)) / b of the others
 P: seconds of engine time a second that prompts take, less what is cached, as averaged over `_MEMORY_S`. c: of a step
 that decodes, whatever it decodes; S: what the requests and contexts of all that decodes, or will, add to it; b: what a
-step may take (`Objectives.step_s`). Who is fuller makes requests late, so h is where the fuller ones are least full.
+step may take (`Objectives.step_s`). Who is fuller makes requests late, so h is where the fuller ones are least full,
+up to an eighth of the workers: beside decodes, prompts cost hardly more than alone, and no cache is there twice. What
+needs whole steps, because its prompt is long or late, needs few workers.
 
 A slow loop takes it there: it looks every `_LOOK_S`, changes few workers at a time, and none where little is gained, so
 that noise in what comes turns no worker back and forth.
@@ -24,8 +26,9 @@ _LEAST_GAIN = 0.05
 _MOST_CHANGE = 1 / 16
 # Below this share of all workers' time prompts need no worker for themselves.
 _IDLE = 0.05
-# Of so few workers one that decodes little is too much.
+# Of so few workers one that decodes little is too much; of more, one is not.
 _FEW = 3
+_MOST_HEAVY = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Roles:
         """How many are prefill-heavy now."""
         if self._share is not None:
             return int(self._share * workers)
-        return min(self._heavy, workers - 1) if workers > _FEW else 0
+        return min(self._heavy, most_heavy(workers))
 
     def is_due(self, now_s: float) -> bool:
         """`look` would look."""
@@ -86,10 +89,13 @@ class Roles:
 
 
 def wanted(workers: int, prompts: float, decodes: Decodes) -> int:
-    """How many prefill-heavy workers leave the fuller ones least full; the fewest of those."""
-    if workers <= _FEW:
-        return 0
-    return min(range(workers), key=lambda heavy: fill(heavy, workers, prompts, decodes))
+    """How many prefill-heavy workers, of those that there may be, leave the fuller ones least full; the fewest."""
+    return min(range(most_heavy(workers) + 1), key=lambda heavy: fill(heavy, workers, prompts, decodes))
+
+
+def most_heavy(workers: int) -> int:
+    """How many may be prefill-heavy."""
+    return max(1, int(_MOST_HEAVY * workers)) if workers > _FEW else 0
 
 
 def fill(heavy: int, workers: int, prompts: float, decodes: Decodes) -> float:

@@ -3,6 +3,7 @@
 Each is a context in which one thing is done wrong, as in `tests.campaign.fuzz.planted`.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,10 +20,14 @@ from tests.campaign.fuzz.slow_load import SlowLoadConnector
 
 
 def _the_bound_is_ignored() -> AbstractContextManager[Any]:
-    def all_of_it(prompts: Sequence[PromptWork], seconds: Any, bound_s: float, room: StepRoom) -> Chunk:
+    def all_of_it(prompts: Sequence[PromptWork], seconds: Any, bound_s: float, room: StepRoom, spare: float) -> Chunk:
         return Chunk(min(room.most_tokens, sum(prompt.left_tokens for prompt in prompts)), Limit.WORK)
 
     return mock.patch.object(chunk_bounding, "bounded_chunk", all_of_it)
+
+
+def _a_late_prompt_takes_what_decodes_have_not_to_spare() -> AbstractContextManager[Any]:
+    return mock.patch.object(chunk_bounding, "spare_s", lambda decodes, tpot_s: math.inf)
 
 
 def _running_prompts_are_not_limited() -> AbstractContextManager[Any]:
@@ -71,6 +76,9 @@ def _leased_blocks_are_free_at_once() -> AbstractContextManager[Any]:
 
 SHARED_PLANTS: Mapping[str, Plant] = {
     "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
+    "a_late_prompt_takes_what_decodes_have_not_to_spare": Plant(
+        "whoever decodes beside a late prompt loses its TPOT", _a_late_prompt_takes_what_decodes_have_not_to_spare
+    ),
     "running_prompts_are_not_limited": Plant(
         "a prompt that runs takes the tokens of decodes and of what has landed", _running_prompts_are_not_limited
     ),

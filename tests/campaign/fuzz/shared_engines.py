@@ -3,7 +3,8 @@
 The worlds of `simulated`, with decode batches of every policy, a chunk bound, and plain requests of four kinds: whole
 ones, prompts whose blocks are leased and read elsewhere, requests whose KV is pulled, and answers that go on from what
 another engine has emitted. Besides what is asked there:
-    the bound       beside decodes no step computes more of prompts than their objective allows, unless it says why
+    the bound       beside decodes no step computes more of prompts than their objective allows, unless it says why;
+                    for a first token that would be late no more than decodes have to spare
     pulled first    what has landed is computed in the next step that has a place for it
     leases          whoever pulls finds the KV of the prompt, however late
     the batch       the core knows of those that decode here, and of nobody else, what vLLM knows
@@ -19,9 +20,10 @@ from vllm.v1.request import RequestStatus
 
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.batch_settings import BatchSettings
-from decode_worker.step_bound import ALPHA, Limit
+from decode_worker.step_bound import ALPHA, Limit, spare_s
 from decode_worker.stop_policies import POLICIES
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
+from kv_transfer.limited_request import last_step_runs
 from prefill_worker.policies import BOUND_PARTIAL
 from prefill_worker.policies import POLICIES as ORDERS
 from prefill_worker.streaming_request import LOADING
@@ -121,7 +123,7 @@ class SharedSimulation(Simulation):
 
     def _checked_schedule(self) -> Any:
         scheduler = self.engine.scheduler
-        yielded = sum(scheduler.chunks[each] for each in _YIELDS)
+        before = dict(scheduler.chunks)
         # One that was preempted computes again what it had: a prompt to the others.
         decoding = {
             each.request_id
@@ -130,23 +132,39 @@ class SharedSimulation(Simulation):
         }
         holding = {each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1}
         landed = self._with_room(self._landed())
+        spare = self._spare_s()
         output = self.schedule()
         computed = output.num_scheduled_tokens
-        has_yielded = sum(scheduler.chunks[each] for each in _YIELDS) > yielded
-        if self.world.tpot_s and not has_yielded and any(computed.get(name) == 1 for name in decoding):
+        by_memory, by_first_token = (
+            scheduler.chunks[each] > before.get(each, 0) for each in (Limit.MEMORY, Limit.TTFT)
+        )
+        if self.world.tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
             left_out = len((decoding | holding) - computed.keys())
-            self._check_bound(sum(tokens for tokens in computed.values() if tokens > 1), left_out)
+            prompt_tokens = sum(tokens for tokens in computed.values() if tokens > 1)
+            self._check_bound(prompt_tokens, left_out, spare if by_first_token else 0.0)
         # Where blocks are short for decodes as well, leases hold them.
         for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
             self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
             assert self.passed_over[name] <= _MOST_STEPS_LANDED, f"{name} has landed and waits behind prompts"
         return output
 
-    def _check_bound(self, prompt_tokens: int, left_out: int) -> None:
+    def _spare_s(self) -> float:
+        """What those that decode have to spare, before the step."""
+        scheduler, now_s = self.engine.scheduler, self.clock.now_s
+        progress = []
+        for request in scheduler.running:
+            if _left_tokens(request) <= 1 and not last_step_runs(request):
+                # Private: since when it decodes is the scheduler's own affair.
+                begun = scheduler._decoding_since.get(request.request_id)
+                tokens = request.num_output_tokens - begun.tokens if begun is not None else 0
+                progress.append((max(0, tokens), now_s - begun.at_s if begun is not None else 0.0))
+        return spare_s(progress, self.world.tpot_s)
+
+    def _check_bound(self, prompt_tokens: int, left_out: int, spare: float) -> None:
         """left_out: decodes and landed requests without a place or a block; vLLM gives their tokens to prompts."""
-        within = (ALPHA * self.world.tpot_s - COSTS.decode_step_s) / COSTS.prefill_s_per_token
-        allowed = max(BLOCK_SIZE, round(within)) + left_out
-        assert prompt_tokens <= allowed, f"{prompt_tokens} prompt tokens beside decodes, {allowed} are allowed"
+        within = (ALPHA * self.world.tpot_s + spare - COSTS.decode_step_s) / COSTS.prefill_s_per_token
+        allowed = max(BLOCK_SIZE, within) + left_out
+        assert prompt_tokens < allowed + 0.5, f"{prompt_tokens} prompt tokens beside decodes, {allowed:g} are allowed"
 
     def _landed(self) -> list[str]:
         """Those that need one token."""

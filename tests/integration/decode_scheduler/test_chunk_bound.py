@@ -68,18 +68,25 @@ def test_else_a_prompt_takes_the_whole_step(make_engine: MakeEngine, fields: dic
     assert chunks(engine, "long") == [20 * BLOCK_SIZE]
 
 
-def test_a_prompt_whose_first_token_would_be_late_takes_what_it_needs(
-    make_engine: MakeEngine, clock: SteppedClock
+@pytest.mark.parametrize(("spare_s", "second"), [(1.0, 20 * BLOCK_SIZE - BOUND), (0.1, BOUND + 100), (0.0, BOUND)])
+def test_a_prompt_whose_first_token_would_be_late_takes_what_it_needs_of_what_the_decode_has_to_spare(
+    make_engine: MakeEngine, clock: SteppedClock, spare_s: float, second: int
 ) -> None:
     engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, ttft_s=5.0)
     decoding(engine)
+    began_s = clock.now_s
+    # Each token spares 40 of its 50 ms.
+    until(engine, lambda: len(engine.answers["decoder"]) == 200)
+    engine.outputs.clear()
     engine.add("long", text("long", 20), 2)
     engine.turn()
-    clock.advance(5.0)
+    clock.advance(began_s + 200 * TPOT_S - spare_s - clock.now_s)
     engine.turn()
 
-    assert chunks(engine, "long") == [BOUND, 20 * BLOCK_SIZE - BOUND]
-    assert (engine.scheduler.chunks[Limit.TPOT], engine.scheduler.chunks[Limit.TTFT]) == (1, 1)
+    assert chunks(engine, "long") == [BOUND, second]
+    assert engine.scheduler.chunks[Limit.TTFT] == (second > BOUND)
+    until(engine, lambda: len(engine.answers.get("long", ())) == 2)
+    assert engine.answers["long"] == expected_tokens(text("long", 20), 2)
 
 
 def test_a_prompt_that_the_cache_has_is_not_late_for_what_it_need_not_compute(

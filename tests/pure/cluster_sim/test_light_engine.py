@@ -242,10 +242,21 @@ def test_the_bound_yields_to_a_prompt_that_would_be_late_as_far_as_that_needs() 
     assert pressed[2][0].at_s == pytest.approx(1.0 + 0.15, abs=0.011)
 
 
-def test_for_a_first_token_that_is_late_already_a_step_takes_all_it_can() -> None:
-    bound = ChunkBound(tpot_s=0.010, ttft_s=0.001, alpha=1.0, least_tokens=5)
-    told = played(engine(Costs(), chunk_bound=bound), (0.0, job(1, 100, LONG_ANSWER)), (0.3, job(2, 100)))
-    assert told[2][0].at_s == pytest.approx(0.3 + 0.11, abs=0.011)
+def test_for_a_first_token_that_is_late_already_a_step_takes_what_the_decode_has_to_spare() -> None:
+    """Steps of 10 ms leave it 2 ms each, or 10."""
+    tight, loose = (
+        played(
+            engine(Costs(), chunk_bound=ChunkBound(tpot_s=tpot_s, ttft_s=0.001, alpha=1.0, least_tokens=5)),
+            (0.0, job(1, 100, LONG_ANSWER)),
+            (0.3, job(2, 100)),
+        )
+        for tpot_s in (0.012, 0.020)
+    )
+    # After 20 steps a step of 52 ms, and then 5 tokens each; or all at once.
+    assert tight[2][0].at_s == pytest.approx(0.3 + 0.052 + 12 * 0.015, abs=0.015)
+    assert loose[2][0].at_s == pytest.approx(0.3 + 0.11, abs=0.011)
+    answer_s = tight[1][-1].at_s - tight[1][0].at_s
+    assert answer_s / (LONG_ANSWER - 1) < 1.1 * 0.012, "but for steps of at least 5 tokens"
 
 
 @pytest.mark.parametrize(("pulled_first", "at_s"), [(False, 0.6), (True, 0.4)])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.engine_reports import EngineCosts
-from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, step_s
+from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, spare_s, step_s
 
 # A step takes 10 ms for decodes, 2 ms for having a prompt, and 0.1 ms for each token of it.
 COSTS = EngineCosts(decode_step_s=0.010, prefill_s=0.002, prefill_s_per_token=0.0001)
@@ -20,8 +20,10 @@ ROOM = StepRoom(most_tokens=2048, block_tokens=32)
 LONG = PromptWork(0, 4000)
 
 
-def chunk_of(prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: float, room: StepRoom) -> Chunk:
-    return bounded_chunk(prompts, partial(step_s, costs, prompts), ALPHA * tpot_s, room)
+def chunk_of(
+    prompts: Sequence[PromptWork], costs: EngineCosts, tpot_s: float, room: StepRoom, spare: float = inf
+) -> Chunk:
+    return bounded_chunk(prompts, partial(step_s, costs, prompts), ALPHA * tpot_s, room, spare)
 
 
 def test_a_chunk_ends_where_the_step_would_pass_its_share_of_the_objective() -> None:
@@ -84,6 +86,41 @@ def test_for_a_first_token_that_is_late_already_a_step_takes_all_it_can() -> Non
     assert chunk_of([PromptWork(0, 4000, due_s=-1.0)], COSTS, TPOT_S, ROOM) == Chunk(2048, Limit.TTFT)
 
 
+def test_for_a_late_first_token_a_step_takes_no_longer_than_decodes_can_spare() -> None:
+    late = [PromptWork(0, 4000, due_s=-1.0)]
+
+    # 0.1 s more are 1,000 tokens more.
+    assert chunk_of(late, COSTS, TPOT_S, ROOM, spare=0.1) == Chunk(BOUNDED + 1000, Limit.TTFT)
+    assert chunk_of(late, COSTS, TPOT_S, ROOM, spare=0.0) == Chunk(BOUNDED, Limit.TPOT)
+    # What needs less than that gets what it needs.
+    assert chunk_of([PromptWork(0, 4000, due_s=0.50)], COSTS, TPOT_S, ROOM, spare=0.1).tokens == 480
+
+
+def test_decodes_can_spare_what_their_tokens_took_less_than_they_may() -> None:
+    assert spare_s([(10, 0.3)], TPOT_S) == pytest.approx(10 * TPOT_S - 0.3)
+    assert spare_s([(10, 0.3), (2, 0.08)], TPOT_S) == pytest.approx(0.02)
+    assert spare_s([(10, 0.9)], TPOT_S) == 0.0
+    assert spare_s([], TPOT_S) == inf
+
+
+def test_one_of_ten_that_has_lost_its_objective_holds_back_nobody() -> None:
+    behind, ahead = (3, 9.0), (20, 0.2)
+
+    assert spare_s([behind] + 9 * [ahead], TPOT_S) == 0.0
+    assert spare_s([behind] + 10 * [ahead], TPOT_S) == pytest.approx(0.8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.floats(0, 30)), min_size=1, max_size=40), st.floats(0.005, 0.1))
+def test_after_a_step_that_takes_all_that_can_be_spared_nine_of_ten_keep_their_objective_so_far(
+    decodes: list[tuple[int, float]], tpot_s: float
+) -> None:
+    spare = spare_s(decodes, tpot_s)
+    if spare:
+        step = tpot_s + spare
+        kept = sum(seconds + step <= (tokens + 1) * tpot_s + 1e-9 for tokens, seconds in decodes)
+        assert kept >= 0.9 * (len(decodes) - 1)
+
+
 def test_a_prompt_that_has_begun_is_finished_at_once_where_blocks_are_short() -> None:
     short = StepRoom(most_tokens=2048, block_tokens=32, begun_tokens=900, is_short=True)
 
@@ -100,11 +137,11 @@ works = st.builds(PromptWork, st.integers(0, 5000), st.integers(1, 3000), st.sam
 rooms = st.builds(StepRoom, st.integers(0, 4096), st.sampled_from([16, 32]), st.integers(0, 3000), st.booleans())
 
 
-@given(st.lists(works, max_size=8), rooms, st.sampled_from([0.011, 0.02, 0.05, 0.5]))
+@given(st.lists(works, max_size=8), rooms, st.sampled_from([0.011, 0.02, 0.05, 0.5]), st.sampled_from([0.0, 0.05, inf]))
 def test_every_chunk_is_within_the_step_computes_something_and_passes_the_bound_for_a_reason_only(
-    prompts: list[PromptWork], room: StepRoom, tpot_s: float
+    prompts: list[PromptWork], room: StepRoom, tpot_s: float, spare: float
 ) -> None:
-    chunk = chunk_of(prompts, COSTS, tpot_s, room)
+    chunk = chunk_of(prompts, COSTS, tpot_s, room, spare)
 
     most = min(room.most_tokens, sum(each.left_tokens for each in prompts))
     assert min(1, most) <= chunk.tokens <= most
@@ -112,5 +149,6 @@ def test_every_chunk_is_within_the_step_computes_something_and_passes_the_bound_
         assert step_s(COSTS, prompts, chunk.tokens) <= ALPHA * tpot_s
     if chunk.limit is Limit.TTFT:
         assert any(each.due_s < inf for each in prompts)
+        assert step_s(COSTS, prompts, chunk.tokens) <= ALPHA * tpot_s + spare
     if chunk.limit is Limit.MEMORY:
         assert room.is_short

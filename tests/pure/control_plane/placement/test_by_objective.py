@@ -48,7 +48,7 @@ def view(*workers: dict[str, float]) -> BothView:
 
 
 def taken(*workers: dict[str, float], refuses: bool = True) -> tuple[str, Way]:
-    choice = decide(choices(view(*workers), OBJECTIVES), OBJECTIVES, refuses=refuses)
+    choice = decide(choices(view(*workers), OBJECTIVES), refuses=refuses)
     assert isinstance(choice, Choice)
     return choice.worker.worker_id, choice.way
 
@@ -101,7 +101,7 @@ def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> 
 
 def test_what_cannot_keep_ttft_anywhere_is_refused_with_when_it_could() -> None:
     late = {"queue_s": 1.9}, {"queue_s": 1.4}
-    refusal = decide(choices(view(*late), OBJECTIVES), OBJECTIVES)
+    refusal = decide(choices(view(*late), OBJECTIVES))
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == pytest.approx(1.5 - 0.95)
     assert taken(*late, refuses=False) == ("w1", Way.WHOLE)
@@ -110,6 +110,24 @@ def test_what_cannot_keep_ttft_anywhere_is_refused_with_when_it_could() -> None:
 def test_a_prompt_that_takes_an_idle_worker_longer_than_ttft_is_not_refused() -> None:
     """It would be each time that it comes again."""
     assert taken({"own_s": 3.0, "queue_s": 1.0}, {"own_s": 3.0}) == ("w1", Way.WHOLE)
+
+
+def test_it_may_wait_as_long_as_the_first_token_of_others_may_and_then_take_what_it_takes() -> None:
+    late = {"own_s": 3.0, "queue_s": 0.9}
+    assert taken(late) == ("w0", Way.WHOLE)
+    refusal = decide(choices(view({**late, "queue_s": 1.2}), OBJECTIVES))
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == pytest.approx(1.2 - 0.95)
+
+
+def test_beside_decodes_a_late_prompt_takes_longer_and_is_not_refused_for_it_where_no_worker_is_for_prompts() -> None:
+    """Half of the time of each is left, all the time: it would be refused for ever."""
+    busy = {"own_s": 3.0, "step_s": 0.04}
+    assert taken({**busy, "queue_s": 0.4}) == ("w0", Way.WHOLE)
+    # Where one is prefill-heavy, the prompt waits for that one.
+    heavy = {"own_s": 3.0, "heavy": 1.0}
+    assert taken(busy, {**heavy, "queue_s": 0.9}) == ("w1", Way.APART)
+    assert isinstance(decide(choices(view(busy, {**heavy, "queue_s": 1.0}), OBJECTIVES)), Refusal)
 
 
 def test_a_prefill_heavy_worker_computes_whole_requests_where_no_other_may_get_them() -> None:
@@ -124,7 +142,7 @@ def test_a_choice_that_keeps_ttft_but_not_tpot_is_no_reason_to_refuse() -> None:
 
 
 def test_who_may_not_get_the_request_is_no_choice() -> None:
-    assert decide(choices(view({"passes": 0}), OBJECTIVES), OBJECTIVES) is None
+    assert decide(choices(view({"passes": 0}), OBJECTIVES)) is None
     assert taken({"passes": 0}, {"queue_s": 0.5}) == ("w1", Way.WHOLE)
 
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.placement.roles import Decodes, Roles, fill, wanted
+from control_plane.placement.roles import Decodes, Roles, fill, most_heavy, wanted
 
 # A step takes 5 ms whatever it decodes, and may take 15.
 LITTLE = Decodes(step_s=0.005, added_s=0.01, bound_s=0.015)
-MUCH = Decodes(step_s=0.005, added_s=0.06, bound_s=0.015)
+FAIR = Decodes(step_s=0.005, added_s=0.5, bound_s=0.015)
 
 
 def follow(roles: Roles, prompts: float, decodes: Decodes, seconds: float, workers: int = 8, part: float = 1.0) -> None:
@@ -32,10 +32,15 @@ class ClockedRoles(Roles):
 
 
 def test_prompts_and_decodes_fill_their_workers_alike() -> None:
-    heavy = wanted(8, 4.0, LITTLE)
-    assert heavy == 6
-    assert fill(heavy, 8, 4.0, LITTLE) == pytest.approx(4 / 6)
-    assert wanted(8, 0.9, MUCH) == 1
+    # Of 64 workers 8 may be prefill-heavy.
+    heavy = wanted(64, 3.5, FAIR)
+    assert heavy == 4
+    assert fill(heavy, 64, 3.5, FAIR) == pytest.approx((0.005 + 0.5 / 60) / 0.015)
+    assert [wanted(64, prompts, FAIR) for prompts in (1.0, 40.0)] == [0, 8]
+
+
+def test_an_eighth_of_the_workers_is_prefill_heavy_at_most_and_one_of_four() -> None:
+    assert [most_heavy(workers) for workers in (1, 3, 4, 8, 15, 16, 64)] == [0, 0, 1, 1, 1, 2, 8]
 
 
 def test_nobody_prefills_alone_without_prompts_or_among_few_workers() -> None:
@@ -45,25 +50,26 @@ def test_nobody_prefills_alone_without_prompts_or_among_few_workers() -> None:
 
 def test_roles_follow_what_is_asked_for_within_a_minute_and_come_back() -> None:
     roles, seen = ClockedRoles(), []
-    for prompts, decodes in ((4.0, LITTLE), (0.6, MUCH), (4.0, LITTLE)):
-        follow(roles, prompts, decodes, 60)
-        seen.append(roles.heavy(8))
-    assert seen == [6, 1, 6]
-    assert roles.changes == 6 + 5 + 5
+    for prompts in (8.0, 0.5, 8.0):
+        follow(roles, prompts, LITTLE, 60, workers=32)
+        seen.append(roles.heavy(32))
+    assert seen == [4, 0, 4]
+    assert roles.changes == 3 * 4
 
 
 def test_noise_turns_no_worker_back_and_forth() -> None:
     roles = ClockedRoles()
-    follow(roles, 4.0, LITTLE, 60)
+    follow(roles, 3.5, FAIR, 60, workers=64)
     changes = roles.changes
+    assert 0 < roles.heavy(64) < 8
     for _ in range(20):
-        for prompts in (3.9, 4.15):
-            follow(roles, prompts, LITTLE, 5)
+        for prompts in (3.4, 3.65):
+            follow(roles, prompts, FAIR, 5, workers=64)
     assert roles.changes == changes
 
 
 def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
-    for workers, most in ((8, 1), (64, 4)):
+    for workers, most in ((16, 1), (64, 4)):
         roles = Roles()
         roles.prompt(1000.0, 0.0)
         roles.look(workers, LITTLE, 1.0, 0.0)
@@ -74,9 +80,9 @@ def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
 
 def test_the_prompts_of_other_routers_count_by_their_requests() -> None:
     alone, one_of_two = Roles(), Roles()
-    follow(alone, 4.0, LITTLE, 60)
-    follow(one_of_two, 2.0, LITTLE, 60, part=0.5)
-    assert one_of_two.heavy(8) == alone.heavy(8)
+    follow(alone, 3.5, FAIR, 60, workers=64)
+    follow(one_of_two, 1.75, FAIR, 60, workers=64, part=0.5)
+    assert one_of_two.heavy(64) == alone.heavy(64) > 1
 
 
 def test_a_share_that_is_set_stays() -> None:
@@ -87,10 +93,8 @@ def test_a_share_that_is_set_stays() -> None:
 
 def test_workers_that_leave_take_roles_along() -> None:
     roles = Roles()
-    follow(roles, 6.0, LITTLE, 60)
-    assert roles.heavy(8) == 6
-    assert roles.heavy(4) == 3
-    assert roles.heavy(3) == 0
+    follow(roles, 60.0, LITTLE, 60, workers=64)
+    assert [roles.heavy(workers) for workers in (64, 16, 4, 3)] == [8, 2, 1, 0]
 
 
 @given(
@@ -105,7 +109,7 @@ def test_what_is_wanted_is_never_worse_than_any_other_and_somebody_decodes(
 ) -> None:
     decodes = Decodes(step_s, added_s, bound_s)
     heavy = wanted(workers, prompts, decodes)
-    assert 0 <= heavy < workers
+    assert 0 <= heavy <= most_heavy(workers) < workers
     assert fill(heavy, workers, prompts, decodes) == min(
-        fill(other, workers, prompts, decodes) for other in range(workers)
+        fill(other, workers, prompts, decodes) for other in range(most_heavy(workers) + 1)
     )
