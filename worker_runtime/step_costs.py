@@ -16,7 +16,8 @@ _KEEP_SIZES = 0.999
 _FULL_WEIGHT = 8.0
 # Errors of shorter times than that are those of the clock, and of what happens between steps.
 _LEAST_S = 1e-3
-_RIDGE = 1e-4
+# Of the fixed part and of the two kinds of work.
+_RIDGE = np.array([1e-6, 1e-4, 1e-4])
 # Where there was no work of a kind at all.
 _TINY = 1e-300
 
@@ -79,7 +80,8 @@ class _Plane:
 
     Steps of one size say nothing of others, however many they are: each size is averaged by itself, and all sizes count
     alike, so that a long prompt is priced right after a thousand short pieces. What the measurements do not tell apart
-    is spread over the three by a slight ridge.
+    counts as fixed, by a slight ridge on work: as work, small pieces would make long prompts seem so dear that a worker
+    never gets one and never learns better.
     """
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class _Plane:
         solution = np.zeros(3)
         kept = [0, 1, 2]
         while kept:
-            part = np.linalg.solve(squares[np.ix_(kept, kept)] + _RIDGE * np.eye(len(kept)), products[kept])
+            part = np.linalg.solve(squares[np.ix_(kept, kept)] + np.diag(_RIDGE[kept]), products[kept])
             if (part >= 0).all():
                 solution[kept] = part
                 break
@@ -171,7 +173,13 @@ class StepCosts:
         Of a step that does both, what decoding these alone would take is not counted as prefill. The mean of all that
         decode would not do: under a bound a step takes as long whatever it computes, and what decodes decides how many
         tokens of prompts there are, which would seem to cost nothing.
+
+        One token of a prompt that is cached, or whose KV was pulled, is what a decode is: a worker that computes no more
+        of prompts has not shown what they take.
         """
+        decoding += sum(tokens == 1 for _, tokens in prefilled)
+        context_tokens += sum(before for before, tokens in prefilled if tokens == 1)
+        prefilled = [each for each in prefilled if each[1] > 1]
         if not prefilled:
             if decoding:
                 self._decode.add(seconds, 1)

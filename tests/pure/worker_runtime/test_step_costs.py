@@ -147,3 +147,33 @@ def test_loads_are_told_as_totals() -> None:
     costs.loaded(1.0, 200)
 
     assert costs.costs().load_s_per_token == pytest.approx(0.005)
+
+
+def test_small_pieces_do_not_make_a_long_prompt_seem_dear() -> None:
+    """Who seems slow gets no prompts, and never learns better: 130,000 tokens take 12 s here."""
+    costs = StepCosts()
+    for _ in range(20):
+        for before, tokens in ((60_000, 10), (20_000, 30), (65_000, 12)):
+            costs.stepped(0.007 + tokens * 2e-5 + tokens * before * 5e-10, [(before, tokens)], 0)
+    found = costs.costs()
+    long_s = found.prefill_s + 130_000 * found.prefill_s_per_token + 130_000**2 / 2 * found.prefill_s_per_pair
+    assert long_s < 20
+
+
+def test_one_token_of_a_prompt_is_a_decode() -> None:
+    """Of one that is cached, or whose KV was pulled."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.stepped(0.008, [(60_000, 1)], 0)
+        costs.stepped(0.010, [(60_000, 1)], 3, 30_000)
+    found = costs.costs()
+    assert (found.prefill_s, found.prefill_s_per_token, found.prefill_s_per_pair) == (0.0, 0.0, 0.0)
+    assert found.decode_s + 4 * found.decode_s_per_request + 90_000 * found.decode_s_per_token == pytest.approx(
+        0.010, rel=0.02
+    )
+    # Beside a prompt it is one as well.
+    costs.stepped(0.110, [(0, 1000), (60_000, 1)], 3, 30_000)
+    found = costs.costs()
+    assert found.prefill_s + 1000 * found.prefill_s_per_token + 5e5 * found.prefill_s_per_pair == pytest.approx(
+        0.1, rel=0.02
+    )
