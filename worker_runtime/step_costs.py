@@ -174,8 +174,8 @@ class StepCosts:
         decode would not do: under a bound a step takes as long whatever it computes, and what decodes decides how many
         tokens of prompts there are, which would seem to cost nothing.
 
-        One token of a prompt that is cached, or whose KV was pulled, is what a decode is: a worker that computes no more
-        of prompts has not shown what they take.
+        One token of a prompt that is cached, or whose KV was pulled, is what a decode is. A worker that computes no
+        more of prompts has not shown what they take.
         """
         decoding += sum(tokens == 1 for _, tokens in prefilled)
         context_tokens += sum(before for before, tokens in prefilled if tokens == 1)
