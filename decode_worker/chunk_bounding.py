@@ -10,7 +10,7 @@ A landed request is one whose KV was pulled: it needs one token computed, to go 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,8 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """When a request was first seen to decode, and how many tokens of its answer its client had then."""
+    """When a request was first seen with tokens of its answer, and how many its client had then: those that came with
+    it, or its first one."""
 
     at_s: float
     tokens: int
@@ -56,8 +57,9 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Work:
-    """What there is to compute. decodes: tokens of those that decode. prompts: those that run already. pulls: those
-    that wait to be pulled; what is late, or lies here already, is computed after all."""
+    """What there is to compute. decodes: tokens of running requests that need one; decoding: those of them that have
+    begun to answer, or will have with the step that runs. prompts: those that run already. pulls: those that wait to be
+    pulled; what is late, or lies here already, is computed after all."""
 
     decodes: int = 0
     decoding: list[Any] = field(default_factory=list)
@@ -84,6 +86,8 @@ class ChunkBounding(_Scheduler):
         self._measured: Callable[[], EngineCosts] = EngineCosts
         self._asked: dict[str, _Asked] = {}
         self._decoding_since: dict[str, _Begun] = {}
+        # What the step that was planned last should take: an asynchronous scheduler plans the next one while it runs.
+        self._last_step_s = 0.0
 
     def use_costs(self, measured: Callable[[], EngineCosts]) -> None:
         """measured: what work costs in this engine. Until then no step is bounded."""
@@ -96,13 +100,13 @@ class ChunkBounding(_Scheduler):
         if self.tpot_s and request.request_id not in self._asked:
             now_s = monotonic_s()
             self._asked[request.request_id] = _Asked(now_s, self._cached_tokens(request))
-            if pulls(request):
-                # Its client has the first token.
-                self._decoding_since[request.request_id] = _Begun(now_s, 1)
+            # Where another engine has answered so far, its client waits from now on.
+            self._note(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         work = self._work()
         if work is None:
+            self._last_step_s = self._measured().decode_step_s
             return super().schedule(throttle_prefills)
         self._put_first(work.landed)
         chunk = self._chunk(work)
@@ -151,9 +155,9 @@ class ChunkBounding(_Scheduler):
                 work.prompts.append(request)
             elif not last_step_runs(request):
                 work.decodes += left
-                work.decoding.append(request)
-                if self.tpot_s and request.request_id not in self._decoding_since:
-                    self._decoding_since[request.request_id] = _Begun(monotonic_s(), request.num_output_tokens)
+                if request.num_output_tokens or request.num_output_placeholders:
+                    work.decoding.append(request)
+                    self._note(request)
         for request in self.kv_holding_waiting:
             if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
@@ -188,16 +192,29 @@ class ChunkBounding(_Scheduler):
                 computed = max(0, request.num_tokens - left)
                 prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
         seconds = partial(step_s, self._measured(), prompts)
-        spare = spare_s(self._progress(work.decoding, now_s), self.tpot_s)
+        answering = (*work.decoding, *(each for each in work.landed if each.num_output_tokens))
+        spare = spare_s(self._progress(answering, now_s), self.tpot_s)
         chunk = bounded_chunk(prompts, seconds, ALPHA * self.tpot_s, self._room(work, most), spare)
         self.chunks[chunk.limit] += 1
+        self._last_step_s = seconds(chunk.tokens)
         return chunk
 
-    def _progress(self, decoding: list[Any], now_s: float) -> Iterator[tuple[int, float]]:
-        """Of each request that decodes, tokens and seconds since it was first seen to."""
+    def _note(self, request: Request) -> None:
+        """Since when it answers."""
+        if self.tpot_s and request.num_output_tokens and request.request_id not in self._decoding_since:
+            self._decoding_since[request.request_id] = _Begun(monotonic_s(), request.num_output_tokens)
+
+    def _progress(self, decoding: Iterable[Any], now_s: float) -> Iterator[tuple[int, float]]:
+        """Of each request, tokens and seconds since it began to answer, by when the step that is planned begins."""
         for request in decoding:
-            begun = self._decoding_since[request.request_id]
-            yield max(0, request.num_output_tokens - begun.tokens), now_s - begun.at_s
+            begun = self._decoding_since.get(request.request_id)
+            if begun is None:
+                yield 0, 0.0
+                continue
+            tokens, seconds = request.num_output_tokens - begun.tokens, now_s - begun.at_s
+            if request.num_output_placeholders:
+                tokens, seconds = tokens + 1, seconds + self._last_step_s
+            yield tokens, seconds
 
     def _room(self, work: _Work, most_tokens: int) -> StepRoom:
         needed = sum(

@@ -20,8 +20,8 @@ from cluster_core.engine_reports import EngineCosts
 
 # Of the TPOT objective, that a step may take: the rest is for what happens between two steps.
 ALPHA = 0.95
-# Of those that decode, the share that has no say in how far a bound yields: what one of them has lost already, to a
-# slow pull or by being preempted, holds back nobody.
+# Of those that decode, the share that has no say in how far a bound yields: what one of ten has lost already, to a slow
+# pull or by being preempted, holds back nobody. Of fewer than ten each has a say.
 _FORGONE = 0.1
 
 
@@ -82,10 +82,10 @@ def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> fl
 
 
 def spare_s(decodes: Iterable[tuple[int, float]], tpot_s: float) -> float:
-    """What nine of ten that decode have to spare: by how many seconds a step may be longer than its bound, once, and
-    their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they took."""
+    """What nine of ten that decode have to spare, of fewer all: by how many seconds a step may be longer than its bound,
+    once, and their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they took."""
     spare = sorted(tokens * tpot_s - seconds for tokens, seconds in decodes)
-    return max(0.0, spare[int(_FORGONE * (len(spare) - 1))]) if spare else inf
+    return max(0.0, spare[int(_FORGONE * len(spare))]) if spare else inf
 
 
 def bounded_chunk(

@@ -4,7 +4,7 @@ Each is a context in which one thing is done wrong, as in `tests.campaign.fuzz.p
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from unittest import mock
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from decode_worker import chunk_bounding
-from decode_worker.chunk_bounding import ChunkBounding
+from decode_worker.chunk_bounding import ChunkBounding, _Begun
 from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom
 from shared_worker.engine_scheduler import SharedMixin
 from tests.campaign.fuzz.planted import PLANTS, Plant
@@ -28,6 +28,19 @@ def _the_bound_is_ignored() -> AbstractContextManager[Any]:
 
 def _a_late_prompt_takes_what_decodes_have_not_to_spare() -> AbstractContextManager[Any]:
     return mock.patch.object(chunk_bounding, "spare_s", lambda decodes, tpot_s: math.inf)
+
+
+def _the_step_that_runs_counts_for_nothing() -> AbstractContextManager[Any]:
+    def as_of_now(self: Any, decoding: Iterable[Any], now_s: float) -> Iterator[tuple[int, float]]:
+        for each in decoding:
+            begun = self._decoding_since.get(each.request_id)
+            yield (each.num_output_tokens - begun.tokens, now_s - begun.at_s) if begun is not None else (0, 0.0)
+
+    return mock.patch.object(ChunkBounding, "_progress", as_of_now)
+
+
+def _what_others_have_answered_counts_as_decoded_here() -> AbstractContextManager[Any]:
+    return mock.patch.object(chunk_bounding, "_Begun", lambda at_s, tokens: _Begun(at_s, 1))
 
 
 def _running_prompts_are_not_limited() -> AbstractContextManager[Any]:
@@ -78,6 +91,12 @@ SHARED_PLANTS: Mapping[str, Plant] = {
     "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
     "a_late_prompt_takes_what_decodes_have_not_to_spare": Plant(
         "whoever decodes beside a late prompt loses its TPOT", _a_late_prompt_takes_what_decodes_have_not_to_spare
+    ),
+    "the_step_that_runs_counts_for_nothing": Plant(
+        "what decodes have to spare is spent twice", _the_step_that_runs_counts_for_nothing
+    ),
+    "what_others_have_answered_counts_as_decoded_here": Plant(
+        "whoever goes on with a long answer loses its TPOT", _what_others_have_answered_counts_as_decoded_here
     ),
     "running_prompts_are_not_limited": Plant(
         "a prompt that runs takes the tokens of decodes and of what has landed", _running_prompts_are_not_limited

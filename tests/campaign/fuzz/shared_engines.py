@@ -88,6 +88,10 @@ class SharedSimulation(Simulation):
         self.passed_over: dict[str, int] = {}
         self.pulled: set[str] = set()
         self.unnoticed: set[str] = set()
+        # Of those that answer: tokens that their clients had when they were first seen to, and when that was.
+        self.answering: dict[str, tuple[int, float]] = {}
+        # What the step that was planned last takes.
+        self.last_step_s = 0.0
 
     def _draw_load(self, name: str, prompt: list[int], *, is_plain: bool) -> None:
         if not is_plain:
@@ -110,14 +114,18 @@ class SharedSimulation(Simulation):
             max_tokens, transfer = 1, {"do_remote_decode": True}
             self.tally.leases += 1
         if max_tokens > 1:
-            max_tokens = rng.choice(_ANSWERS)
+            # What is longer than memory no engine takes.
+            room = (self.world.blocks - 1) * BLOCK_SIZE - len(prompt)
+            max_tokens = min(rng.choice(_ANSWERS), max(1, room))
         answer = expected_tokens(prompt, max_tokens, root)
-        emitted = answer[:1] if name in self.pulled and max_tokens > 1 else []
+        emitted = answer[: rng.randrange(1, max_tokens)] if name in self.pulled and max_tokens > 1 else []
         self.expected[name] = answer[len(emitted) :]
         request = self.engine.request(name, prompt, max_tokens, transfer, **fields)
         request.sampling_params.extra_args = {EMITTED_ARG: emitted} if emitted else None
         self.tally.emitted += bool(emitted)
         self.engine.scheduler.add_request(request)
+        if emitted:
+            self.answering[name] = len(emitted), self.clock.now_s
 
     # What every step has to keep.
 
@@ -125,22 +133,20 @@ class SharedSimulation(Simulation):
         scheduler = self.engine.scheduler
         before = dict(scheduler.chunks)
         # One that was preempted computes again what it had: a prompt to the others.
-        decoding = {
-            each.request_id
-            for each in scheduler.running
-            if each.num_output_tokens + each.num_output_placeholders and _left_tokens(each) <= 1
-        }
-        holding = {each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1}
+        needing_one = [each for each in scheduler.running if _left_tokens(each) <= 1]
+        decoding = {each.request_id for each in needing_one if each.num_output_tokens + each.num_output_placeholders}
+        holding = {each.request_id for each in needing_one} | {each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1}
         landed = self._with_room(self._landed())
         spare = self._spare_s()
         output = self.schedule()
         computed = output.num_scheduled_tokens
+        prompt_tokens = sum(tokens for tokens in computed.values() if tokens > 1)
+        self.last_step_s = COSTS.decode_step_s + prompt_tokens * COSTS.prefill_s_per_token
         by_memory, by_first_token = (
             scheduler.chunks[each] > before.get(each, 0) for each in (Limit.MEMORY, Limit.TTFT)
         )
         if self.world.tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
-            left_out = len((decoding | holding) - computed.keys())
-            prompt_tokens = sum(tokens for tokens in computed.values() if tokens > 1)
+            left_out = len(holding - computed.keys())
             self._check_bound(prompt_tokens, left_out, spare if by_first_token else 0.0)
         # Where blocks are short for decodes as well, leases hold them.
         for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
@@ -149,15 +155,18 @@ class SharedSimulation(Simulation):
         return output
 
     def _spare_s(self) -> float:
-        """What those that decode have to spare, before the step."""
+        """What those that decode have to spare, before the step; the one before may still run."""
         scheduler, now_s = self.engine.scheduler, self.clock.now_s
+        decoding = [each for each in scheduler.running if _left_tokens(each) <= 1 and not last_step_runs(each)]
         progress = []
-        for request in scheduler.running:
-            if _left_tokens(request) <= 1 and not last_step_runs(request):
-                # Private: since when it decodes is the scheduler's own affair.
-                begun = scheduler._decoding_since.get(request.request_id)
-                tokens = request.num_output_tokens - begun.tokens if begun is not None else 0
-                progress.append((max(0, tokens), now_s - begun.at_s if begun is not None else 0.0))
+        for request in (*decoding, *(scheduler.requests[name] for name in self._landed())):
+            had, since_s = self.answering.get(request.request_id, (request.num_output_tokens, now_s))
+            if request.num_output_tokens:
+                self.answering.setdefault(request.request_id, (had, since_s))
+                runs = bool(request.num_output_placeholders)
+                progress.append((request.num_output_tokens - had + runs, now_s - since_s + runs * self.last_step_s))
+            elif request.num_output_placeholders:
+                progress.append((0, 0.0))
         return spare_s(progress, self.world.tpot_s)
 
     def _check_bound(self, prompt_tokens: int, left_out: int, spare: float) -> None:

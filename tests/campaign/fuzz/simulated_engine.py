@@ -279,6 +279,9 @@ class SimulatedEngine:
             assert not scheduler._sessions
             assert not scheduler._late_input
             assert not scheduler._ended
+        if self.world.decode is not None:
+            assert not scheduler._asked
+            assert not scheduler._decoding_since
         # Likewise, in both kinds of scheduler.
         assert not scheduler._begun
         assert not scheduler._uncounted

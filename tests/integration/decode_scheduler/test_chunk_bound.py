@@ -1,5 +1,7 @@
 """Prompts beside running decodes: how much of them a step computes, and who has what was pulled goes first."""
 
+from typing import Any
+
 import pytest
 from vllm.v1.request import RequestStatus
 
@@ -158,3 +160,36 @@ def test_a_pull_that_finds_its_prompt_here_is_computed_within_the_bound(make_eng
     engine.turn()
 
     assert chunks(engine, "late") == [BOUND]
+
+
+@pytest.mark.parametrize(("v2", "depth"), PROTOCOLS)
+def test_what_a_decode_has_to_spare_is_spent_once_where_a_step_is_planned_while_another_runs(
+    make_engine: MakeEngine, clock: SteppedClock, v2: bool, depth: int
+) -> None:
+    engine = make_engine(v2=v2, depth=depth, decode=GREEDY, tpot_s=TPOT_S, ttft_s=0.01)
+    end_of_step(engine, clock)
+    decoding(engine)
+    first_s = clock.now_s
+    until(engine, lambda: len(engine.answers["decoder"]) == 20)
+    engine.add("late", text("late", 100), 1)
+
+    slack = []
+    while "late" not in engine.answers:
+        engine.turn()
+        slack.append((len(engine.answers["decoder"]) - 1) * TPOT_S - (clock.now_s - first_s))
+
+    assert min(slack) >= -COSTS.decode_step_s
+    assert engine.scheduler.chunks[Limit.TTFT] > 2, "nothing is spent"
+
+
+def end_of_step(engine: SimulatedEngine, clock: SteppedClock) -> None:
+    """Steps take what they cost, and time passes before their end is told."""
+    vars(engine.runner).pop("step")
+    update = engine.scheduler.update_from_output
+
+    def update_in_time(output: Any, ran: Any) -> Any:
+        prompts = sum(tokens for tokens in output.num_scheduled_tokens.values() if tokens > 1)
+        clock.advance(COSTS.decode_step_s + prompts * COSTS.prefill_s_per_token)
+        return update(output, ran)
+
+    engine.scheduler.update_from_output = update_in_time
