@@ -113,17 +113,14 @@ async def play(
 ) -> list[PhaseTally]:
     """All phases, one after the other; a request that its phase leaves behind goes on beside the next one."""
     tallies = [PhaseTally() for _ in PHASES]
-    running: list[asyncio.Task[None]] = []
     reports.total(len(wanted))
-    looking = asyncio.create_task(_look(address, tallies, shift.seconds))
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_look(address, tallies, shift.seconds))
         began_s = monotonic_s()
         for each, tokens in zip(wanted, right, strict=True):
             await asyncio.sleep(max(0.0, began_s + each.phase * shift.seconds + each.at_s - monotonic_s()))
-            running.append(asyncio.create_task(_ask(client, each, tokens, tallies[each.phase])))
-            running[-1].add_done_callback(lambda _: reports.done())
-        await asyncio.gather(*running)
-        await looking
+            asked = tasks.create_task(_ask(client, each, tokens, tallies[each.phase]))
+            asked.add_done_callback(lambda _: reports.done())
     return tallies
 
 
@@ -161,28 +158,30 @@ def report(tallies: Sequence[PhaseTally], before: dict[str, int], after: dict[st
 
 async def _ask(client: AsyncClient, each: Arrival, right: list[int], tally: PhaseTally) -> None:
     tally.requests += 1
-    began_s, first_s = monotonic_s(), 0.0
+    began_s, first_s = monotonic_s(), None
     got: list[int] = []
     try:
         async for piece in client.stream(token_prompt(each.token_ids), timeout_s=_DEADLINE_S, **_sampling(each)):
             if not hasattr(piece, "route"):
-                first_s = first_s or monotonic_s() - began_s
+                if first_s is None and piece.token_ids:
+                    first_s = monotonic_s() - began_s
                 got += piece.token_ids
     except grpc.aio.AioRpcError as error:
         tally.failed[error.code().name] += 1
         tally.wrong += got != right[: len(got)]
         return
-    tally.ttft_s.append(first_s)
     tally.wrong += got != right
+    if first_s is not None:
+        tally.ttft_s.append(first_s)
 
 
 async def _look(address: str, tallies: Sequence[PhaseTally], seconds: float) -> None:
     for tally in tallies:
         began_s = monotonic_s()
+        tally.heavy.append((0.0, await _prefill_heavy(address)))
         while (at_s := monotonic_s() - began_s) < seconds:
-            heavy = await _prefill_heavy(address)
-            if not tally.heavy or tally.heavy[-1][1] != heavy:
-                tally.heavy.append((at_s if tally.heavy else 0.0, heavy))
+            if (heavy := await _prefill_heavy(address)) != tally.heavy[-1][1]:
+                tally.heavy.append((at_s, heavy))
             await asyncio.sleep(_LOOK_S)
 
 

@@ -589,7 +589,7 @@ class ByObjectives(Section):
         "needs, by a slow loop.",
     )
     refuses: bool = Field(
-        True, description="Refuse requests that no worker is expected to keep objectives.ttft_s for, before they wait."
+        True, description="Refuse requests whose first token no worker is expected to have in time, before they wait."
     )
 
 

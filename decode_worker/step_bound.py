@@ -82,8 +82,9 @@ def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> fl
 
 
 def spare_s(decodes: Iterable[tuple[int, float]], tpot_s: float) -> float:
-    """What nine of ten that decode have to spare, of fewer all: by how many seconds a step may be longer than its bound,
-    once, and their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they took."""
+    """What nine of ten that decode have to spare, of fewer all: by how many seconds a step may be longer than its
+    bound, once, and their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they
+    took."""
     spare = sorted(tokens * tpot_s - seconds for tokens, seconds in decodes)
     return max(0.0, spare[int(_FORGONE * len(spare))]) if spare else inf
 

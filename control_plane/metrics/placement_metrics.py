@@ -137,7 +137,7 @@ def objective_metrics(counts: PlacementCounts) -> list[Metric]:
         ),
         counter(
             "rachis_placement_refused_total",
-            "Requests refused because no worker was expected to keep the TTFT objective",
+            "Requests refused because no worker was expected to have the first token in time",
             counts.refused,
         ),
         counter(

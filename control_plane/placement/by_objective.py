@@ -11,8 +11,9 @@ The ways, of each worker:
               prefill-heavy workers, whose chunks are large because little decodes there
 The way with the fewest objectives missed is taken, among those the one of least cost: seconds to the first token, own
 work at a price (what a hit saves is saved for all that come after) and a pull. A first token that is late beside
-decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where none keeps TTFT
-the request is better refused at once: it would only make others late.
+decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where no way is expected
+in time the request is better refused at once, it would only make others late: in time is TTFT, and for a prompt that
+takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073).
 """
 
 from collections.abc import Sequence
@@ -100,15 +101,13 @@ class Choice:
     step_s: float
     missed: int
     cost_s: float
-    # Of the time to first token, what an idle worker would take as well.
-    own_s: float
     # By when the first token has to be expected, somewhere, for the request not to be refused.
     due_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No choice keeps TTFT; the best one would come closest in `retry_after_s`."""
+    """No choice is in time; one will be in `retry_after_s`, if nothing else comes."""
 
     best: Choice
     retry_after_s: float
@@ -134,23 +133,24 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
         ttft, step, missed = float(ttft_s[row]), float(view.step_with_s[row]), int(late[row])
-        times = float(view.own_s[row]), due_s
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), *times))
+            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), due_s))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, *times))
+        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, due_s))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 
 
 def decide(found: Sequence[Choice], *, refuses: bool = True) -> Choice | Refusal | None:
-    """The first of these; a refusal where none is expected in time. None where there is none: no worker may get the
-    request."""
+    """The first of these that is in time; a refusal where none is. None where there is none at all: no worker may get
+    the request. refuses: else the first one in any case."""
     if not found:
         return None
     best = found[0]
-    late_s = min(each.ttft_s for each in found) - best.due_s
-    return Refusal(best, late_s) if refuses and late_s > 0 else best
+    if not refuses:
+        return best
+    in_time = next((each for each in found if each.ttft_s <= each.due_s), None)
+    return in_time or Refusal(best, min(each.ttft_s for each in found) - best.due_s)
 
 
 def share_for_prompts(step_s: Floats, objectives: Objectives) -> Floats:
@@ -160,13 +160,18 @@ def share_for_prompts(step_s: Floats, objectives: Objectives) -> Floats:
 
 
 def _due_s(view: BothView, compute_s: Floats, objectives: Objectives) -> float:
-    """By when the first token is kept. A prompt that takes an idle worker longer than TTFT is late anyway: it may wait
-    for as long as that and then take what it takes, on a prefill-heavy worker where there is one. Computed sooner it
-    would make others late."""
-    if not view.passes.any() or view.own_s[view.passes].min() <= objectives.planned_ttft_s:
+    """By when the first token has to be expected.
+
+    A prompt that takes an idle worker longer than TTFT is late anyway: it may wait for as long as that and then take
+    what it takes, on a prefill-heavy worker as on an idle one. Computed sooner it would make others late. Where nothing
+    waits it is not refused.
+    """
+    idle_s = float(view.own_s[view.passes].min(initial=np.inf))
+    if not objectives.planned_ttft_s < idle_s < np.inf:
         return objectives.planned_ttft_s
+    now_s = float(compute_s[view.passes].min())
     alone = (view.passes & view.is_prefill_heavy).any()
-    return objectives.planned_ttft_s + float((view.own_s if alone else compute_s)[view.passes].min())
+    return max(objectives.planned_ttft_s + (idle_s if alone else now_s), now_s)
 
 
 def bind(view: BothView, objectives: Objectives, source: str) -> int:

@@ -2,7 +2,7 @@
 
 It answers a journey as `Placer` does, which it is but for its choices: a request that is to be prefilled and decoded by
 one worker has no prefill worker; one that is prefilled apart, as every session is whose prompt still arrives, gets its
-decode worker at its first token. A request that no choice keeps TTFT for is refused, and counted, unless anything of it
+decode worker at its first token. A request that no choice is in time for is refused, and counted, unless anything of it
 is answered.
 """
 
@@ -53,7 +53,7 @@ class ObjectivePlacer(Placer):
         self.roles = Roles(both.prefill_heavy)
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
-        """Raises OverloadedError where no choice keeps TTFT."""
+        """Raises OverloadedError where no choice is in time."""
         view = self._view(job, _NOBODY)
         found = self._choices(view)
         if not is_whole:
@@ -64,8 +64,9 @@ class ObjectivePlacer(Placer):
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
             self.counts.refused += 1
+            ttft_s = self.both.objectives.ttft_s
             raise OverloadedError(
-                f"no worker is expected to have the first token within {self.both.objectives.ttft_s:g} s",
+                f"no worker is expected to have the first token in time, by objectives.ttft_s: {ttft_s:g} s",
                 retry_after_ms=round(choice.retry_after_s * 1000) + 1,
             )
         if choice is None:

@@ -11,7 +11,7 @@ up to an eighth of the workers: beside decodes, prompts cost hardly more than al
 needs whole steps, because its prompt is long or late, needs few workers.
 
 A slow loop takes it there: it looks every `_LOOK_S`, changes few workers at a time, and none where little is gained, so
-that noise in what comes turns no worker back and forth.
+that noise in what comes turns no worker back and forth; where prompts need none any more they have none.
 """
 
 import math
@@ -24,8 +24,11 @@ _LOOK_S = 2.0
 _LEAST_GAIN = 0.05
 # Of all workers, how many may change their role at a look; one may in any case.
 _MOST_CHANGE = 1 / 16
-# Below this share of all workers' time prompts need no worker for themselves.
-_IDLE = 0.05
+# Up to this share of all workers' time prompts need no worker for themselves; one that is theirs stays so down to the
+# second.
+_IDLE, _IDLE_AGAIN = 0.05, 0.035
+# A router that has seen fewer of all requests does not guess how many prompts others have.
+_LEAST_PART = 0.05
 # Of so few workers one that decodes little is too much; of more, one is not.
 _FEW = 3
 _MOST_HEAVY = 1 / 8
@@ -73,9 +76,12 @@ class Roles:
     def look(self, workers: int, decodes: Decodes, part: float, now_s: float) -> None:
         """part: of all requests in flight, this router's: the others' prompts are not seen here."""
         self._looked_s = now_s
-        prompts = self.prompts(now_s) / max(part, _IDLE)
-        now, best = self.heavy(workers), wanted(workers, prompts, decodes)
-        if fill(best, workers, prompts, decodes) < (1 - _LEAST_GAIN) * fill(now, workers, prompts, decodes):
+        prompts = self.prompts(now_s) / max(part, _LEAST_PART)
+        now = self.heavy(workers)
+        idle = _IDLE_AGAIN if now else _IDLE
+        best = wanted(workers, prompts, decodes, idle)
+        full, fullest = (fill(heavy, workers, prompts, decodes, idle) for heavy in (best, now))
+        if not best or full < (1 - _LEAST_GAIN) * fullest:
             most = max(1, int(_MOST_CHANGE * workers))
             self._heavy = now + max(-most, min(most, best - now))
             self.changes += abs(self._heavy - now)
@@ -88,9 +94,9 @@ class Roles:
         return self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S) / (_MEMORY_S * -math.expm1(-seen_s / _MEMORY_S))
 
 
-def wanted(workers: int, prompts: float, decodes: Decodes) -> int:
+def wanted(workers: int, prompts: float, decodes: Decodes, idle: float = _IDLE) -> int:
     """How many prefill-heavy workers, of those that there may be, leave the fuller ones least full; the fewest."""
-    return min(range(most_heavy(workers) + 1), key=lambda heavy: fill(heavy, workers, prompts, decodes))
+    return min(range(most_heavy(workers) + 1), key=lambda heavy: fill(heavy, workers, prompts, decodes, idle))
 
 
 def most_heavy(workers: int) -> int:
@@ -98,9 +104,10 @@ def most_heavy(workers: int) -> int:
     return max(1, int(_MOST_HEAVY * workers)) if workers > _FEW else 0
 
 
-def fill(heavy: int, workers: int, prompts: float, decodes: Decodes) -> float:
-    """Of the fuller workers, where `heavy` of them are prefill-heavy: infinite where prompts have none and need one."""
+def fill(heavy: int, workers: int, prompts: float, decodes: Decodes, idle: float = _IDLE) -> float:
+    """Of the fuller workers, where `heavy` of them are prefill-heavy: infinite where prompts have none and need one,
+    because they take more than the share `idle` of all workers' time."""
     decoding = (decodes.step_s + decodes.added_s / (workers - heavy)) / decodes.bound_s
     if not heavy:
-        return math.inf if prompts > _IDLE * workers else decoding
+        return math.inf if prompts > idle * workers else decoding
     return max(prompts / heavy, decoding)

@@ -116,7 +116,7 @@ def check(seed: int, drawing: Drawing = drawn) -> tuple[World, Figures]:
 
 def test_under_faults_every_request_has_one_outcome_and_nothing_is_left() -> None:
     told: Counter[str] = Counter()
-    for seed in (runs := seeds(100, few=5)):
+    for seed in (runs := seeds(100, few=8)):
         _, figures = check(seed)
         told.update({**figures.outcomes, "retries": figures.retries})
     assert told["finished"] > 60 * len(runs)

@@ -135,7 +135,9 @@ class SharedSimulation(Simulation):
         # One that was preempted computes again what it had: a prompt to the others.
         needing_one = [each for each in scheduler.running if _left_tokens(each) <= 1]
         decoding = {each.request_id for each in needing_one if each.num_output_tokens + each.num_output_placeholders}
-        holding = {each.request_id for each in needing_one} | {each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1}
+        holding = {each.request_id for each in needing_one} | {
+            each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1
+        }
         landed = self._with_room(self._landed())
         spare = self._spare_s()
         output = self.schedule()

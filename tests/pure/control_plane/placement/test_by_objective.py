@@ -90,9 +90,28 @@ def test_prefill_heavy_workers_only_prefill_and_are_taken_where_decodes_leave_ot
 
 
 def test_what_is_late_anyway_waits_where_nobody_decodes_for_whom_it_would_be_computed_at_once() -> None:
-    assert taken({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 4.0}) == ("w1", Way.WHOLE)
-    (_, *others) = choices(view({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 4.0}), OBJECTIVES)
+    beside, alone = {"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 0.9}
+    assert taken(beside, alone) == ("w1", Way.WHOLE)
+    (_, *others) = choices(view(beside, alone), OBJECTIVES)
     assert [each.missed for each in others] == [1, 2, 2]
+
+
+def test_it_waits_there_no_longer_than_the_first_token_of_others_may() -> None:
+    assert taken({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "queue_s": 4.0}) == ("w0", Way.WHOLE)
+    assert taken({"own_s": 3.0, "step_s": 0.01}, {"own_s": 3.0, "heavy": 1, "queue_s": 100.0}) == ("w0", Way.WHOLE)
+
+
+def test_it_stays_where_most_of_it_lies_if_all_of_it_would_take_longer_than_that() -> None:
+    holder = {"own_s": 2.0, "step_s": 0.02, "cached_tokens": 800.0}
+    assert taken(holder, {"own_s": 8.0, "heavy": 1.0}) == ("w0", Way.APPEND)
+
+
+def test_it_is_not_refused_where_nothing_waits() -> None:
+    """A prefill-heavy worker decodes what it was given before it was one."""
+    busy = {"own_s": 3.0, "step_s": 0.05}
+    assert taken({**busy, "heavy": 1.0}, busy) == ("w1", Way.WHOLE)
+    waiting = {**busy, "queue_s": 0.1}
+    assert isinstance(decide(choices(view({**waiting, "heavy": 1.0}, waiting), OBJECTIVES)), Refusal)
 
 
 def test_a_step_that_is_too_long_everywhere_is_a_miss_for_whoever_prefills() -> None:

@@ -126,7 +126,7 @@ def busy(world: RouterWorld, placer: ObjectivePlacer) -> None:
 def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_come_back() -> None:
     world, placer = placed_by(Objectives(0.3, 0.1))
     busy(world, placer)
-    with pytest.raises(OverloadedError, match=r"the first token within 0\.3 s") as refused:
+    with pytest.raises(OverloadedError, match=r"the first token in time, by objectives.ttft_s: 0.3 s") as refused:
         placer.route(world.job(prompt(1)), is_whole=True)
     # 480 ms, of 285 that are planned with.
     assert refused.value.retry_after_ms == pytest.approx(196, abs=1)

@@ -1,5 +1,7 @@
 """How many workers are prefill-heavy: by what prompts and decodes ask for, in a slow loop."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,19 @@ def test_noise_turns_no_worker_back_and_forth() -> None:
         for prompts in (3.4, 3.65):
             follow(roles, prompts, FAIR, 5, workers=64)
     assert roles.changes == changes
+
+
+@pytest.mark.parametrize("workers", [4, 8, 15])
+def test_prompts_that_are_just_worth_one_of_few_workers_turn_it_back_and_forth_seldom(workers: int) -> None:
+    """With such a worker or none there is no choice between; prompts of half a second come as they will."""
+    roles, rng, now_s = Roles(), Random(1), 0.0
+    while now_s < 600:
+        roles.prompt(0.5, now_s)
+        now_s += rng.expovariate(2 * 0.05 * workers)
+        if roles.is_due(now_s):
+            roles.look(workers, Decodes(0.005, 0.005 * workers, 0.015), 1.0, now_s)
+    # With one share for both ways, thirty changes.
+    assert roles.changes <= 8
 
 
 def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
