@@ -23,8 +23,8 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
 RELEASE := $(VENV)/release
-# Processes that tests are spread over: three more than cores, since many tests wait more than they compute.
-WORKERS ?= 5
+# Processes that tests are spread over: twice as many as cores, since many tests wait more than they compute.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q
 GROUPED := --dist loadscope --no-loadscope-reorder
 SPREAD := -n $(WORKERS) $(GROUPED)
@@ -77,10 +77,13 @@ test: setup sdks ## All tests, in order: of one core, processes beside many host
 	beside=$$(mktemp --directory)
 	$(BIN)/python -m tests.hosts -q > $$beside/hosts 2>&1 &
 	hosts=$$!
-	nice $(PYTEST) tests/campaign > $$beside/campaign 2>&1 &
+	# Where the kernel shares cores out among sessions (autogroup), niceness counts within one only: this one yields.
+	setsid --wait bash -c '{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$$@"' - $(PYTEST) tests/campaign \
+		> $$beside/campaign 2>&1 &
 	campaign=$$!
+	trap 'kill -- -$$campaign || true' INT TERM
 	$(PYTEST) tests/pure || failed=1
-	$(PYTEST) tests/process -n $$(($(WORKERS) < 4 ? $(WORKERS) : 4)) $(GROUPED) || failed=1
+	$(PYTEST) tests/process $(SPREAD) || failed=1
 	wait $$hosts || failed=1
 	$(PYTEST) $(ENGINES) $(SPREAD) || failed=1
 	wait $$campaign || failed=1

@@ -6,7 +6,6 @@ to or its parent has ended. For tests and measurements; in production `ray up` o
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -14,16 +13,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import ray
 
 from cluster_core.bound_child import bind_to_parent
+from control_plane.pools.ray_start import start_ray
 from control_plane.service import child_process
 
-# Ray gives its own node 30 s to come up, whatever else the machine has to do; another one gets another 30.
-STARTS = 3
-# Its sentences of that; whatever else keeps it from starting does so again.
-_LATE = ("The current node timed out during startup", "Failed to connect to GCS")
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 30.0
 _OBJECT_STORE_BYTES = 80 << 20
@@ -54,11 +51,6 @@ async def one_host_ray(cpus: int) -> AsyncIterator[OneHostRay]:
         await child_process.end(process, _STOP_TIMEOUT_S)
 
 
-def was_late(error: Exception) -> bool:
-    """Whether Ray did not start because the machine was busy."""
-    return any(sentence in str(error) for sentence in _LATE)
-
-
 def main(cpus: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
@@ -76,17 +68,12 @@ def main(cpus: int) -> None:
 
 def _started(cpus: int) -> str:
     """The address of a Ray that is up."""
-    for start in itertools.count(1):
-        try:
-            here = ray.init(
-                address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                object_store_memory=_OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1",
-            )  # fmt: skip
-            break
-        except Exception as error:
-            if start == STARTS or not was_late(error):
-                raise
-            ray.shutdown()
+    here = start_ray(
+        partial(
+            ray.init, address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", object_store_memory=_OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1",
+        )
+    )  # fmt: skip
     return str(here.address_info["gcs_address"])
 
 

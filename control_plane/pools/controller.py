@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -32,6 +33,7 @@ from cluster_wire.secret import fingerprint_of
 from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.actor_names import ActorName, fitting, is_namesake, namespace, settings_digest
 from control_plane.pools.pool_sections import sections
+from control_plane.pools.ray_start import start_ray
 from control_plane.pools.worker_kinds import ACTORS, ROLES
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.host import WorkerSettings
@@ -104,11 +106,9 @@ class Controller:
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             with _own_signal_handlers():
-                ray.init(
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    **self._cluster(),
-                )
+                init = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR, **self._cluster())
+                # A Ray that is joined runs already.
+                start_ray(init) if self._config.ray.address is None else init()
         except Exception as error:  # noqa: BLE001 - Ray raises a bare one where its own node is not up within 30 s
             raise StartError(f"Ray did not start: {error}", field="ray.address") from None
 

@@ -17,7 +17,6 @@ import pytest
 from rachis import AsyncClient
 from rachis.v1 import worker_pb2 as wire
 
-from benchmarks.one_host_ray import STARTS, was_late
 from cluster_configs.loading import LoadedConfig, load
 from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
@@ -56,18 +55,19 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
         yield target, await stack.enter_async_context(AsyncClient(target.address))
 
 
+_STARTS = 3
 _REDIS_WAS_LATE = "does not answer (Timeout connecting to server)"
 
 
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Where Ray or Redis was late, another service is started."""
-    for _ in range(STARTS - 1):
+    """Where Redis was late, another service is started."""
+    for _ in range(_STARTS - 1):
         try:
             return await stack.enter_async_context(service())
         except StartError as error:
-            if not was_late(error) and _REDIS_WAS_LATE not in str(error):
+            if _REDIS_WAS_LATE not in str(error):
                 raise
     return await stack.enter_async_context(service())
 

@@ -70,7 +70,7 @@ class World:
 
     def plain_http(self, who: str) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.key[who]}"} if self.key[who] else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, verify=self.trusting, timeout=60)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, verify=self.trusting, timeout=300)
 
     def environment(self, who: str) -> Any:
         """Of a command."""

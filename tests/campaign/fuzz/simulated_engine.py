@@ -280,6 +280,7 @@ class SimulatedEngine:
             assert not scheduler._late_input
             assert not scheduler._ended
         if self.world.decode is not None:
+            # Likewise, of those that decode.
             assert not scheduler._asked
             assert not scheduler._decoding_since
         # Likewise, in both kinds of scheduler.

@@ -6,6 +6,7 @@ The service is the real router and the real workers' services over stand-ins for
 import asyncio
 import json
 import re
+import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ from tools.reference.metrics import HISTOGRAM_SERIES
 
 FOLDER = ROOT / "cluster_configs" / "dashboards"
 SCRAPE_S = 1
-WAIT_S = 120
+WAIT_S = 280
 # What a service without pools, gateways and a collector of traces, on which all goes well, does not have.
 ABSENT = (
     "ALERTS",
@@ -68,8 +69,10 @@ def is_absent(expression: str) -> bool:
 class Prometheus:
     """Scrapes one router as the job `rachis`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self._url = url
+        self._process = process
+        self._log = log
 
     async def series(self, expression: str) -> list[dict[str, Any]]:
         """Raises HTTPError where it cannot read the expression."""
@@ -81,7 +84,8 @@ class Prometheus:
         return await asyncio.to_thread(self._get, path)
 
     async def has_seen(self, samples: int) -> bool:
-        """So many scrapes of the router."""
+        """So many scrapes of the router. Raises AssertionError where it has ended."""
+        assert self._process.poll() is None, self._log.read_text()
         with suppress(OSError):
             found = await self.series('count_over_time(up{job="rachis"}[10m])')
             return bool(found) and float(found[0]["value"][1]) >= samples
@@ -110,7 +114,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
     command += ["--enable-feature=exemplar-storage"]
     process = child_process.start_bound(command, folder / "prometheus.log")
     try:
-        yield Prometheus(f"http://{where}")
+        yield Prometheus(f"http://{where}", process, folder / "prometheus.log")
     finally:
         child_process.stop(process, 5)
 
