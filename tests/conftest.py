@@ -11,6 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Before a test module loads torch, which reads it once: beside other tests, threads of one engine wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+# As commands have it (`command_line`): in children that tests start while gRPC's threads run its handlers would crash.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Workers of pytest-xdist have the size of a terminal that is not there, and Rich keeps what it finds at its import.
 os.environ.pop("COLUMNS", None)
 os.environ.pop("LINES", None)

@@ -30,7 +30,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
 
 
 async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not await holds():  # noqa: ASYNC110 - what is waited for lies in Redis
             await asyncio.sleep(0.05)
 
