@@ -15,7 +15,10 @@ PROFILE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 # Python compiles a module when it is first imported: most of the 26,000 that are installed never are.
-PIP_INSTALL := install --disable-pip-version-check --no-deps --no-compile
+PIP_INSTALL := install --disable-pip-version-check --no-deps --no-compile --quiet
+# `$(INSTALL) python arguments`: uv takes a tenth of pip's time; pip also knows an index that pip alone is configured for.
+UV := $(BIN)/uv
+INSTALL = install() { $(UV) pip install --quiet --no-deps --python $$1 "$${@:2}" 2>/dev/null || $(BIN)/pip --python $$1 $(PIP_INSTALL) "$${@:2}"; }; install
 ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
@@ -37,30 +40,34 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
-$(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.toml
+$(UV): requirements/uv.lock
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip $(PIP_INSTALL) --require-hashes -r requirements/uv.lock
+	touch $@
+
+$(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.toml | $(UV)
 	pip="$(BIN)/pip $(PIP_INSTALL)"
 	cpu_torch() {
 		echo "installing torch (CPU build)"
-		$$pip --quiet -r requirements/torch-cpu.lock 2>/dev/null \
+		$$pip -r requirements/torch-cpu.lock 2>/dev/null \
 			|| $$pip --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.lock
 	}
 	# Whatever fails, nobody writes there any more when this has ended.
 	trap wait EXIT
 	if [ "$(PROFILE)" = cpu ]; then cpu_torch & fi
 	echo "installing $$(grep -c '==' requirements/$(PROFILE).lock) pinned packages"
-	$$pip --quiet --require-hashes -r requirements/$(PROFILE).lock
+	$(INSTALL) $(BIN)/python --require-hashes -r requirements/$(PROFILE).lock
 	if [ "$(PROFILE)" = cpu ]; then wait $$!; fi
-	$$pip --quiet --no-build-isolation -e .
+	$$pip --no-build-isolation -e .
 	# Where Python is told to write no bytecode, each process of an engine would compile these again.
 	$(BIN)/python -c "import ray, transformers, vllm.v1.engine.llm_engine" 2>/dev/null
 	touch $@
 
 sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
 
-$(SDKS)/.rachis: requirements/sdks.lock
-	$(PYTHON) -m venv $(SDKS)
-	$(SDKS)/bin/pip $(PIP_INSTALL) --quiet --require-hashes -r requirements/sdks.lock
+$(SDKS)/.rachis: requirements/sdks.lock | $(UV)
+	$(PYTHON) -m venv --without-pip $(SDKS)
+	$(INSTALL) $(SDKS)/bin/python --require-hashes -r requirements/sdks.lock
 	touch $@
 
 demo: setup ## Bring the service up, answer three recall questions through both pools, stop
@@ -187,9 +194,9 @@ docs-serve: $(DOCS)/.rachis ## Show the documentation at http://127.0.0.1:8001, 
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8001
 
 # The site needs nothing of the project's own environment.
-$(DOCS)/.rachis: requirements/docs.lock
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/pip $(PIP_INSTALL) -qq --require-hashes -r requirements/docs.lock
+$(DOCS)/.rachis: requirements/docs.lock | $(UV)
+	$(PYTHON) -m venv --without-pip $(DOCS)
+	$(INSTALL) $(DOCS)/bin/python --require-hashes -r requirements/docs.lock
 	touch $@
 
 bench: setup ## Latency and CPU that router and hand-off add
@@ -205,24 +212,24 @@ bench-simulator: setup ## The simulator's predictions against the service over i
 	$(BIN)/rachis bench simulator
 
 # The CPU build of torch is not in the index of the others, and has no hash here: `make setup` takes it from wherever it is.
-lock: ## Resolve requirements/*.in again into the pinned lock files with the hashes of what they name (needs uv)
-	pin="uv pip compile --python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate"
+lock: $(UV) ## Resolve requirements/*.in again into the pinned lock files with the hashes of what they name
+	pin="$(UV) pip compile --python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate"
 	for profile in cpu gpu; do
 		without=$$([ $$profile = cpu ] && echo --no-emit-package torch || true)
 		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$profile.in requirements/dev.in $$without \
 			--override requirements/$$profile-excludes.txt -o requirements/$$profile.lock
 	done
 	grep '^torch==' requirements/cpu.in > requirements/torch-cpu.lock
-	for alone in sdks docs release; do
+	for alone in uv sdks docs release; do
 		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$alone.in -o requirements/$$alone.lock
 	done
 
 release: $(RELEASE)/.rachis ## Make wheels, bills of materials and checksums of the last commit in dist/, the same bytes each time
 	$(RELEASE)/bin/python tools/release.py
 
-$(RELEASE)/.rachis: requirements/release.lock
+$(RELEASE)/.rachis: requirements/release.lock | $(UV)
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/pip $(PIP_INSTALL) --quiet --require-hashes -r requirements/release.lock
+	$(INSTALL) $(RELEASE)/bin/python --require-hashes -r requirements/release.lock
 	touch $@
 
 $(BUF): package-lock.json
