@@ -67,10 +67,11 @@ class ReplicatedRedis:
         client = connect(self.url, 1.0)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                while not await _has_a_replica(client):  # noqa: ASYNC110 - Redis says nothing of it by itself
+                while not (await _has_a_replica(client) and await self._is_watched()):
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise StartError(f"no primary with a replica after {_START_TIMEOUT_S:g} s, see {self._folder}") from None
+            sentence = f"no primary with a replica that all sentinels know after {_START_TIMEOUT_S:g} s"
+            raise StartError(f"{sentence}, see {self._folder}") from None
         finally:
             await client.aclose()
 
@@ -91,6 +92,20 @@ class ReplicatedRedis:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(process.pid).resume()
             await asyncio.to_thread(child_process.stop, process, _STOP_TIMEOUT_S)
+
+    async def _is_watched(self) -> bool:
+        """Each sentinel knows the replica and the other sentinels. One hears of a replica every ten seconds, and of none
+        from a primary that is dead: until then nobody takes over."""
+        for port in self._sentinels:
+            async with redis.Redis(host=_HOST, port=port, socket_timeout=1.0) as sentinel:
+                try:
+                    replicas = await sentinel.sentinel_slaves(_NAME)
+                    others = await sentinel.sentinel_sentinels(_NAME)
+                except REDIS_DOWN:
+                    return False
+                if not replicas or len(others) < _SENTINELS - 1:
+                    return False
+        return True
 
     async def _primary_port(self) -> int | None:
         for port in self._sentinels:

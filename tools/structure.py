@@ -15,7 +15,7 @@ import ast
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from io import StringIO
@@ -46,12 +46,12 @@ NO_REASON = re.compile(r"# (type: ignore|noqa|fmt:)[^#]*")
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """name: dotted. statement: the first line of its docstring."""
+    """name: dotted. nodes: of its whole tree. statement: the first line of its docstring."""
 
     path: Path
     name: str
     text: str
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
     statement: str
 
     @property
@@ -81,7 +81,7 @@ def module_of(within: Path, text: str) -> Module:
     tree = ast.parse(text)
     parts = [part for part in within.with_suffix("").parts if part != "protos"]
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return Module(within, name, text, tree, (ast.get_docstring(tree) or "").partition("\n")[0])
+    return Module(within, name, text, tuple(ast.walk(tree)), (ast.get_docstring(tree) or "").partition("\n")[0])
 
 
 def findings(known: Mapping[str, Module]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _order(package: str) -> tuple[int, str]:
 def _too_large(module: Module) -> Iterator[str]:
     if module.lines > MOST_MODULE_LINES and module.path != LITERAL_TABLE:
         yield f"{module.path}: {module.lines} lines, {MOST_MODULE_LINES} are the most"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -145,10 +145,10 @@ def unexplained(module: Module) -> Iterator[str]:
     """
     if BY_TRADE.fullmatch(module.path.name):
         return
-    foreign = _imported_from_others(module.tree)
+    foreign = _imported_from_others(module.nodes)
     comments = _comments(module.text)
     places = {(line, line, "a method is replaced") for line, comment in comments.items() if METHOD in comment}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not _is_of_others(_target(node), foreign):
             places |= set(_past_the_ports(node))
     reasons = {line for line, comment in comments.items() if not NO_REASON.fullmatch(comment)}
@@ -166,14 +166,20 @@ def unexplained(module: Module) -> Iterator[str]:
 def _past_the_ports(node: ast.AST) -> Iterator[tuple[int, int, str]]:
     """The first line and the last, and what is done there."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        called = ast.unparse(node.func)
-        if node.func.attr in PATCHES or called.startswith("mock.patch"):
-            yield node.lineno, node.end_lineno or node.lineno, f"`{called}`"
+        if node.func.attr in PATCHES or _is_mock_patch(node.func):
+            yield node.lineno, node.end_lineno or node.lineno, f"`{ast.unparse(node.func)}`"
     elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and node.attr not in NOT_PRIVATE:
         owner = ast.unparse(node.value)
         if owner not in ("self", "cls", "super()"):
             end_line = node.end_lineno or node.lineno
             yield end_line, end_line, f"`{node.attr}` of `{owner}` is private"
+
+
+def _is_mock_patch(called: ast.Attribute) -> bool:
+    """`mock.patch`, and what hangs on it."""
+    while isinstance(called.value, ast.Attribute):
+        called = called.value
+    return called.attr == "patch" and isinstance(called.value, ast.Name) and called.value.id == "mock"
 
 
 def _target(node: ast.AST) -> ast.AST:
@@ -190,9 +196,9 @@ def _is_of_others(node: ast.AST, foreign: Set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in foreign
 
 
-def _imported_from_others(tree: ast.Module) -> set[str]:
+def _imported_from_others(nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names if not _is_ours(alias.name)}
         elif isinstance(node, ast.ImportFrom) and not _is_ours(node.module or ""):
@@ -223,7 +229,7 @@ def _cycle(known: Mapping[str, Module]) -> list[str]:
 
 def _imports(module: Module, known: Mapping[str, Module]) -> set[str]:
     named: set[str] = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -312,8 +312,12 @@ def test_file_that_is_none_is_refused(tmp_path: Path, text: str | None, words: s
         cluster_file.read(path)
 
 
-def test_command_prints_what_each_node_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_what_each_node_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    # Whose Ray has made a token, as `ray get-auth-token --generate` does.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("token")
     given = [
         "cluster",
         "check",
