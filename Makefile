@@ -23,6 +23,7 @@ ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
 STAMP := $(VENV)/.rachis-$(PROFILE)
+COMPILED := $(VENV)/.rachis-compiled
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
 RELEASE := $(VENV)/release
@@ -38,7 +39,7 @@ BUF := node_modules/.bin/buf
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
+setup: $(COMPILED) ## Create .venv from the lock file of the profile (cpu here, gpu where a GPU is found)
 
 $(UV): requirements/uv.lock
 	$(PYTHON) -m venv $(VENV)
@@ -58,9 +59,14 @@ $(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.tom
 	echo "installing $$(grep -c '==' requirements/$(PROFILE).lock) pinned packages"
 	$(INSTALL) $(BIN)/python --require-hashes -r requirements/$(PROFILE).lock
 	if [ "$(PROFILE)" = cpu ]; then wait $$!; fi
-	$$pip --no-build-isolation -e .
-	# Where Python is told to write no bytecode, each process of an engine would compile these again.
-	$(BIN)/python -c "import ray, transformers, vllm.v1.engine.llm_engine" 2>/dev/null
+	$(INSTALL) $(BIN)/python --no-build-isolation -e .
+	touch $@
+
+# Where Python is told to write no bytecode, each process of an engine would compile these again. vLLM looks at the
+# classes of a model in a process of its own, and keeps what it saw: each of several first engines would start one.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -c "import ray, transformers, vllm.v1.engine.llm_engine; from vllm import ModelRegistry; \
+		ModelRegistry.models['LlamaForCausalLM'].inspect_model_cls()" 2>/dev/null
 	touch $@
 
 sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
@@ -98,7 +104,7 @@ test: setup sdks ## All tests, in order: of one core, processes beside many host
 	rm -r $$beside
 	exit $$failed
 
-pure: setup ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing
+pure: $(STAMP) ## Decisions alone, no socket, thread, process or sleep: half a minute on one core, to run while editing
 	$(PYTEST) tests/pure
 
 process: setup ## Parts with their sockets and processes: gRPC on the loopback, embedded Redis
@@ -150,7 +156,7 @@ check: check-quick $(BUF) ## ruff, mypy strict, import-linter, proto lint, gener
 	$(BUF) lint protos
 	cmp node_modules/htm/preact/standalone.module.js control_plane/console/static/vendor/htm-preact.js
 
-check-quick: setup ## The parts of `make check` that take seconds: ruff, generated files fresh, shape of the tree
+check-quick: $(STAMP) ## The parts of `make check` that take seconds: ruff, generated files fresh, shape of the tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/generate_protos.py --check

@@ -67,7 +67,7 @@ class ReplicatedRedis:
         client = connect(self.url, 1.0)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                while not (await _has_a_replica(client) and await self._is_watched()):
+                while not (await _has_a_replica(client) and await self._is_watched()):  # noqa: ASYNC110 - nobody says it
                     await asyncio.sleep(0.05)
         except TimeoutError:
             sentence = f"no primary with a replica that all sentinels know after {_START_TIMEOUT_S:g} s"
@@ -94,13 +94,13 @@ class ReplicatedRedis:
             await asyncio.to_thread(child_process.stop, process, _STOP_TIMEOUT_S)
 
     async def _is_watched(self) -> bool:
-        """Each sentinel knows the replica and the other sentinels. One hears of a replica every ten seconds, and of none
-        from a primary that is dead: until then nobody takes over."""
+        """Each sentinel knows the replica and the other sentinels. It hears of a replica every ten seconds, and of none
+        from a primary that is dead: before, nobody would ever take over."""
         for port in self._sentinels:
             async with redis.Redis(host=_HOST, port=port, socket_timeout=1.0) as sentinel:
                 try:
                     replicas = await sentinel.sentinel_slaves(_NAME)
-                    others = await sentinel.sentinel_sentinels(_NAME)
+                    others: Any = await sentinel.sentinel_sentinels(_NAME)
                 except REDIS_DOWN:
                     return False
                 if not replicas or len(others) < _SENTINELS - 1:

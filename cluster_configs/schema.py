@@ -547,7 +547,10 @@ class IndexSection(Section):
     )
     half_life_s: Seconds = Field(600.0, description="Time in which the hotness of a prefix halves.")
     write_interval_s: Seconds = Field(0.02, description="Least time between two batches that a worker writes.")
-    refresh_s: Seconds = Field(0.05, description="How often routers read what workers have written.")
+    refresh_s: Seconds = Field(
+        0.05,
+        description="How often routers read what workers have written; a tenth as often while nobody asks anything.",
+    )
     snapshot_keys: int = Field(
         100_000, ge=1, description="Keys in batches after which a worker writes a snapshot: the bound on recovery."
     )

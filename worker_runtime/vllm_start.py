@@ -14,6 +14,7 @@ from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
+from worker_runtime.gloo_device import one_gloo_device
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def bring_up_vllm(
 
         cpu_lora.mend()
     on_phase("imitating the model" if is_imitated else "loading the model")
-    with own_cores(), _no_garbage():
+    with own_cores(), one_gloo_device(), _no_garbage():
         engine = LLMEngine.from_engine_args(engine_args(settings))
     if is_imitated:
         engine.collective_rpc("watch", args=(vllm_private.scheduler_of(engine),))

@@ -26,6 +26,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import ClusterClock
 from cluster_wire import registry
+from cluster_wire.easing_pause import EasingPause
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.prefix_index.hotness_snapshot import (
@@ -102,8 +103,10 @@ class AccessLog:
         router_id: str,
         snapshots: SnapshotTiming = SNAPSHOTS,
         clock: ClusterClock | None = None,
+        pause: EasingPause | None = None,
     ) -> None:
-        """router_id: another one with each start. clock: learns Redis's time with each entry that is written."""
+        """router_id: another one with each start. clock: learns Redis's time with each entry that is written. pause:
+        between polls; it is told of what is recorded and read."""
         self._redis = redis
         self._service_id = service_id
         self._index = index
@@ -120,9 +123,10 @@ class AccessLog:
         # Entries of ours that were counted here because Redis did not confirm them.
         self._unconfirmed: OrderedDict[int, None] = OrderedDict()
         self._slices = LoopSlices()
+        self._pause = pause or EasingPause(settings.refresh_s, self._clock.now_s)
         self._loop = RedisLoop(
             self.poll,
-            lambda: asyncio.sleep(settings.refresh_s),
+            self._pause,
             _WORDS,
             on_outage=self._count_what_waits,
             on_defect=self._count_what_waits,
@@ -135,6 +139,7 @@ class AccessLog:
         """A request with these chunks was placed. No I/O."""
         if not len(keys):
             return
+        self._pause.came()
         if self._buffered_keys + len(keys) > MOST_BUFFERED_KEYS:
             self.dropped += 1
             return
@@ -191,6 +196,8 @@ class AccessLog:
                     pipeline.xrange(key, str(self._read_until[family].next()), count=_ENTRIES_A_READ)
                 pages = await pipeline.execute()
             for family, page in zip(families, pages, strict=True):
+                if page:
+                    self._pause.came()
                 for raw_name, fields in page:
                     await self._count(family, entry_name(raw_name), fields)
             families = [family for family, page in zip(families, pages, strict=True) if len(page) == _ENTRIES_A_READ]

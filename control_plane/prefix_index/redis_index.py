@@ -21,6 +21,7 @@ from redis.exceptions import ClusterDownError, ReadOnlyError, RedisClusterExcept
 from cluster_configs.schema import IndexSection
 from cluster_core.clock import monotonic_s
 from cluster_wire import registry
+from cluster_wire.easing_pause import EasingPause
 from cluster_wire.redis_client import RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.fleet.membership import Membership
@@ -155,7 +156,9 @@ class IndexFollower:
         # Of the keys of single workers, in this poll.
         self._errors = 0
         self._misfits: set[tuple[str, int]] = set()
-        self._loop = RedisLoop(self.poll, lambda: asyncio.sleep(settings.refresh_s), _WORDS, on_defect=self._forget_all)
+        # Between polls.
+        self.pause = EasingPause(settings.refresh_s, now_s)
+        self._loop = RedisLoop(self.poll, self.pause, _WORDS, on_defect=self._forget_all)
 
     @property
     def connected(self) -> bool:
@@ -185,6 +188,8 @@ class IndexFollower:
             for instruction in followed.feed.registered(record.generation, record.claims_sequence, now):
                 if isinstance(instruction, Restart):
                     self._index.join(worker_id, instruction.generation)
+            if followed.feed.lag(record.generation, record.claims_sequence):
+                self.pause.came()
 
     async def poll(self) -> None:
         """Reads what there is. Raises one of REDIS_DOWN."""
@@ -288,6 +293,7 @@ class IndexFollower:
         """What was read for a worker in this mode; True when there is more to read at once."""
         if mode is Mode.FOLLOWING:
             return await self._take_batches(worker_id, feed, answer)
+        self.pause.came()
         if mode is Mode.LOST:
             await self._take_snapshot(worker_id, feed, answer)
             return feed.mode is Mode.FOLLOWING
@@ -300,6 +306,8 @@ class IndexFollower:
             logger.error("the claims of %s cannot be read: %s", worker_id, entries)
             await self._carry_out(worker_id, feed, feed.damaged(feed.generation, feed.sequence + 1))
             return feed.mode is Mode.LOST
+        if entries:
+            self.pause.came()
         for name, fields in entries:
             await self._carry_out(worker_id, feed, _batch(feed, name, fields))
         return feed.mode is Mode.LOST or len(entries) == _ENTRIES_A_READ

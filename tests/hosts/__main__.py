@@ -21,7 +21,7 @@ _COMMANDS = {
 }  # fmt: skip
 _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
 # What the hosts' `make setup` compares the virtual environment with; it is read-only there.
-_MADE_FROM = ("requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml")
+_MADE_FROM = ("requirements/uv.lock", "requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml")
 _APT_S = 300
 _SHOW_STAGES = ["-o", "log_cli=true", "-o", "log_cli_level=INFO", "-o", "log_cli_format=%(asctime)s %(message)s"]
 _NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
