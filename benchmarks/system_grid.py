@@ -13,12 +13,12 @@ linear between the rates of the sweep; who is refused has not kept them. A ratio
 the best other for this very cell; None where no set-up carries anything.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from cluster_sim.reports.figures import Figures
 from cluster_sim.scenario import Scenario, make_world, workload_of
@@ -40,6 +40,23 @@ DRAWN: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 RATES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5)
+_FEW = {"rates": RATES[1::2], "splits": (0.25, 0.5, 0.625), "seconds": 80.0}
+# How much of a `GridStudy` is asked for. On two cores: ten minutes, of which the noise of some 500 requests a run is
+# part; an hour; a day.
+EFFORTS: Mapping[str, Mapping[str, Any]] = {
+    "quick": {**_FEW, "sizes": (8,), "seeds": (0,)},
+    "usual": {**_FEW, "sizes": (4, 16), "seeds": (0, 1, 2)},
+    "full": {
+        "rates": RATES, "splits": (0.25, 0.375, 0.5, 0.625, 0.75), "seconds": 200.0, "sizes": (4, 16, 64),
+        "seeds": (0, 1, 2),
+    },
+}  # fmt: skip
+
+
+class Mapped(Protocol):
+    """The results of `function` for each of these, in order."""
+
+    def __call__(self, function: Callable[[Any], Any], each: Iterable[Any], /) -> Iterable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +66,14 @@ class GridStudy:
 
     kind: str
     file: Path | None
+    sizes: tuple[int, ...]
+    rates: tuple[float, ...]
+    splits: tuple[float, ...]
+    seeds: tuple[int, ...]
+    seconds: float
     cost_model: str = "h100-llama-3.1-8b"
-    sizes: tuple[int, ...] = (4, 16, 64)
-    rates: tuple[float, ...] = RATES
     ttft_s: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
     tpot_ms: tuple[float, ...] = (15.0, 25.0, 50.0, 100.0)
-    splits: tuple[float, ...] = (0.25, 0.375, 0.5, 0.625, 0.75)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    seconds: float = 200.0
 
     @property
     def trace(self) -> str:
@@ -77,17 +94,10 @@ class GridStudy:
         return len(self.sizes) * (len(self.others) * len(self.rates) + len(self.cells))
 
 
-def quick(study: GridStudy) -> GridStudy:
-    """A grid of minutes on one core: the noise of some 500 requests a run is in it."""
-    return replace(
-        study, sizes=(8,), seeds=(0,), seconds=80.0, splits=(0.25, 0.5, 0.625),
-        rates=study.rates if len(study.rates) <= 6 else study.rates[1::2],
-    )  # fmt: skip
-
-
-def measure(study: GridStudy, progress: Callable[[str], None]) -> dict[str, Any]:
-    """All cells, and of them the lowest ratio (`worst_ratio`) and those of the core."""
-    cells = [cell for size in study.sizes for cell in _cells_of(study, size, progress)]
+def measure(study: GridStudy, progress: Callable[[str], None], mapped: Mapped = map) -> dict[str, Any]:
+    """All cells, and of them the lowest ratio (`worst_ratio`) and those of the core. mapped: as `map` does, in order;
+    what a pool of processes has for it."""
+    cells = [cell for size in study.sizes for cell in _cells_of(study, size, progress, mapped)]
     ratios = [cell["ratio"] for cell in cells if cell["ratio"] is not None]
     core = [cell["ratio"] for cell in cells if cell["core"] and cell["ratio"] is not None]
     beyond = [cell["beyond"] for cell in cells if cell["beyond"] is not None]
@@ -108,32 +118,46 @@ def measure(study: GridStudy, progress: Callable[[str], None]) -> dict[str, Any]
     }
 
 
-def _cells_of(study: GridStudy, size: int, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    others: dict[str, list[list[float]]] = {}
-    for name in study.others:
-        others[name] = []
-        for rate in study.rates:
-            progress(f"{name}, {size} workers, {rate * size:g} requests/s")
-            others[name].append(_attainments(study, name, size, rate))
-    for place, (ttft_s, tpot_ms) in enumerate(study.cells):
-        progress(f"{HYBRID}, {size} workers, {ttft_s:g} s by {tpot_ms:g} ms")
-        carried = {name: capacity(study.rates, [each[place] for each in by_rate]) for name, by_rate in others.items()}
-        best = max(carried, key=lambda name: carried[name])
-        hybrid = _Hybrid(study, size, ttft_s, tpot_ms)
-        found = around(study.rates, carried[best], hybrid.attainment)
-        own = capacity(tuple(found), list(found.values()))
-        is_core = _CORE_TRACE in study.trace and _within(ttft_s, CORE_TTFT_S) and _within(tpot_ms, CORE_TPOT_MS)
-        yield {
-            "workers": size,
-            "ttft_s": ttft_s,
-            "tpot_ms": tpot_ms,
-            "core": is_core,
-            "capacity": {**{name: round(each, 4) for name, each in carried.items()}, HYBRID: round(own, 4)},
-            "best_other": best if carried[best] else None,
-            "ratio": _ratio(own, carried[best]),
-            "attainment": {f"{rate:g}": round(share, 4) for rate, share in found.items()},
-            **hybrid.at(own),
-        }
+def _cells_of(study: GridStudy, size: int, progress: Callable[[str], None], mapped: Mapped) -> Iterator[dict[str, Any]]:
+    # The highest rates first: they take longest.
+    runs = [(name, rate) for rate in reversed(study.rates) for name in study.others]
+    others: dict[str, list[list[float]]] = {name: [] for name in study.others}
+    for (name, rate), shares in zip(runs, mapped(partial(_others_run, study, size), runs), strict=True):
+        progress(f"{name}, {size} workers, {rate * size:g} requests/s")
+        others[name].insert(0, shares)
+    carried = [
+        {name: capacity(study.rates, [each[place] for each in by_rate]) for name, by_rate in others.items()}
+        for place in range(len(study.cells))
+    ]
+    asked = list(zip(study.cells, carried, strict=True))
+    for (objectives, _), cell in zip(asked, mapped(partial(_cell, study, size), asked), strict=True):
+        progress(f"{HYBRID}, {size} workers, {objectives[0]:g} s by {objectives[1]:g} ms")
+        yield cell
+
+
+def _others_run(study: GridStudy, size: int, run: tuple[str, float]) -> list[float]:
+    name, rate = run
+    return _attainments(study, name, size, rate)
+
+
+def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping[str, float]]) -> dict[str, Any]:
+    """asked: the objectives, and what each of the others carries under them."""
+    (ttft_s, tpot_ms), carried = asked
+    best = max(carried, key=lambda name: carried[name])
+    hybrid = _Hybrid(study, size, ttft_s, tpot_ms)
+    found = around(study.rates, carried[best], hybrid.attainment)
+    own = capacity(tuple(found), list(found.values()))
+    return {
+        "workers": size,
+        "ttft_s": ttft_s,
+        "tpot_ms": tpot_ms,
+        "core": _CORE_TRACE in study.trace and _within(ttft_s, CORE_TTFT_S) and _within(tpot_ms, CORE_TPOT_MS),
+        "capacity": {**{name: round(each, 4) for name, each in carried.items()}, HYBRID: round(own, 4)},
+        "best_other": best if carried[best] else None,
+        "ratio": _ratio(own, carried[best]),
+        "attainment": {f"{rate:g}": round(share, 4) for rate, share in found.items()},
+        **hybrid.at(own),
+    }
 
 
 class _Hybrid:

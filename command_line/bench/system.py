@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cluster_core.errors import ConfigError
 from command_line import options
 
 
@@ -20,7 +21,9 @@ def system_command(
     cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = (
         "h100-llama-3.1-8b"
     ),
-    sizes: Annotated[str, typer.Option(help="Workers in all, with commas.")] = "4,16,64",
+    sizes: Annotated[
+        str | None, typer.Option(help="Workers in all, with commas.", show_default="4,16,64; of a grid by its effort")
+    ] = None,
     rates: Annotated[
         str | None,
         typer.Option(
@@ -29,26 +32,55 @@ def system_command(
     ] = None,
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
     slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
-    seconds: Annotated[float, typer.Option(min=10, max=1e6, help="Of arrivals; a quarter of them warms up.")] = 240,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=10,
+            max=1e6,
+            help="Of arrivals; a quarter of them warms up.",
+            show_default="240; of a grid by its effort",
+        ),
+    ] = None,
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
     grid: Annotated[bool, typer.Option("--grid", help="What each set-up carries, over a grid of objectives.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Of a grid: 8 workers, 80 s, one seed, fewer rates.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed; ten minutes."),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 200 s, all rates and splits; a day.")
+    ] = False,
     grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
     grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
-    seeds: Annotated[str, typer.Option(help="Of a grid, with commas: its figures are means.")] = "0,1,2",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Of a grid, with commas: its figures are means.", show_default="0,1,2; with --quick 0"),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
     from command_line.bench import system_grid_run, system_run
 
     if grid:
+        if quick and full:
+            raise ConfigError("a grid is quick or full", field="--full")
+        effort = "quick" if quick else "full" if full else "usual"
         asked = system_grid_run.Options(
-            trace, kind, cost_model, sizes, rates, seconds, seeds, grid_ttft_s, grid_tpot_ms, quick
+            effort, trace, kind, cost_model, sizes, rates, seconds, seeds, grid_ttft_s, grid_tpot_ms
         )
         system_grid_run.bench_system_grid(asked, as_json=as_json)
         return
     given = system_run.Options(
-        trace, kind, cost_model, sizes, rates or "0.75,1,1.25", slo_ttft_ms, slo_tpot_ms, seconds, system or (), seed
+        trace,
+        kind,
+        cost_model,
+        sizes or "4,16,64",
+        rates or "0.75,1,1.25",
+        slo_ttft_ms,
+        slo_tpot_ms,
+        seconds or 240.0,
+        system or (),
+        seed,
     )
     system_run.bench_system(given, as_json=as_json)

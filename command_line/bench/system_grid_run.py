@@ -1,12 +1,14 @@
 """`rachis bench system --grid`: what pools, shared workers and the hybrid carry, over a grid of objectives."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.system_grid import HYBRID, RATES, GridStudy, measure, quick
+from benchmarks.system_grid import EFFORTS, HYBRID, GridStudy, measure
 from command_line.bench.system_run import MOST_WORKERS, numbers_of
 from command_line.output import out, print_json, print_table
 from command_line.progress import quiet_progress
@@ -14,44 +16,59 @@ from command_line.progress import quiet_progress
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As given; texts hold numbers with commas."""
+    """As given; texts hold numbers with commas. None: as the effort has it, a name of `EFFORTS`."""
 
+    effort: str
     trace: Path | None
     # Of workload; without a trace also one that is drawn here.
     kind: str
     cost_model: str
-    sizes: str
+    sizes: str | None
     rates: str | None
-    seconds: float
-    seeds: str
+    seconds: float | None
+    seeds: str | None
     ttft_s: str
     tpot_ms: str
-    quick: bool
 
 
 def study_of(options: Options) -> GridStudy:
     """Raises ConfigError naming the option."""
-    study = GridStudy(
+    given: dict[str, Any] = {}
+    if options.sizes is not None:
+        given["sizes"] = tuple(int(each) for each in numbers_of(options.sizes, "--sizes", 2, MOST_WORKERS))
+    if options.rates is not None:
+        given["rates"] = tuple(sorted(numbers_of(options.rates, "--rates", 1e-6, 1e6)))
+    if options.seconds is not None:
+        given["seconds"] = options.seconds
+    if options.seeds is not None:
+        given["seeds"] = tuple(int(each) for each in numbers_of(options.seeds, "--seeds", 0, 1 << 31))
+    return GridStudy(
         kind="trace" if options.trace and options.kind != "azure" else options.kind,
         file=options.trace,
         cost_model=options.cost_model,
-        sizes=tuple(int(each) for each in numbers_of(options.sizes, "--sizes", 2, MOST_WORKERS)),
-        rates=tuple(sorted(numbers_of(options.rates, "--rates", 1e-6, 1e6))) if options.rates else RATES,
         ttft_s=tuple(numbers_of(options.ttft_s, "--grid-ttft-s", 1e-3, 1e4)),
         tpot_ms=tuple(numbers_of(options.tpot_ms, "--grid-tpot-ms", 1e-3, 1e6)),
-        seeds=tuple(int(each) for each in numbers_of(options.seeds, "--seeds", 0, 1 << 31)),
-        seconds=options.seconds,
+        **{**EFFORTS[options.effort], **given},
     )
-    return quick(study) if options.quick else study
 
 
 def bench_system_grid(options: Options, *, as_json: bool) -> None:
-    """Raises ConfigError naming the option."""
+    """On all cores. Raises ConfigError naming the option."""
     study = study_of(options)
     columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn()
-    with quiet_progress(*columns, hidden=as_json) as progress:
+    with (
+        quiet_progress(*columns, hidden=as_json) as progress,
+        # Each process imports for itself: the thread of a progress bar does not go through a fork.
+        ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes,
+    ):
         task = progress.add_task("", total=study.steps)
-        result = measure(study, lambda text: progress.update(task, description=text, advance=1))
+        try:
+            result = measure(
+                study, lambda text: progress.update(task, description=text, advance=1), mapped=processes.map
+            )
+        except BaseException:
+            processes.shutdown(wait=False, cancel_futures=True)
+            raise
     if as_json:
         print_json(result)
         return

@@ -5,6 +5,7 @@ virtual environment in ~/rachis-venv, and nothing of the project. On the laptop 
 project, from which `ray up` brings it to the hosts.
 """
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,13 +68,23 @@ def _disk(folder: Path, spec: HostSpec, names: str) -> Path:
     settings = {
         "PATH": f"{SYSTEM_PATH}:{sys.prefix}/bin" if spec == LAPTOP else SYSTEM_PATH,
         "PYTHONPATH": "{0}:{0}/protos".format("$HOME/project" if spec == LAPTOP else "$HOME/rachis"),
-        "PYTHONDONTWRITEBYTECODE": 1,
         **_IMPATIENT_RAY,
     }
+    if spec == LAPTOP:
+        # `ray up` would find its files changed.
+        settings["PYTHONDONTWRITEBYTECODE"] = 1
+    _copy_model_infos(disk / "root")
     lines = [f"export {name}={value}\n" for name, value in settings.items()]
     (disk / "root" / ".bashrc").write_text("".join(lines))
     (disk / "root" / ".profile").write_text(". ~/.bashrc\n")
     return disk
+
+
+def _copy_model_infos(home: Path) -> None:
+    """What vLLM has seen of models here: on a host that has not seen it, each first engine looks for ten seconds."""
+    infos = Path(".cache") / "vllm" / "modelinfos"
+    if (Path.home() / infos).is_dir():
+        shutil.copytree(Path.home() / infos, home / infos)
 
 
 def _make_key(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The grid of objectives: what a set-up carries, at which rates it is run, and what is compared with what."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import system_grid
-from benchmarks.system_grid import HYBRID, GridStudy, around, capacity, measure, quick
+from benchmarks.system_grid import EFFORTS, HYBRID, GridStudy, around, capacity, measure
 from cluster_core.errors import ConfigError
 from cluster_sim.reports.figures import Histogram
 from command_line.bench.system_grid_run import Options, study_of
@@ -62,7 +63,11 @@ def kept(carries: Mapping[str, float]) -> Any:
     return simulated
 
 
-STUDY = GridStudy("trace", Path("mooncake_x.jsonl"), sizes=(8,), rates=RATES, ttft_s=(1.0, 2.0), tpot_ms=(25.0,))
+def study(kind: str, file: Path | None = None, **changes: Any) -> GridStudy:
+    return GridStudy(kind, file, **{**EFFORTS["quick"], **changes})
+
+
+STUDY = study("trace", Path("mooncake_x.jsonl"), rates=RATES, ttft_s=(1.0, 2.0), tpot_ms=(25.0,))
 
 
 def test_each_cell_is_compared_with_the_best_other_and_the_worst_cell_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,25 +96,41 @@ def test_a_cell_that_nobody_else_carries_has_no_ratio_and_one_that_the_hybrid_do
 
 def given(**changes: Any) -> Options:
     usual = {
-        "trace": None, "kind": "decode_heavy", "cost_model": "h100-llama-3.1-8b", "sizes": "4,16", "rates": None,
-        "seconds": 100.0, "seeds": "0,7", "ttft_s": "0.5,2", "tpot_ms": "25", "quick": False,
+        "effort": "usual", "trace": None, "kind": "decode_heavy", "cost_model": "h100-llama-3.1-8b", "sizes": None,
+        "rates": None, "seconds": None, "seeds": None, "ttft_s": "0.5,2", "tpot_ms": "25",
     }  # fmt: skip
     return Options(**{**usual, **changes})
 
 
 def test_options_make_a_study() -> None:
-    study = study_of(given(rates="2,1"))
-    assert (study.sizes, study.rates, study.seeds, study.cells) == ((4, 16), (1.0, 2.0), (0, 7), [(0.5, 25), (2, 25)])
-    assert study_of(given(quick=True)) == quick(study_of(given()))
+    asked = study_of(given(rates="2,1", sizes="4,6", seeds="0,7", seconds=100.0))
+    assert (asked.sizes, asked.rates, asked.seeds, asked.seconds) == ((4, 6), (1.0, 2.0), (0, 7), 100.0)
+    assert asked.cells == [(0.5, 25), (2, 25)]
+    for effort, those in EFFORTS.items():
+        left = study_of(given(effort=effort))
+        assert {name: getattr(left, name) for name in those} == those
+        assert study_of(given(effort=effort, seeds="5")).seeds == (5,), "what is given goes before the effort"
     assert study_of(given(trace=Path("x.jsonl"))).kind == "trace"
     with pytest.raises(ConfigError, match="--grid-ttft-s: must be"):
         study_of(given(ttft_s="0"))
 
 
+def test_runs_in_any_order_are_the_same_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes do them: from the last to the first, each handed over as bytes."""
+
+    def backwards(function: Any, each: Any) -> Any:
+        packed = [pickle.dumps((function, one)) for one in each]
+        done = [call(one) for call, one in map(pickle.loads, reversed(packed))]
+        return reversed(done)
+
+    monkeypatch.setattr(system_grid, "simulate", kept({"pools_50": 2.0, "lmetric": 3.0, HYBRID: 3.0}))  # Likewise.
+    assert measure(STUDY, lambda text: None, backwards) == measure(STUDY, lambda text: None)
+
+
 @pytest.mark.parametrize("name", ["pools_50", "shared", "lmetric", HYBRID])
 def test_every_set_up_can_be_simulated(name: str) -> None:
     """A few drawn requests: all of them have an outcome."""
-    study = GridStudy("decode_heavy", None, sizes=(4,), ttft_s=(5.0,), tpot_ms=(50.0,), seconds=10.0)
-    figures = system_grid.simulate(study, name, 4, 1.0, 0)
+    few = study("decode_heavy", sizes=(4,), ttft_s=(5.0,), tpot_ms=(50.0,), seconds=10.0)
+    figures = system_grid.simulate(few, name, 4, 1.0, 0)
     assert figures.requests == 40
     assert len(figures.attained_of) == (0 if name == HYBRID else 1)
