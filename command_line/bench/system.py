@@ -9,6 +9,19 @@ from cluster_core.errors import ConfigError
 from command_line import options
 
 
+Sizes = Annotated[
+    str | None, typer.Option(help="Workers in all, with commas.", show_default="4,16,64; of a grid by its effort")
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(min=10, max=1e6, help="Of arrivals; a quarter warms up.", show_default="240; of a grid by its effort"),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(help="Of a grid, with commas: its figures are means.", show_default="0,1,2; with --quick 0"),
+]
+
+
 def register(bench: typer.Typer) -> None:
     bench.command("system")(system_command)
 
@@ -21,9 +34,7 @@ def system_command(
     cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = (
         "h100-llama-3.1-8b"
     ),
-    sizes: Annotated[
-        str | None, typer.Option(help="Workers in all, with commas.", show_default="4,16,64; of a grid by its effort")
-    ] = None,
+    sizes: Sizes = None,
     rates: Annotated[
         str | None,
         typer.Option(
@@ -53,10 +64,7 @@ def system_command(
     ] = False,
     grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
     grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
-    seeds: Annotated[
-        str | None,
-        typer.Option(help="Of a grid, with commas: its figures are means.", show_default="0,1,2; with --quick 0"),
-    ] = None,
+    seeds: Seeds = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
