@@ -8,7 +8,6 @@ import typer
 from cluster_core.errors import ConfigError
 from command_line import options
 
-
 Sizes = Annotated[
     str | None, typer.Option(help="Workers in all, with commas.", show_default="4,16,64; of a grid by its effort")
 ]
@@ -18,7 +17,7 @@ Seconds = Annotated[
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(help="Of a grid, with commas: its figures are means.", show_default="0,1,2; with --quick 0"),
+    typer.Option(help="Of a grid, with commas: figures are means.", show_default="0,1,2; with --quick 0"),
 ]
 
 
