@@ -20,6 +20,20 @@ Seeds = Annotated[
     typer.Option(help="Of a grid, with commas: figures are means.", show_default="0,1,2; with --quick 0"),
 ]
 
+Rates = Annotated[
+    str | None,
+    typer.Option(help="Requests a second for each worker, with commas.", show_default="0.75,1,1.25; of a grid more"),
+]
+
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed; ten minutes."),
+]
+
+Full = Annotated[
+    bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 200 s, all rates and splits; a day.")
+]
+
 
 def register(bench: typer.Typer) -> None:
     bench.command("system")(system_command)
@@ -34,12 +48,7 @@ def system_command(
         "h100-llama-3.1-8b"
     ),
     sizes: Sizes = None,
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            help="Requests a second for each worker, with commas.", show_default="0.75,1,1.25; of a grid more"
-        ),
-    ] = None,
+    rates: Rates = None,
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
     slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
     seconds: Annotated[
@@ -54,13 +63,8 @@ def system_command(
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
     grid: Annotated[bool, typer.Option("--grid", help="What each set-up carries, over a grid of objectives.")] = False,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed; ten minutes."),
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 200 s, all rates and splits; a day.")
-    ] = False,
+    quick: Quick = False,
+    full: Full = False,
     grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
     grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
     seeds: Seeds = None,
