@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster_core.event_log import LogRules
+from cluster_core.objectives import ObjectivesByClass, objectives_by_class
 from kv_transfer.handoff.rules import MAX_DEADLINE_SHARE
 
 BUILTIN_MODEL = "builtin"
@@ -52,6 +53,18 @@ class ServiceSection(Section):
     )
 
 
+class BestEffortObjectives(Section):
+    """Of requests of a priority above 0."""
+
+    ttft_s: Seconds | None = Field(None, description="null: objectives.ttft_s.")
+    tpot_s: float | None = Field(
+        None,
+        ge=0,
+        le=86_400,
+        description="null: objectives.tpot_s. 0: none, and no bound where only they decode.",
+    )
+
+
 class ObjectivesSection(Section):
     """What the service is meant to keep; alerts and autoscaling go by it."""
 
@@ -64,10 +77,31 @@ class ObjectivesSection(Section):
         "computes no more of prompts than this leaves, unless ttft_s would be missed. 0: none, and no bound.",
     )
 
+    best_effort: BestEffortObjectives = Field(default_factory=BestEffortObjectives)
+
+    @model_validator(mode="after")
+    def _best_effort_is_no_stricter(self) -> "ObjectivesSection":
+        given = self.best_effort
+        if given.ttft_s is not None and given.ttft_s < self.ttft_s:
+            raise ValueError(
+                "objectives.best_effort.ttft_s: must be at least objectives.ttft_s, "
+                f"{self.ttft_s:g}, got {given.ttft_s:g}"
+            )
+        if given.tpot_s and given.tpot_s < self.tpot_s:
+            raise ValueError(
+                "objectives.best_effort.tpot_s: must be 0 or at least objectives.tpot_s, "
+                f"{self.tpot_s:g}, got {given.tpot_s:g}"
+            )
+        return self
+
+    @property
+    def by_class(self) -> ObjectivesByClass:
+        return objectives_by_class(self.model_dump())
+
     @property
     def for_engines(self) -> "ObjectivesSection":
         """Without a bound engines go by none of it: another one is no reason to end an engine."""
-        return self if self.tpot_s else ObjectivesSection()
+        return self if self.tpot_s or self.best_effort.tpot_s else ObjectivesSection()
 
 
 class ModelSection(Section):

@@ -23,6 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import EngineCosts
+from cluster_core.objectives import Objectives, class_of, objectives_by_class
 from decode_worker.pulled import pulls
 from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, spare_s, step_s
 from kv_transfer import vllm_private
@@ -57,11 +58,12 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Work:
-    """What there is to compute. decodes: tokens of running requests that need one; decoding: those of them that have
-    begun to answer, or will have with the step that runs. prompts: those that run already. pulls: those that wait to be
-    pulled; what is late, or lies here already, is computed after all."""
+    """What there is to compute. decodes: how many tokens `tokens` need, running requests that need one; decoding: those
+    of them that have begun to answer, or will have with the step that runs. prompts: those that run already. pulls:
+    those that wait to be pulled; what is late, or lies here already, is computed after all."""
 
     decodes: int = 0
+    tokens: list[Any] = field(default_factory=list)
     decoding: list[Any] = field(default_factory=list)
     landed: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
@@ -77,10 +79,10 @@ class ChunkBounding(_Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        given: Mapping[str, Any] = self.vllm_config.additional_config.get(KEY) or {}
-        # 0: there is no bound.
-        self.tpot_s: float = given.get("tpot_s", 0.0)
-        self.ttft_s: float = given.get("ttft_s", inf)
+        given: Mapping[str, Any] = self.vllm_config.additional_config.get(KEY) or {"ttft_s": inf, "tpot_s": 0.0}
+        self.objectives = objectives_by_class(given)
+        # None has a TPOT: there is no bound, ever.
+        self.has_bound = any(each.tpot_s for each in self.objectives.values())
         # Steps beside decodes, by what decided their chunk.
         self.chunks: Counter[Limit] = Counter()
         self._measured: Callable[[], EngineCosts] = EngineCosts
@@ -97,7 +99,7 @@ class ChunkBounding(_Scheduler):
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
-        if self.tpot_s and request.request_id not in self._asked:
+        if self.has_bound and request.request_id not in self._asked:
             now_s = monotonic_s()
             self._asked[request.request_id] = _Asked(now_s, self._cached_tokens(request))
             # Where another engine has answered so far, its client waits from now on.
@@ -123,7 +125,7 @@ class ChunkBounding(_Scheduler):
     def _due_at_s(self, request: Any) -> float:
         """When the first token of a request is late, on the monotonic clock; never, where a client has it."""
         asked = self._asked.get(request.request_id)
-        return inf if asked is None or request.num_output_tokens else asked.at_s + self.ttft_s
+        return inf if asked is None or request.num_output_tokens else asked.at_s + self._objectives_of(request).ttft_s
 
     def _left_tokens(self, request: Any) -> int:
         """What is to be computed of a prompt."""
@@ -137,6 +139,9 @@ class ChunkBounding(_Scheduler):
 
     # Its own.
 
+    def _objectives_of(self, request: Any) -> Objectives:
+        return self.objectives[class_of(request.priority)]
+
     def _cached_tokens(self, request: Request) -> int:
         if pulls(request) or not request.num_tokens:
             return 0
@@ -147,7 +152,7 @@ class ChunkBounding(_Scheduler):
         work = _Work(landed=[each for each in self.kv_holding_waiting if self._has_landed(each)])
         for request in islice(self.waiting, _WAITING):
             (work.pulls if pulls(request) else work.waiting).append(request)
-        if not (work.landed or work.pulls or self.tpot_s):
+        if not (work.landed or work.pulls or self.has_bound):
             return None
         for request in self.running:
             left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
@@ -155,13 +160,14 @@ class ChunkBounding(_Scheduler):
                 work.prompts.append(request)
             elif not last_step_runs(request):
                 work.decodes += left
+                work.tokens.append(request)
                 if request.num_output_tokens or request.num_output_placeholders:
                     work.decoding.append(request)
                     self._note(request)
         for request in self.kv_holding_waiting:
             if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
-        has_prompts = work.prompts or work.waiting or (work.pulls and self.tpot_s)
+        has_prompts = work.prompts or work.waiting or (work.pulls and self.has_bound)
         return work if has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)) else None
 
     def _has_landed(self, request: Any) -> bool:
@@ -182,7 +188,9 @@ class ChunkBounding(_Scheduler):
 
     def _chunk(self, work: _Work) -> Chunk:
         most = max(0, self.max_num_scheduled_tokens - work.decodes - len(work.landed))
-        if not self.tpot_s or not (work.decodes or work.landed):
+        # The strictest objective of those who wait for this step is the bound.
+        tpot_s = min((each for each in map(self._tpot_s, (*work.tokens, *work.landed)) if each), default=0.0)
+        if not tpot_s:
             return Chunk(most, Limit.WORK)
         now_s = monotonic_s()
         prompts = []
@@ -193,16 +201,23 @@ class ChunkBounding(_Scheduler):
                 prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
         seconds = partial(step_s, self._measured(), prompts)
         answering = (*work.decoding, *(each for each in work.landed if each.num_output_tokens))
-        spare = spare_s(self._progress(answering, now_s), self.tpot_s)
-        chunk = bounded_chunk(prompts, seconds, ALPHA * self.tpot_s, self._room(work, most), spare)
+        held = [each for each in answering if self._tpot_s(each)]
+        spare = spare_s(
+            tokens * self._tpot_s(each) - took_s
+            for each, (tokens, took_s) in zip(held, self._progress(held, now_s), strict=True)
+        )
+        chunk = bounded_chunk(prompts, seconds, ALPHA * tpot_s, self._room(work, most), spare)
         self.chunks[chunk.limit] += 1
         self._last_step_s = seconds(chunk.tokens)
         return chunk
 
     def _note(self, request: Request) -> None:
         """Since when it answers."""
-        if self.tpot_s and request.num_output_tokens and request.request_id not in self._decoding_since:
+        if self.has_bound and request.num_output_tokens and request.request_id not in self._decoding_since:
             self._decoding_since[request.request_id] = _Begun(monotonic_s(), request.num_output_tokens)
+
+    def _tpot_s(self, request: Any) -> float:
+        return self._objectives_of(request).tpot_s
 
     def _progress(self, decoding: Iterable[Any], now_s: float) -> Iterator[tuple[int, float]]:
         """Of each request, tokens and seconds since it began to answer, by when the step that is planned begins."""

@@ -81,11 +81,11 @@ def step_s(costs: EngineCosts, prompts: Sequence[PromptWork], tokens: int) -> fl
     return seconds
 
 
-def spare_s(decodes: Iterable[tuple[int, float]], tpot_s: float) -> float:
+def spare_s(each_s: Iterable[float]) -> float:
     """What nine of ten that decode have to spare, of fewer all: by how many seconds a step may be longer than its
-    bound, once, and their TPOT so far be kept. decodes: of each, tokens since its first one, and the seconds that they
-    took."""
-    spare = sorted(tokens * tpot_s - seconds for tokens, seconds in decodes)
+    bound, once, and their TPOT so far be kept. each_s: of each, how long its tokens since the first one might have
+    taken by its objective, less what they took."""
+    spare = sorted(each_s)
     return max(0.0, spare[int(_FORGONE * len(spare))]) if spare else inf
 
 

@@ -54,7 +54,7 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
         """Of a session from when its prompt was complete."""
         if request.input_open or request.num_output_tokens:
             return inf
-        return float(request.last_chunk_s + self.ttft_s)
+        return float(request.last_chunk_s + self._objectives_of(request).ttft_s)
 
     def _left_tokens(self, request: Any) -> int:
         """But for what lies in host memory of a session that was swapped."""

@@ -38,8 +38,10 @@ class ChunkBound:
         ]
         room = StepRoom(most_tokens, self.least_tokens)
         # A client that gets its answer after a pull has had its first token before.
-        progress = ((each.job.output_tokens - each.left - 1, now_s - each.first_s) for each in decoding)
-        return bounded_chunk(prompts, step_s, self.alpha * self.tpot_s, room, spare_s(progress, self.tpot_s)).tokens
+        spare = spare_s(
+            (each.job.output_tokens - each.left - 1) * self.tpot_s - (now_s - each.first_s) for each in decoding
+        )
+        return bounded_chunk(prompts, step_s, self.alpha * self.tpot_s, room, spare).tokens
 
     def _due_s(self, request: LightRequest, now_s: float) -> float:
         """The client of one that is pulled has its first token."""

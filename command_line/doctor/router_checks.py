@@ -5,6 +5,7 @@ Counts are since the router started: what they tell may be over.
 
 from functools import partial
 
+from cluster_core.objectives import RequestClass
 from command_line.doctor.findings import Fault, Unknown, Verdicts
 from command_line.doctor.seen import Seen, is_usable
 from control_plane.model.lifecycle import State
@@ -23,6 +24,7 @@ PROMPT_MEMORY = "router.max_prompt_mib"
 LEAST_FAILED = 5
 LEAST_REQUESTS = 100
 _MIB = 1 << 20
+_CLASS_WORDS = {RequestClass.INTERACTIVE: "requests", RequestClass.BEST_EFFORT: "best-effort requests"}
 
 
 def registry(seen: Seen) -> Verdicts:
@@ -65,13 +67,14 @@ def failures(seen: Seen) -> Verdicts:
 
 def ttft(seen: Seen) -> Verdicts:
     """The objective is a bound of the histogram."""
-    objective_s = seen.config.objectives.ttft_s
     name = "rachis_request_ttft_seconds"
-    requests = seen.metrics.get((f"{name}_count", frozenset()), 0.0)
-    kept = seen.metrics.get((f"{name}_bucket", frozenset({("le", str(objective_s))})), requests)
-    if requests >= LEAST_REQUESTS and kept < TTFT_SHARE * requests:
-        share = f"{1 - kept / requests:.0%} of {requests:.0f} requests"
-        yield Fault("objectives.ttft_s", f"{share} have waited longer than {objective_s:g} s for their first token")
+    for whose, objectives in seen.config.objectives.by_class.items():
+        label, objective_s = ("class", str(whose)), objectives.ttft_s
+        requests = seen.metrics.get((f"{name}_count", frozenset({label})), 0.0)
+        kept = seen.metrics.get((f"{name}_bucket", frozenset({label, ("le", str(objective_s))})), requests)
+        if requests >= LEAST_REQUESTS and kept < TTFT_SHARE * requests:
+            share = f"{1 - kept / requests:.0%} of {requests:.0f} {_CLASS_WORDS[whose]}"
+            yield Fault("objectives.ttft_s", f"{share} have waited longer than {objective_s:g} s for their first token")
 
 
 def traces(seen: Seen) -> Verdicts:

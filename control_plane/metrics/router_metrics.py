@@ -13,7 +13,9 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_configs.schema import ObjectivesSection
 from cluster_core.clock import monotonic_s
+from cluster_core.objectives import ObjectivesByClass, RequestClass, class_of
 from control_plane.metrics.probe_server import Pages, Probes, ProbeServer
 from control_plane.metrics.recent_ttft import RecentTtft
 from control_plane.model.lifecycle import OUTCOMES
@@ -21,7 +23,9 @@ from control_plane.model.request_trace import RequestTrace
 
 # Seconds: from a fraction of an engine step to the longest session.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TPOT_BUCKETS_S = (0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 TOKEN_BUCKETS = tuple(4.0**power for power in range(2, 10))
+USUAL_OBJECTIVES = ObjectivesSection().by_class
 # Those that alerts go by. They stand at 0 from the start: a counter that begins with 1 has no increase.
 _STATUSES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL")
 
@@ -36,11 +40,18 @@ class _Figure:
     buckets: Sequence[float] = ()
 
 
-# The bounds of the TTFT objective are buckets of it, so that the share of requests that keep it is exact.
+# The objectives, and twice those, are buckets, so that the share of requests that keep it is exact.
 _TTFT = _Figure(
     "rachis_request_ttft_seconds",
-    "Time to first token of requests from their arrival, and of sessions from their finish",
-    buckets=BUCKETS_S,
+    "Time to first token of requests from their arrival, and of sessions from their finish, by class",
+    "class",
+    BUCKETS_S,
+)
+_TPOT = _Figure(
+    "rachis_request_tpot_seconds",
+    "Time for each token after the first, of answers that ended at the router that they began at, by class",
+    "class",
+    TPOT_BUCKETS_S,
 )
 _OUTCOMES = _Figure("rachis_requests_total", "Requests and sessions by how they ended", "outcome")
 _ERRORS = _Figure(
@@ -105,6 +116,7 @@ _LOOP_LATE = _Figure(
 # In the order in which Prometheus reads them.
 _FIGURES = (
     _TTFT,
+    _TPOT,
     _OUTCOMES,
     _ERRORS,
     _HANDOFFS,
@@ -140,7 +152,7 @@ class RouterMetrics:
 
     def __init__(
         self,
-        ttft_objective_s: float = 5.0,
+        objectives: ObjectivesByClass = USUAL_OBJECTIVES,
         endpoint: MakeEndpoint = ProbeServer,
         now_s: Callable[[], float] = monotonic_s,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -154,8 +166,7 @@ class RouterMetrics:
             if not figure.buckets:
                 self._counters[figure] = Counter(figure.name, figure.help, labels, registry=self.registry)
                 continue
-            objective = (ttft_objective_s, 2 * ttft_objective_s) if figure is _TTFT else ()
-            buckets = sorted({*figure.buckets, *objective})
+            buckets = sorted({*figure.buckets, *_bounds(figure, objectives)})
             self._histograms[figure] = Histogram(
                 figure.name, figure.help, labels, buckets=buckets, registry=self.registry
             )
@@ -163,10 +174,13 @@ class RouterMetrics:
             self._counters[_OUTCOMES].labels(outcome.value)
         for status in _STATUSES:
             self._counters[_ERRORS].labels(status)
+        for whose in RequestClass:
+            self._histograms[_TTFT].labels(whose)
+            self._histograms[_TPOT].labels(whose)
         for handoff in generation.HandoffOutcome.values()[1:]:
             self._counters[_HANDOFFS].labels(_handoff_label(handoff))
         self.recent_ttft = RecentTtft()
-        self._ttft_objective_s = ttft_objective_s
+        self._objectives = objectives
         self._make_endpoint = endpoint
         self._now_s = now_s
         self._endpoint: Endpoint | None = None
@@ -177,11 +191,18 @@ class RouterMetrics:
 
     def first_token(self, ttft_s: float, trace: RequestTrace) -> None:
         """Of a request since its arrival, of a session since its finish."""
-        self._histograms[_TTFT].observe(ttft_s, self._exemplar(ttft_s, trace))
-        self.recent_ttft.observe(self._now_s(), ttft_s)
+        whose = class_of(trace.priority)
+        self._histograms[_TTFT].labels(whose).observe(ttft_s, self._exemplar(ttft_s, trace))
+        # Pools that follow their load go by one objective: the wait of others counts as the same share of that.
+        share = self._objectives[RequestClass.INTERACTIVE].ttft_s / self._objectives[whose].ttft_s
+        self.recent_ttft.observe(self._now_s(), ttft_s * share)
 
-    def completed(self, completion: generation.Completion) -> None:
+    def completed(self, completion: generation.Completion, trace: RequestTrace) -> None:
         """Counts a request or session that got its whole answer."""
+        later_tokens = completion.usage.completion_tokens - 1
+        if later_tokens > 0 and trace.first_token_s is not None:
+            tpot_s = (self._now_s() - trace.first_token_s) / later_tokens
+            self._histograms[_TPOT].labels(class_of(trace.priority)).observe(tpot_s)
         self._counters[_HANDOFFS].labels(_handoff_label(completion.route.handoff)).inc()
         self._counters[_MIGRATIONS].inc(completion.route.migrations)
 
@@ -203,7 +224,7 @@ class RouterMetrics:
 
     def _exemplar(self, ttft_s: float, trace: RequestTrace) -> dict[str, str] | None:
         """The trace that a figure leads to: of those that are sampled, or are kept as they missed the objective."""
-        is_kept = trace.is_sampled or ttft_s > self._ttft_objective_s
+        is_kept = trace.is_sampled or ttft_s > self._objectives[class_of(trace.priority)].ttft_s
         return {"trace_id": f"{trace.trace_id:032x}"} if is_kept else None
 
     def request_ended(self, outcome: str) -> None:
@@ -236,6 +257,14 @@ class RouterMetrics:
 
 def _event_label(kind: generation.SessionEventKind.ValueType) -> str:
     return generation.SessionEventKind.Name(kind).removeprefix("SESSION_EVENT_KIND_").lower()
+
+
+def _bounds(figure: _Figure, objectives: ObjectivesByClass) -> list[float]:
+    """Buckets besides those of the figure: of an objective, and of twice as much."""
+    if figure not in (_TTFT, _TPOT):
+        return []
+    kept = (each.ttft_s if figure is _TTFT else each.tpot_s for each in objectives.values())
+    return [bound for objective in kept if objective for bound in (objective, 2 * objective)]
 
 
 def _handoff_label(handoff: generation.HandoffOutcome.ValueType) -> str:

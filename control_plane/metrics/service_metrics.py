@@ -11,6 +11,7 @@ from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import RachisConfig
 from cluster_core import event_log
+from cluster_core.objectives import ObjectivesByClass
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
 from control_plane.metrics.loop_collector import LoopCollector
@@ -97,12 +98,25 @@ class ServiceCollector(LoopCollector):
                 event_log.lost_lines(),
             ),
             gauge("rachis_registry_connected", "1 while the registry in Redis answers", status.registry_connected),
-            gauge(
-                "rachis_objective_ttft_seconds",
-                "Time to first token that 90% of all requests are meant to keep",
-                self._config.objectives.ttft_s,
-            ),
+            *objective_metrics(self._config.objectives.by_class),
         ]
+
+
+def objective_metrics(objectives: ObjectivesByClass) -> list[Metric]:
+    return [
+        gauges(
+            "rachis_objective_ttft_seconds",
+            "Time to first token that 90% of all requests are meant to keep, by class",
+            ("class",),
+            {(str(whose),): each.ttft_s for whose, each in objectives.items()},
+        ),
+        gauges(
+            "rachis_objective_tpot_seconds",
+            "Time for each token after the first that 90% of all requests are meant to keep, by class; 0: none",
+            ("class",),
+            {(str(whose),): each.tpot_s for whose, each in objectives.items()},
+        ),
+    ]
 
 
 def pool_metrics(pools: Sequence[admin.PoolStatus]) -> list[Metric]:

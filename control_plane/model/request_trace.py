@@ -91,6 +91,7 @@ class RequestTrace:
     began_s: float = 0.0
     request_id: str = ""
     tenant: str = ""
+    priority: int = 0
     # "request", "session" or "resumed".
     kind: str = "request"
     parent: ParentSpan | None = None
@@ -127,6 +128,7 @@ class RequestTrace:
             trace_id=self.trace_id,
             span_id=self.span_id,
             is_sampled=self.is_sampled,
+            priority=self.priority,
             asked_s=self.asked_s,
             marks=list(self.marks),
         )

@@ -1,5 +1,7 @@
 """What requests of late took until their first token, and for each token after it, beside the objectives. Pure.
 
+Of those that somebody waits for: best effort has objectives of its own, and its figures among the metrics.
+
 Read off the traces that have ended, so that a request costs nothing more for it.
 """
 
@@ -9,6 +11,7 @@ from itertools import islice
 
 from rachis.v1 import admin_pb2 as admin
 
+from cluster_core.objectives import RequestClass, class_of
 from control_plane.model.request_trace import RequestTrace
 
 WINDOW_S = 60.0
@@ -32,6 +35,8 @@ def recent_times(ended: Iterator[RequestTrace], now_s: float) -> RecentTimes:
     for trace in islice(ended, MOST_REQUESTS):
         if trace.ended_s is None or trace.ended_s < now_s - WINDOW_S:
             break
+        if class_of(trace.priority) is not RequestClass.INTERACTIVE:
+            continue
         if trace.ttft_s is not None:
             ttft_s.append(trace.ttft_s)
         tokens = trace.answered.completion_tokens if trace.answered is not None else 0

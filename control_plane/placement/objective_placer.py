@@ -7,13 +7,14 @@ is answered.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
+from cluster_core.objectives import RequestClass, class_of
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
@@ -36,12 +37,14 @@ _NOBODY: frozenset[tuple[str, int]] = frozenset()
 @dataclass(frozen=True, slots=True)
 class BothRules:
     """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers; None:
-    as many as what is asked for needs. refuses: what cannot keep TTFT."""
+    as many as what is asked for needs. refuses: what cannot keep TTFT. best_effort_ttft_s: None is that of the others;
+    TPOT is one for all, since they decode in the same steps."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
     prefill_heavy: float | None = None
     refuses: bool = True
+    best_effort_ttft_s: float | None = None
 
 
 class ObjectivePlacer(Placer):
@@ -55,7 +58,8 @@ class ObjectivePlacer(Placer):
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
         view = self._view(job, _NOBODY)
-        found = self._choices(view)
+        objectives = self._objectives_of(job)
+        found = by_objective.choices(view, objectives)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
@@ -64,9 +68,9 @@ class ObjectivePlacer(Placer):
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
             self.counts.refused += 1
-            ttft_s = self.both.objectives.ttft_s
+            key = "objectives.ttft_s" if objectives is self.both.objectives else "objectives.best_effort.ttft_s"
             raise OverloadedError(
-                f"no worker is expected to have the first token in time, by objectives.ttft_s: {ttft_s:g} s",
+                f"no worker is expected to have the first token in time, by {key}: {objectives.ttft_s:g} s",
                 retry_after_ms=round(choice.retry_after_s * 1000) + 1,
             )
         if choice is None:
@@ -96,19 +100,21 @@ class ObjectivePlacer(Placer):
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
-        best = next((each for each in self._choices(view) if (each.way is Way.APART) == apart), None)
+        found = by_objective.choices(view, self._objectives_of(job))
+        best = next((each for each in found if (each.way is Way.APART) == apart), None)
         return None if best is None else self._placement(job, view, best.row, best.way)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
         view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
-        found = self._choices(view)
+        found = by_objective.choices(view, self.both.objectives)
         choice = by_objective.decide(found, refuses=self.both.refuses)
         return Explanation("", reason=_outcome(choice), ways=tuple(found))
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        return self._choices(self._both_view(self._prompt(job).keys, question_of(job), commits=False))
+        view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
+        return by_objective.choices(view, self._objectives_of(job))
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.route.prefill_worker_id
@@ -121,8 +127,11 @@ class ObjectivePlacer(Placer):
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
 
-    def _choices(self, view: BothView) -> list[Choice]:
-        return by_objective.choices(view, self.both.objectives)
+    def _objectives_of(self, job: Job) -> Objectives:
+        objectives, ttft_s = self.both.objectives, self.both.best_effort_ttft_s
+        if ttft_s is None or class_of(job.priority) is RequestClass.INTERACTIVE:
+            return objectives
+        return replace(objectives, ttft_s=ttft_s)
 
     def _view(
         self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()

@@ -188,7 +188,7 @@ def _door(section: SecuritySection, ports: RouterPorts) -> Door:
 def _metrics(config: RachisConfig, ports: RouterPorts) -> RouterMetrics:
     security = config.security
     tls = Certificates(security, page_context).current if security.metrics_tls else None
-    return RouterMetrics(config.objectives.ttft_s, ports.endpoint, ports.now_s, tls)
+    return RouterMetrics(config.objectives.by_class, ports.endpoint, ports.now_s, tls)
 
 
 def _client(config: RachisConfig, door: Door, ports: RouterPorts) -> WorkerClient:
@@ -213,7 +213,7 @@ def _arrivals(
 ) -> Arrivals:
     limits, parts = config.router, (_grammars(config, ports), rates, ports.now_s, ports.lifecycle, ports.job)
     decisions = partial(decisions_on, placer.log, config.placement.policy)
-    traces = traces_of(config.tracing, config.objectives.ttft_s, decisions, ports.now_s)
+    traces = traces_of(config.tracing, config.objectives.by_class, decisions, ports.now_s)
     return Arrivals(limits.request_timeout_s, limits.send_timeout_s, *parts, adapters.known, access, traces)
 
 

@@ -172,7 +172,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
         with self._admission.prompts.holding(as_tokens + had) as held:
             caller = self._arrivals.access.identity(context)
-            trace.tenant = caller.tenant
+            trace.tenant, trace.priority = caller.tenant, request.priority
             self._arrivals.rates.begin(caller.tenant, resumed=bool(received))
             token_ids, scope = await self._checked(request, received, caller, trace)
             self._arrivals.rates.spend(caller.tenant, len(token_ids) + had)
@@ -209,7 +209,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 async for choice, piece in pieces:
                     job, received_s = jobs[choice], self._arrivals.now_s()
                     if isinstance(piece, generation.Completion):
-                        self._metrics.completed(piece)
+                        self._metrics.completed(piece, job.lifecycle.trace)
                     elif not answering:
                         answering = True
                         self._metrics.first_token(job.first_token_s - job.arrived_s, lifecycle.trace)

@@ -49,7 +49,7 @@ class SessionEvents:
     async def piece(self, piece: generation.CompletionDelta | generation.Completion) -> None:
         """A part of the answer; the first one tells both TTFTs, the last one the session's record."""
         if isinstance(piece, generation.Completion):
-            self._metrics.completed(piece)
+            self._metrics.completed(piece, self._job.lifecycle.trace)
             await self._write(api.StreamGenerateResponse(completion=self._with_record(piece)))
         elif self._answering:
             await self._write(api.StreamGenerateResponse(delta=piece))

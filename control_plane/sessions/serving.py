@@ -91,7 +91,7 @@ class StreamingSessions:
         trace = lifecycle.trace
         event_log.about(lifecycle.request_id, f"{trace.trace_id:032x}")
         trace.begin(arrived_s)
-        trace.tenant = caller.tenant
+        trace.tenant, trace.priority = caller.tenant, opened.priority
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
         self._arrivals.rates.begin(caller.tenant, resumed=bool(opened.received.token_ids))

@@ -14,6 +14,7 @@ from random import Random
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import TracingSection
+from cluster_core.objectives import ObjectivesByClass
 from control_plane.model.request_trace import RequestTrace
 from control_plane.tracing.spans import EndedTrace, Span, spans_of
 from control_plane.tracing.trace_log import TraceLog
@@ -100,8 +101,10 @@ class TraceExporter:
         return batch
 
 
-def traces_of(section: TracingSection, objective_s: float, decisions: Decisions, now_s: Callable[[], float]) -> Traces:
-    """Of a router with this configuration. objective_s: what a first token may take."""
+def traces_of(
+    section: TracingSection, objectives: ObjectivesByClass, decisions: Decisions, now_s: Callable[[], float]
+) -> Traces:
+    """Of a router with this configuration."""
     exporter, endpoint = None, section.otlp_url
     if endpoint is not None:
         # Imported there: it takes long, and most services have no collector.
@@ -111,5 +114,6 @@ def traces_of(section: TracingSection, objective_s: float, decisions: Decisions,
             return connected(endpoint, section.otlp_protocol, section.timeout_s)
 
         exporter = TraceExporter(connect, decisions, section.queue_traces)
-    rules = TraceRules(section.sample_rate if exporter is not None else 0.0, objective_s)
+    slow_s = {each: objectives.ttft_s for each, objectives in objectives.items()}
+    rules = TraceRules(section.sample_rate if exporter is not None else 0.0, slow_s)
     return Traces(TraceLog(section.memory_mib << 20), rules, exporter, now_s=now_s)

@@ -5,11 +5,13 @@ always those that missed the objective, failed or migrated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Protocol
 
 from cluster_core.clock import monotonic_s, unix_s
+from cluster_core.objectives import RequestClass, class_of
 from control_plane.model.lifecycle import RequestLifecycle, State
 from control_plane.model.memory_use import MemoryUse
 from control_plane.model.request_trace import ParentSpan, RequestTrace
@@ -38,15 +40,15 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceRules:
-    """rate: the share of traces that is exported whatever they tell. slow_s: a first token that takes longer misses
-    the objective."""
+    """rate: the share of traces that is exported whatever they tell. slow_s: by class, a first token that takes longer
+    misses the objective."""
 
     rate: float = 0.0
-    slow_s: float = float("inf")
+    slow_s: Mapping[RequestClass, float] = field(default_factory=dict)
 
     def is_notable(self, trace: RequestTrace) -> bool:
         ttft_s = trace.ttft_s
-        is_slow = ttft_s is not None and ttft_s > self.slow_s
+        is_slow = ttft_s is not None and ttft_s > self.slow_s.get(class_of(trace.priority), inf)
         return is_slow or trace.outcome in _FAILED or any(each.migrations for each in (trace, *trace.choices))
 
 

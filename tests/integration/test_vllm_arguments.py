@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster_configs.schema import DecodeSection, RachisConfig
+from cluster_configs.schema import DecodeSection, ObjectivesSection, RachisConfig
 from cluster_core.errors import StartError
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
@@ -35,7 +35,7 @@ def test_an_engine_that_does_both_is_told_what_each_of_them_is() -> None:
 
     both = arguments(EngineRole.PREFILL).additional_config | arguments(EngineRole.DECODE).additional_config
     assert told.additional_config == both
-    assert told.additional_config["rachis_objectives"] == {"ttft_s": 5.0, "tpot_s": 0.0}
+    assert told.additional_config["rachis_objectives"] == ObjectivesSection().model_dump()
     assert told.scheduler_cls == "shared_worker.engine_scheduler.SharedScheduler"
     assert told.kv_transfer_config.kv_role == "kv_both"
 

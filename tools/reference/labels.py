@@ -36,6 +36,7 @@ LABELS = (
     Label("version", "The version of the router.", 1),
     Label("pool", "`prefill` or `decode`.", 2),
     Label("tier", "`device` or `host`.", 2),
+    Label("class", "Of a request: `interactive`, or `best_effort` of a priority above 0.", 2),
     Label("direction", "`out` to host memory, or `back`.", 2),
     Label("since", "`open` or `finish` of a session.", 2),
     Label("state", "`running`, or `waiting` in an engine and `loading` in a batch.", 2),

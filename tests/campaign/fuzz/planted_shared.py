@@ -27,7 +27,7 @@ def _the_bound_is_ignored() -> AbstractContextManager[Any]:
 
 
 def _a_late_prompt_takes_what_decodes_have_not_to_spare() -> AbstractContextManager[Any]:
-    return mock.patch.object(chunk_bounding, "spare_s", lambda decodes, tpot_s: math.inf)
+    return mock.patch.object(chunk_bounding, "spare_s", lambda each_s: math.inf)
 
 
 def _the_step_that_runs_counts_for_nothing() -> AbstractContextManager[Any]:

@@ -72,7 +72,9 @@ def drawn(rng: random.Random) -> World:
         ttft_s=rng.choice((0.5, 5.0)),
     )
     world = replace(world, is_measured=world.policy in BOUND_PARTIAL, has_priorities=world.places == 12)
-    return with_adapters(world, rng) if rng.random() < 0.3 else world
+    world = with_adapters(world, rng) if rng.random() < 0.3 else world
+    best_effort_tpot_s = rng.choice((None, 0.0, 4 * world.tpot_s))
+    return replace(world, best_effort_tpot_s=best_effort_tpot_s) if world.has_priorities else world
 
 
 class SharedSimulation(Simulation):
@@ -147,9 +149,10 @@ class SharedSimulation(Simulation):
         by_memory, by_first_token = (
             scheduler.chunks[each] > before.get(each, 0) for each in (Limit.MEMORY, Limit.TTFT)
         )
-        if self.world.tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
+        tpot_s = min(filter(None, (self._tpot_s(name) for name in holding)), default=0.0)
+        if tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
             left_out = len(holding - computed.keys())
-            self._check_bound(prompt_tokens, left_out, spare if by_first_token else 0.0)
+            self._check_bound(tpot_s, prompt_tokens, left_out, spare if by_first_token else 0.0)
         # Where blocks are short for decodes as well, leases hold them.
         for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
             self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
@@ -160,20 +163,28 @@ class SharedSimulation(Simulation):
         """What those that decode have to spare, before the step; the one before may still run."""
         scheduler, now_s = self.engine.scheduler, self.clock.now_s
         decoding = [each for each in scheduler.running if _left_tokens(each) <= 1 and not last_step_runs(each)]
-        progress = []
+        spare = []
         for request in (*decoding, *(scheduler.requests[name] for name in self._landed())):
             had, since_s = self.answering.get(request.request_id, (request.num_output_tokens, now_s))
+            tpot_s, runs = self._tpot_s(request.request_id), bool(request.num_output_placeholders)
+            took_s = now_s - since_s + runs * self.last_step_s
             if request.num_output_tokens:
                 self.answering.setdefault(request.request_id, (had, since_s))
-                runs = bool(request.num_output_placeholders)
-                progress.append((request.num_output_tokens - had + runs, now_s - since_s + runs * self.last_step_s))
-            elif request.num_output_placeholders:
-                progress.append((0, 0.0))
-        return spare_s(progress, self.world.tpot_s)
+                spare += [(request.num_output_tokens - had + runs) * tpot_s - took_s] if tpot_s else []
+            elif runs and tpot_s:
+                spare.append(0.0)
+        return spare_s(spare)
 
-    def _check_bound(self, prompt_tokens: int, left_out: int, spare: float) -> None:
+    def _tpot_s(self, name: str) -> float:
+        """0: nobody promises it one."""
+        best_effort_s = self.world.best_effort_tpot_s
+        if best_effort_s is None or self.engine.scheduler.requests[name].priority <= 0:
+            return self.world.tpot_s
+        return best_effort_s
+
+    def _check_bound(self, tpot_s: float, prompt_tokens: int, left_out: int, spare: float) -> None:
         """left_out: decodes and landed requests without a place or a block; vLLM gives their tokens to prompts."""
-        within = (ALPHA * self.world.tpot_s + spare - COSTS.decode_step_s) / COSTS.prefill_s_per_token
+        within = (ALPHA * tpot_s + spare - COSTS.decode_step_s) / COSTS.prefill_s_per_token
         allowed = max(BLOCK_SIZE, within) + left_out
         assert prompt_tokens < allowed + 0.5, f"{prompt_tokens} prompt tokens beside decodes, {allowed:g} are allowed"
 

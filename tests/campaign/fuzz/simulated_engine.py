@@ -90,6 +90,8 @@ class World:
     is_shared: bool = False
     # Objectives of a scheduler that decodes; 0: its steps are not bounded.
     tpot_s: float = 0.0
+    # None: that of the others.
+    best_effort_tpot_s: float | None = None
     ttft_s: float = 5.0
 
     @classmethod
@@ -351,7 +353,11 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
             scheduler_settings.KEY: {**streaming, "cost_profile": None},
             tiered_scheduling.KEY: _tiers(world) if world.tiers else None,
             batch_settings.KEY: asdict(world.decode) if world.decode is not None else None,
-            chunk_bounding.KEY: {"tpot_s": world.tpot_s, "ttft_s": world.ttft_s},
+            chunk_bounding.KEY: {
+                "tpot_s": world.tpot_s,
+                "ttft_s": world.ttft_s,
+                "best_effort": {"ttft_s": None, "tpot_s": world.best_effort_tpot_s},
+            },
         },
     )
     # The CPU platform switches asynchronous scheduling off and sets its own block size.

@@ -22,10 +22,10 @@ BOUND = 37
 DECODES = 400
 
 
-def decoding(engine: SimulatedEngine, name: str = "decoder") -> None:
+def decoding(engine: SimulatedEngine, name: str = "decoder", priority: int = 0) -> None:
     """A request that has begun to answer."""
     engine.scheduler.use_costs(lambda: COSTS)
-    engine.add(name, text(name, 1), DECODES)
+    engine.add(name, text(name, 1), DECODES, priority=priority)
     until(engine, lambda: bool(engine.answers.get(name)))
     engine.outputs.clear()
 
@@ -56,6 +56,28 @@ def test_beside_decodes_a_prompt_is_computed_in_chunks_that_their_objective_allo
     assert engine.scheduler.chunks[Limit.TPOT] == sum(each == BOUND for each in prompts)
     until(engine, lambda: len(engine.answers["long"]) == 2)
     assert engine.answers["long"] == expected_tokens(text("long", 20), 2)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "best_effort_tpot_s", "most"),
+    [
+        ([1], 0.100, 85),
+        ([1, 0], 0.100, BOUND),
+        ([1], None, BOUND),
+        ([1], 0.0, 20 * BLOCK_SIZE),
+        ([1, 0], 0.0, BOUND),
+    ],
+)
+def test_a_step_keeps_the_strictest_objective_of_those_who_decode_in_it(
+    make_engine: MakeEngine, priorities: list[int], best_effort_tpot_s: float | None, most: int
+) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, best_effort_tpot_s=best_effort_tpot_s)
+    for number, priority in enumerate(priorities):
+        decoding(engine, f"decoder {number}", priority)
+    engine.add("long", text("long", 20), 2)
+    until(engine, lambda: bool(engine.answers.get("long")))
+
+    assert max(chunks(engine, "long")) == most
 
 
 @pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])

@@ -21,6 +21,7 @@ from tests.prometheus import RULE_FILES, alert_rules, binary
 SCRAPE_S = 15
 LONG_S = 2400
 ROUTER = 'instance="r:1",job="rachis"'
+CLASS = 'class="interactive"'
 # Series of a healthy service in promtool's notation: `a+bxn` grows by b at each of n scrapes.
 HEALTHY = {
     f"up{{{ROUTER}}}": "1x200",
@@ -34,12 +35,12 @@ HEALTHY = {
     f'rachis_worker_requests{{{ROUTER},worker="prefill-0",state="running"}}': "60x200",
     f'rachis_worker_requests{{{ROUTER},worker="prefill-0",state="waiting"}}': "0x80 90x10 0x110",
     f'rachis_worker_requests{{{ROUTER},worker="decode-0",state="waiting"}}': "4x200",
-    f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="1.0"}}': "0+28x200",
-    f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="5.0"}}': "0+28x200",
-    f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="10.0"}}': "0+30x200",
-    f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="+Inf"}}': "0+30x200",
-    f"rachis_request_ttft_seconds_count{{{ROUTER}}}": "0+30x200",
-    f"rachis_objective_ttft_seconds{{{ROUTER}}}": "5x200",
+    f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="1.0"}}': "0+28x200",
+    f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="5.0"}}': "0+28x200",
+    f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="10.0"}}': "0+30x200",
+    f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="+Inf"}}': "0+30x200",
+    f"rachis_request_ttft_seconds_count{{{ROUTER},{CLASS}}}": "0+30x200",
+    f"rachis_objective_ttft_seconds{{{ROUTER},{CLASS}}}": "5x200",
     f"rachis_poisoned_requests{{{ROUTER}}}": "0x200",
     f"rachis_slow_readers_total{{{ROUTER}}}": "0x20 2x180",
     f'rachis_worker_stalled_seconds{{{ROUTER},worker="decode-0"}}': "0x200",
@@ -122,7 +123,10 @@ FAULTS = {
     ),
     "every eighth waits too long": Fault(
         ("RachisTtftObjectiveMissed",),
-        {f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="{bound}"}}': "0+26x200" for bound in ("1.0", "5.0")},
+        {
+            f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="{bound}"}}': "0+26x200"
+            for bound in ("1.0", "5.0")
+        },
         285,
         345,
     ),
@@ -257,10 +261,10 @@ def test_promtool_finds_an_alert_that_does_not_fire(tmp_path: Path) -> None:
 
 def test_a_quiet_night_with_a_few_slow_requests_is_no_missed_objective(tmp_path: Path) -> None:
     few = {
-        f'rachis_request_ttft_seconds_bucket{{{ROUTER},le="{bound}"}}': values
+        f'rachis_request_ttft_seconds_bucket{{{ROUTER},{CLASS},le="{bound}"}}': values
         for bound, values in (("1.0", "0x200"), ("5.0", "0x200"), ("10.0", "0x20 8x180"), ("+Inf", "0x20 8x180"))
     }
-    changed = {**few, f"rachis_request_ttft_seconds_count{{{ROUTER}}}": "0x20 8x180"}
+    changed = {**few, f"rachis_request_ttft_seconds_count{{{ROUTER},{CLASS}}}": "0x20 8x180"}
     ask(tmp_path, question(dict(changed), dict.fromkeys(range(0, LONG_S, 60), ())))
 
 

@@ -92,8 +92,8 @@ def decoded(door: Door) -> bool:
     return bool(named(door.cluster, "decode-0").engine.held.is_set())
 
 
-def sample(door: Door, name: str) -> float | None:
-    return door.cluster.router.metrics.registry.get_sample_value(name)
+def sample(door: Door, name: str, **labels: str) -> float | None:
+    return door.cluster.router.metrics.registry.get_sample_value(name, labels)
 
 
 def running(door: Door) -> bool:
@@ -262,7 +262,7 @@ async def test_an_answer_that_has_begun_goes_on_with_another_router(
     assert client.resumes == 1
     assert sample(other, "rachis_resumed_requests_total") == 1
     # Its first token was told elsewhere, and its prompt counted.
-    assert sample(other, "rachis_request_ttft_seconds_count") == 0
+    assert sample(other, "rachis_request_ttft_seconds_count", **{"class": "interactive"}) == 0
     release(lost)
     expect_calls(lost, other)
 

@@ -14,6 +14,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.objectives import Objectives, RequestClass
 from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import pool_metrics
@@ -23,6 +24,7 @@ from control_plane.model.request_trace import RequestTrace
 from tests.fakes.answers import collected, failure
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
+INTERACTIVE = {"class": "interactive"}
 RECORD = generation.SessionRecord(
     tokens=generation.SessionProgress(
         received_tokens=300, computed_tokens=250, reused_tokens=50, invalidated_tokens=20
@@ -159,20 +161,55 @@ def test_what_alerts_go_by_stands_at_0_from_the_start() -> None:
 
 @pytest.mark.parametrize("objective_s", [0.001, 0.3, 5.0, 500.0])
 def test_the_share_of_requests_that_keep_the_objective_is_exact(objective_s: float) -> None:
-    metrics = RouterMetrics(objective_s)
+    later_s = 7 * objective_s
+    metrics = RouterMetrics(
+        {
+            RequestClass.INTERACTIVE: Objectives(objective_s, objective_s),
+            RequestClass.BEST_EFFORT: Objectives(later_s, 0.0),
+        },
+        now_s=lambda: 100.0,
+    )
     sample = metrics.registry.get_sample_value
-    for ttft_s in (0.9 * objective_s, objective_s, 1.1 * objective_s, 1.5 * objective_s):
-        metrics.first_token(ttft_s, RequestTrace())
+    for share in (0.9, 1.0, 1.1, 1.5):
+        metrics.first_token(share * objective_s, RequestTrace())
+        metrics.first_token(share * later_s, RequestTrace(priority=1))
+        answer = generation.Completion(usage=generation.Usage(completion_tokens=2))
+        metrics.completed(answer, RequestTrace(first_token_s=100.0 - share * objective_s))
 
-    assert sample("rachis_request_ttft_seconds_bucket", {"le": str(objective_s)}) == 2
-    assert sample("rachis_request_ttft_seconds_bucket", {"le": str(2 * objective_s)}) == 4
+    def kept(figure: str, whose: str, bound_s: float) -> float | None:
+        return sample(f"rachis_request_{figure}_seconds_bucket", {"class": whose, "le": str(bound_s)})
+
+    assert (kept("ttft", "interactive", objective_s), kept("ttft", "interactive", 2 * objective_s)) == (2, 4)
+    assert (kept("ttft", "best_effort", later_s), kept("ttft", "best_effort", 2 * later_s)) == (2, 4)
+    assert kept("tpot", "interactive", 2 * objective_s) == 4
+    assert sample("rachis_request_tpot_seconds_count", {"class": "best_effort"}) == 0
+
+
+def test_what_best_effort_waits_counts_as_a_share_of_its_own_objective_for_pools_that_follow_their_load() -> None:
+    metrics = RouterMetrics(
+        {RequestClass.INTERACTIVE: Objectives(2.0, 0.0), RequestClass.BEST_EFFORT: Objectives(60.0, 0.0)},
+        now_s=lambda: 0.0,
+    )
+    for _ in range(10):
+        metrics.first_token(30.0, RequestTrace(priority=5))
+    assert metrics.recent_ttft.kept_by_most(0.0) == 1.0
+
+
+def test_an_answer_of_one_token_or_whose_first_token_came_elsewhere_has_no_tpot() -> None:
+    metrics = RouterMetrics()
+    one = generation.Completion(usage=generation.Usage(completion_tokens=1))
+    metrics.completed(one, RequestTrace(first_token_s=1.0))
+    metrics.completed(generation.Completion(usage=generation.Usage(completion_tokens=9)), RequestTrace())
+    assert metrics.registry.get_sample_value("rachis_request_tpot_seconds_count", {"class": "interactive"}) == 0
 
 
 async def test_a_request_counts_with_its_ttft_and_its_handoff(cluster: Cluster) -> None:
     await cluster.generate()
     await cluster.generate("hello", max_tokens=1)
 
-    assert value(cluster, "request_ttft_seconds_count") == 2
+    assert value(cluster, "request_ttft_seconds_count", **INTERACTIVE) == 2
+    # One of them had one token only.
+    assert value(cluster, "request_tpot_seconds_count", **INTERACTIVE) == 1
     assert value(cluster, "handoffs_total", outcome="pulled") == 1
     assert value(cluster, "handoffs_total", outcome="none") == 1
     assert value(cluster, "handoffs_total", outcome="recomputed") == 0
@@ -186,8 +223,8 @@ async def test_a_session_counts_with_its_ttft_from_its_finish(cluster: Cluster) 
     answer = await session.answer()
 
     told_ms = answer[0].first_token.ttft_from_finish_ms
-    assert value(cluster, "request_ttft_seconds_count") == 1
-    assert value(cluster, "request_ttft_seconds_sum") == pytest.approx(told_ms / 1000)
+    assert value(cluster, "request_ttft_seconds_count", **INTERACTIVE) == 1
+    assert value(cluster, "request_ttft_seconds_sum", **INTERACTIVE) == pytest.approx(told_ms / 1000)
     assert told_ms < answer[0].first_token.ttft_from_open_ms
     assert value(cluster, "handoffs_total", outcome="pulled") == 1
 
@@ -225,7 +262,7 @@ async def test_a_router_that_is_full_shows_its_queue_and_what_it_refuses() -> No
 
 async def test_the_router_tells_its_version_its_objective_and_whether_redis_answers(cluster: Cluster) -> None:
     assert await read(cluster, "build_info", version=importlib.metadata.version("rachis")) == 1
-    assert await read(cluster, "objective_ttft_seconds") == 5
+    assert await read(cluster, "objective_ttft_seconds", **INTERACTIVE) == 5
     assert await read(cluster, "registry_connected") == 1
 
 

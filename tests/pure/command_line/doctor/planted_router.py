@@ -7,7 +7,17 @@ from rachis.v1 import admin_pb2 as admin
 
 from command_line.doctor.seen import Seen
 from tests.pure.command_line.doctor.planted_workers import ALL
-from tests.pure.command_line.doctor.world import GIB, Plant, Planted, both, configured, index, router, worker
+from tests.pure.command_line.doctor.world import (
+    GIB,
+    INTERACTIVE,
+    Plant,
+    Planted,
+    both,
+    configured,
+    index,
+    router,
+    worker,
+)
 
 PROMPTS = "router.max_prompt_mib"
 
@@ -53,7 +63,7 @@ PLANTED = (
     ),
     Planted(
         "ttft",
-        figures({("rachis_request_ttft_seconds_bucket", frozenset({("le", "5.0")})): 340.0}),
+        figures({("rachis_request_ttft_seconds_bucket", frozenset({INTERACTIVE, ("le", "5.0")})): 340.0}),
         "objectives.ttft_s",
         "15% of 400 requests have waited longer than 5 s",
     ),
@@ -94,8 +104,8 @@ WELL = {
     ),
     "slow first tokens of few requests": figures(
         {
-            ("rachis_request_ttft_seconds_count", frozenset()): 99.0,
-            ("rachis_request_ttft_seconds_bucket", frozenset({("le", "5.0")})): 9.0,
+            ("rachis_request_ttft_seconds_count", frozenset({INTERACTIVE})): 99.0,
+            ("rachis_request_ttft_seconds_bucket", frozenset({INTERACTIVE, ("le", "5.0")})): 9.0,
         }
     ),
 }

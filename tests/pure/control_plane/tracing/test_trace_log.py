@@ -6,6 +6,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_core.ids import RequestId
+from cluster_core.objectives import RequestClass
 from control_plane.model.lifecycle import RequestLifecycle
 from control_plane.model.request_trace import ParentSpan, RequestTrace
 from control_plane.tracing.told import MOST_LISTED, listed
@@ -61,16 +62,23 @@ class Collector:
 
 
 @pytest.mark.parametrize(
-    ("ttft_s", "is_sampled", "is_exported"), [(0.5, False, False), (2.0, False, True), (0.5, True, True)]
-)
+    ("ttft_s", "priority", "is_sampled", "is_exported"),
+    [
+        (0.5, 0, False, False), (2.0, 0, False, True), (0.5, 0, True, True),
+        # Best effort has an objective of its own.
+        (2.0, 1, False, False), (9.0, 1, False, True),
+    ],
+)  # fmt: skip
 def test_exported_are_those_drawn_and_those_that_missed_the_objective(
-    ttft_s: float, is_sampled: bool, is_exported: bool
+    ttft_s: float, priority: int, is_sampled: bool, is_exported: bool
 ) -> None:
     now_s, collector = 5.0, Collector()
-    traces = Traces(None, TraceRules(0.0, 1.0), collector, Random(1), lambda: now_s, lambda: 1000.0 + now_s)
+    rules = TraceRules(0.0, {RequestClass.INTERACTIVE: 1.0, RequestClass.BEST_EFFORT: 8.0})
+    traces = Traces(None, rules, collector, Random(1), lambda: now_s, lambda: 1000.0 + now_s)
     lifecycle = RequestLifecycle("r")  # type: ignore[arg-type]
     traces.begin(lifecycle, "request", ParentSpan(7, 9, is_sampled))
     assert traces.find("r", None) is lifecycle.trace, "it is found while it runs"
+    lifecycle.trace.priority = priority
     now_s += ttft_s
     lifecycle.trace.has_token(now_s)
     traces.end(lifecycle)
