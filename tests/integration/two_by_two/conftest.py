@@ -23,7 +23,7 @@ TWO_BY_TWO: dict[str, Any] = {
     "pools__decode__cpus_per_worker": 0.25,
     "limits__session_grace_s": 0.2,
     # Beside much other work a worker that is well may not renew its registration for seconds: who dies here is killed.
-    "redis__worker_lease_s": 20,
+    "redis__worker_lease_s": 10,
     "index__chunk_tokens": CHUNK_TOKENS,
 }
 
