@@ -16,9 +16,13 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 # Python compiles a module when it is first imported: most of the 26,000 that are installed never are.
 PIP_INSTALL := install --disable-pip-version-check --no-deps --no-compile --quiet
-# `$(INSTALL) python arguments`: uv takes a tenth of pip's time; pip also knows an index that pip alone is configured for.
+# `$(INSTALL) python arguments`: uv takes a tenth of pip's time. Where pip is told of another index than PyPI, or of none,
+# pip installs: uv does not read that. So it does where uv cannot, or is not to be had.
 UV := $(BIN)/uv
-INSTALL = install() { $(UV) pip install --quiet --no-deps --python $$1 "$${@:2}" 2>/dev/null || $(BIN)/pip --python $$1 $(PIP_INSTALL) "$${@:2}"; }; install
+INSTALL = install() { \
+	if ! $(BIN)/pip config list | grep -qE '\.(index-url|no-index)=' \
+		&& $(UV) pip install --quiet --no-deps --python $$1 "$${@:2}" 2>/dev/null; then return; fi; \
+	$(BIN)/pip --python $$1 $(PIP_INSTALL) "$${@:2}"; }; install
 ifeq ($(PROFILE),gpu)
 export RACHIS_PROFILE ?= gpu-1node
 endif
@@ -43,7 +47,7 @@ setup: $(COMPILED) ## Create .venv from the lock file of the profile (cpu here, 
 
 $(UV): requirements/uv.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip $(PIP_INSTALL) --require-hashes -r requirements/uv.lock
+	$(BIN)/pip $(PIP_INSTALL) --require-hashes -r requirements/uv.lock || echo "without uv it takes longer"
 	touch $@
 
 $(STAMP): requirements/$(PROFILE).lock requirements/torch-cpu.lock pyproject.toml | $(UV)

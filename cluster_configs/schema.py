@@ -87,9 +87,9 @@ class ObjectivesSection(Section):
                 "objectives.best_effort.ttft_s: must be at least objectives.ttft_s, "
                 f"{self.ttft_s:g}, got {given.ttft_s:g}"
             )
-        if given.tpot_s and given.tpot_s < self.tpot_s:
+        if given.tpot_s and not 0 < self.tpot_s <= given.tpot_s:
             raise ValueError(
-                "objectives.best_effort.tpot_s: must be 0 or at least objectives.tpot_s, "
+                "objectives.best_effort.tpot_s: must be 0 or at least objectives.tpot_s, which must be set, "
                 f"{self.tpot_s:g}, got {given.tpot_s:g}"
             )
         return self
@@ -101,7 +101,7 @@ class ObjectivesSection(Section):
     @property
     def for_engines(self) -> "ObjectivesSection":
         """Without a bound engines go by none of it: another one is no reason to end an engine."""
-        return self if self.tpot_s or self.best_effort.tpot_s else ObjectivesSection()
+        return self if self.tpot_s else ObjectivesSection()
 
 
 class ModelSection(Section):

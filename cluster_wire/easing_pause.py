@@ -9,7 +9,7 @@ from cluster_core.clock import monotonic_s
 # A poll comes so late at most, as a share of how long it has been quiet before it.
 _OF_THE_QUIET = 0.1
 # The longest pause, in shortest ones.
-_EASED = 10
+EASED = 10
 
 
 class EasingPause:
@@ -18,8 +18,10 @@ class EasingPause:
     A service that nobody asks anything spends most of what it spends on polls that find nothing.
     """
 
-    def __init__(self, least_s: float, now_s: Callable[[], float] = monotonic_s) -> None:
+    def __init__(self, least_s: float, most_s: float, now_s: Callable[[], float] = monotonic_s) -> None:
+        """most_s: no pause is longer, unless the shortest one is; nor is one longer than `EASED` shortest ones."""
         self._least_s = least_s
+        self._most_s = min(most_s, EASED * least_s)
         self._now_s = now_s
         self._came_s = now_s()
         self._woken = asyncio.Event()
@@ -32,7 +34,7 @@ class EasingPause:
     async def __call__(self) -> None:
         await asyncio.sleep(self._least_s)
         quiet_s = self._now_s() - self._came_s
-        more_s = min(_OF_THE_QUIET * quiet_s, _EASED * self._least_s) - self._least_s
+        more_s = min(_OF_THE_QUIET * quiet_s, self._most_s) - self._least_s
         if more_s > 0:
             self._woken.clear()
             with suppress(TimeoutError):

@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import EngineCosts
-from cluster_core.objectives import Objectives, class_of, objectives_by_class
+from cluster_core.objectives import Objectives, RequestClass, class_of, objectives_by_class
 from decode_worker.pulled import pulls
 from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, spare_s, step_s
 from kv_transfer import vllm_private
@@ -191,22 +191,13 @@ class ChunkBounding(_Scheduler):
         # The strictest objective of those who wait for this step is the bound.
         tpot_s = min((each for each in map(self._tpot_s, (*work.tokens, *work.landed)) if each), default=0.0)
         if not tpot_s:
+            self._last_step_s = step_s(self._measured(), self._prompts(work, monotonic_s()), most)
             return Chunk(most, Limit.WORK)
         now_s = monotonic_s()
-        prompts = []
-        for request in (*work.prompts, *work.waiting, *work.pulls):
-            left = self._left_tokens(request)
-            if left > 0:
-                computed = max(0, request.num_tokens - left)
-                prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
+        prompts = self._prompts(work, now_s)
         seconds = partial(step_s, self._measured(), prompts)
         answering = (*work.decoding, *(each for each in work.landed if each.num_output_tokens))
-        held = [each for each in answering if self._tpot_s(each)]
-        spare = spare_s(
-            tokens * self._tpot_s(each) - took_s
-            for each, (tokens, took_s) in zip(held, self._progress(held, now_s), strict=True)
-        )
-        chunk = bounded_chunk(prompts, seconds, ALPHA * tpot_s, self._room(work, most), spare)
+        chunk = bounded_chunk(prompts, seconds, ALPHA * tpot_s, self._room(work, most), self._spare_s(answering, now_s))
         self.chunks[chunk.limit] += 1
         self._last_step_s = seconds(chunk.tokens)
         return chunk
@@ -215,6 +206,29 @@ class ChunkBounding(_Scheduler):
         """Since when it answers."""
         if self.has_bound and request.num_output_tokens and request.request_id not in self._decoding_since:
             self._decoding_since[request.request_id] = _Begun(monotonic_s(), request.num_output_tokens)
+
+    def _prompts(self, work: _Work, now_s: float) -> list[PromptWork]:
+        prompts = []
+        for request in (*work.prompts, *work.waiting, *work.pulls):
+            left = self._left_tokens(request)
+            if left > 0:
+                computed = max(0, request.num_tokens - left)
+                prompts.append(PromptWork(computed, left, self._due_at_s(request) - now_s))
+        return prompts
+
+    def _spare_s(self, answering: Iterable[Any], now_s: float) -> float:
+        """Of the class that has least: nine of ten of each have a say, however many the others are."""
+        by_class: dict[RequestClass, list[Any]] = {}
+        for request in answering:
+            by_class.setdefault(class_of(request.priority), []).append(request)
+        return min(
+            (
+                spare_s(tokens * tpot_s - took_s for tokens, took_s in self._progress(its, now_s))
+                for whose, its in by_class.items()
+                if (tpot_s := self.objectives[whose].tpot_s)
+            ),
+            default=inf,
+        )
 
     def _tpot_s(self, request: Any) -> float:
         return self._objectives_of(request).tpot_s

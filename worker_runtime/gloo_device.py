@@ -1,4 +1,4 @@
-"""One device of gloo for all process groups of an engine.
+"""One device of gloo for all process groups of an engine that is one process.
 
 vLLM makes 13 groups in each engine's process, also where it is alone in all of them. torch gives each a device of its
 own, whose thread wakes up 100 times a second for as long as the engine lives: of an idle worker a third of its CPU

@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from cluster_core.clock import ClusterClock
@@ -46,7 +46,9 @@ def bring_up_vllm(
 
         cpu_lora.mend()
     on_phase("imitating the model" if is_imitated else "loading the model")
-    with own_cores(), one_gloo_device(), _no_garbage():
+    # Ranks in processes of their own have groups of their own, and a fork has no thread of its parent.
+    shared = one_gloo_device() if settings.engine.tensor_parallel_size == 1 else nullcontext()
+    with own_cores(), shared, _no_garbage():
         engine = LLMEngine.from_engine_args(engine_args(settings))
     if is_imitated:
         engine.collective_rpc("watch", args=(vllm_private.scheduler_of(engine),))

@@ -1,6 +1,7 @@
 """`rachis bench system --grid`: what pools, shared workers and the hybrid carry, over a grid of objectives."""
 
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,12 @@ def bench_system_grid(options: Options, *, as_json: bool) -> None:
     with (
         quiet_progress(*columns, hidden=as_json) as progress,
         # Each process imports for itself: the thread of a progress bar does not go through a fork.
-        ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes,
+        # Ctrl-C ends this one, and with it those: each would take it for the end of one run.
+        ProcessPoolExecutor(
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),
+        ) as processes,
     ):
         task = progress.add_task("", total=study.steps)
         try:
@@ -67,7 +73,8 @@ def bench_system_grid(options: Options, *, as_json: bool) -> None:
                 study, lambda text: progress.update(task, description=text, advance=1), mapped=processes.map
             )
         except BaseException:
-            processes.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
             raise
     if as_json:
         print_json(result)

@@ -200,7 +200,7 @@ class RouterMetrics:
     def completed(self, completion: generation.Completion, trace: RequestTrace) -> None:
         """Counts a request or session that got its whole answer."""
         later_tokens = completion.usage.completion_tokens - 1
-        if later_tokens > 0 and trace.first_token_s is not None:
+        if later_tokens > 0 and trace.first_token_s is not None and not completion.route.resumed_tokens:
             tpot_s = (self._now_s() - trace.first_token_s) / later_tokens
             self._histograms[_TPOT].labels(class_of(trace.priority)).observe(tpot_s)
         self._counters[_HANDOFFS].labels(_handoff_label(completion.route.handoff)).inc()

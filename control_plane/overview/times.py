@@ -32,15 +32,15 @@ def recent_times(ended: Iterator[RequestTrace], now_s: float) -> RecentTimes:
     """ended: the last one to end first. now_s: on the clock of traces."""
     ttft_s: list[float] = []
     tpot_s: list[float] = []
-    for trace in islice(ended, MOST_REQUESTS):
+    awaited = (each for each in ended if class_of(each.priority) is RequestClass.INTERACTIVE)
+    for trace in islice(awaited, MOST_REQUESTS):
         if trace.ended_s is None or trace.ended_s < now_s - WINDOW_S:
             break
-        if class_of(trace.priority) is not RequestClass.INTERACTIVE:
-            continue
         if trace.ttft_s is not None:
             ttft_s.append(trace.ttft_s)
         tokens = trace.answered.completion_tokens if trace.answered is not None else 0
-        if trace.first_token_s is not None and tokens > 1:
+        is_whole = trace.answered is not None and not trace.answered.route.resumed_tokens
+        if trace.first_token_s is not None and tokens > 1 and is_whole:
             tpot_s.append((trace.ended_s - trace.first_token_s) / (tokens - 1))
     return RecentTimes(sorted(ttft_s), sorted(tpot_s))
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.objectives import RequestClass
 from control_plane.fleet.membership import Membership
 from control_plane.placement.by_objective import Objectives
 from control_plane.placement.index_ports import IndexPorts
@@ -26,8 +25,7 @@ def configured_placer(
     if config.placement.policy == OBJECTIVES:
         objectives, section = config.objectives, config.placement.by_objectives
         keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
-        best_effort_s = objectives.by_class[RequestClass.BEST_EFFORT].ttft_s
-        make = partial(ObjectivePlacer, BothRules(keeps, None, section.prefill_heavy, section.refuses, best_effort_s))
+        make = partial(ObjectivePlacer, BothRules(keeps, None, section.prefill_heavy, section.refuses))
     return make(
         membership,
         index,

@@ -7,14 +7,13 @@ is answered.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
-from cluster_core.objectives import RequestClass, class_of
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
@@ -37,14 +36,12 @@ _NOBODY: frozenset[tuple[str, int]] = frozenset()
 @dataclass(frozen=True, slots=True)
 class BothRules:
     """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers; None:
-    as many as what is asked for needs. refuses: what cannot keep TTFT. best_effort_ttft_s: None is that of the others;
-    TPOT is one for all, since they decode in the same steps."""
+    as many as what is asked for needs. refuses: what cannot keep TTFT."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
     prefill_heavy: float | None = None
     refuses: bool = True
-    best_effort_ttft_s: float | None = None
 
 
 class ObjectivePlacer(Placer):
@@ -58,8 +55,7 @@ class ObjectivePlacer(Placer):
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
         view = self._view(job, _NOBODY)
-        objectives = self._objectives_of(job)
-        found = by_objective.choices(view, objectives)
+        found = by_objective.choices(view, self.both.objectives)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
@@ -68,9 +64,9 @@ class ObjectivePlacer(Placer):
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
             self.counts.refused += 1
-            key = "objectives.ttft_s" if objectives is self.both.objectives else "objectives.best_effort.ttft_s"
+            ttft_s = self.both.objectives.ttft_s
             raise OverloadedError(
-                f"no worker is expected to have the first token in time, by {key}: {objectives.ttft_s:g} s",
+                f"no worker is expected to have the first token in time, by objectives.ttft_s: {ttft_s:g} s",
                 retry_after_ms=round(choice.retry_after_s * 1000) + 1,
             )
         if choice is None:
@@ -100,7 +96,7 @@ class ObjectivePlacer(Placer):
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
-        found = by_objective.choices(view, self._objectives_of(job))
+        found = by_objective.choices(view, self.both.objectives)
         best = next((each for each in found if (each.way is Way.APART) == apart), None)
         return None if best is None else self._placement(job, view, best.row, best.way)
 
@@ -114,7 +110,7 @@ class ObjectivePlacer(Placer):
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
         view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
-        return by_objective.choices(view, self._objectives_of(job))
+        return by_objective.choices(view, self.both.objectives)
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.route.prefill_worker_id
@@ -126,12 +122,6 @@ class ObjectivePlacer(Placer):
         self.counts.bound_elsewhere += worker.worker_id != source
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
-
-    def _objectives_of(self, job: Job) -> Objectives:
-        objectives, ttft_s = self.both.objectives, self.both.best_effort_ttft_s
-        if ttft_s is None or class_of(job.priority) is RequestClass.INTERACTIVE:
-            return objectives
-        return replace(objectives, ttft_s=ttft_s)
 
     def _view(
         self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()

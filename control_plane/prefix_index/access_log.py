@@ -123,7 +123,7 @@ class AccessLog:
         # Entries of ours that were counted here because Redis did not confirm them.
         self._unconfirmed: OrderedDict[int, None] = OrderedDict()
         self._slices = LoopSlices()
-        self._pause = pause or EasingPause(settings.refresh_s, self._clock.now_s)
+        self._pause = pause or EasingPause(settings.refresh_s, settings.max_staleness_s, self._clock.now_s)
         self._loop = RedisLoop(
             self.poll,
             self._pause,

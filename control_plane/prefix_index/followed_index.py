@@ -44,7 +44,7 @@ class FollowedIndex:
             is_fit=lambda block_tokens: whole_blocks(section.chunk_tokens, block_tokens) == chunk_tokens,
             now_s=now_s,
         )
-        # A request that is placed is a reason to look for claims, too.
+        # A prompt that a worker has computed is a reason to look for claims, too.
         self.accesses = AccessLog(
             redis(), service_id, self.index, section, router_id=self.router_id, clock=clock, pause=self.claims.pause
         )

@@ -1,9 +1,9 @@
 """Keeps a `PrefixIndex` in step with what the workers write to Redis. Redis is never on a request's path.
 
-Every `refresh_s` the streams of all registered workers are read after what was applied (`claim_following` decides),
-until there is nothing left to read. Missing batches are repaired from the worker's snapshot; where that does not reach,
-the worker is asked for another one. The registrations say who counts: a worker whose lease has ended, and the claims of
-an older generation, leave the index at once.
+Every `refresh_s`, and less often while nothing comes, the streams of all registered workers are read after what was
+applied (`claim_following` decides), until there is nothing left to read. Missing batches are repaired from the worker's
+snapshot; where that does not reach, the worker is asked for another one. The registrations say who counts: a worker
+whose lease has ended, and the claims of an older generation, leave the index at once.
 
 Redis that does not answer leaves the index as it was: requests go on, `staleness_s` grows. When it answers again,
 following goes on where it stood, or from snapshots where that is not possible.
@@ -64,6 +64,8 @@ _ROUNDS_A_POLL = 64
 # Of one worker; what is left is for the next poll.
 MOST_ENTRIES_A_POLL = _ROUNDS_A_POLL * _ENTRIES_A_READ
 _KEYS_A_SLICE = 1024
+# However long nothing has come, the index is looked at so often before it would be too old to be believed.
+_LOOKS_BEFORE_STALE = 4
 # Answers that are about Redis as a whole; other errors are about the one key that was asked for.
 _NO_ANSWER = (
     redis.ConnectionError,
@@ -157,7 +159,7 @@ class IndexFollower:
         self._errors = 0
         self._misfits: set[tuple[str, int]] = set()
         # Between polls.
-        self.pause = EasingPause(settings.refresh_s, now_s)
+        self.pause = EasingPause(settings.refresh_s, settings.max_staleness_s / _LOOKS_BEFORE_STALE, now_s)
         self._loop = RedisLoop(self.poll, self.pause, _WORDS, on_defect=self._forget_all)
 
     @property

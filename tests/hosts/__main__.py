@@ -21,7 +21,7 @@ _COMMANDS = {
 }  # fmt: skip
 _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
 # What the hosts' `make setup` compares the virtual environment with; it is read-only there.
-_MADE_FROM = ("requirements/uv.lock", "requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml")
+_MADE_FROM = ("requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml")
 _APT_S = 300
 _SHOW_STAGES = ["-o", "log_cli=true", "-o", "log_cli_level=INFO", "-o", "log_cli_format=%(asctime)s %(message)s"]
 _NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
@@ -38,8 +38,9 @@ def why_not() -> str | None:
     if missing_packages():
         names = " ".join(missing_packages())
         return f"what is in these Debian packages is missing: {names} (apt-get install {names})"
-    stamp = Path(sys.prefix) / ".rachis-cpu"
-    if not stamp.exists() or any(Path(made_from).stat().st_mtime > stamp.stat().st_mtime for made_from in _MADE_FROM):
+    stamp, compiled = Path(sys.prefix) / ".rachis-cpu", Path(sys.prefix) / ".rachis-compiled"
+    times = [Path(each).stat().st_mtime for each in (*_MADE_FROM, stamp, compiled) if Path(each).exists()]
+    if len(times) < len(_MADE_FROM) + 2 or times[-1] < times[-2] or max(times[:-2]) > times[-2]:
         return f"{sys.prefix} is not up to date, or not of profile cpu: `make test-hosts PROFILE=cpu VENV=.venv-cpu`"
     script = "ip link add t0 type bridge && ip link add t1 type veth peer name t2 && mount -t tmpfs tmpfs /mnt"
     tried = subprocess.run([*_NAMESPACES, "sh", "-c", script], capture_output=True, text=True, check=False)

@@ -163,17 +163,18 @@ class SharedSimulation(Simulation):
         """What those that decode have to spare, before the step; the one before may still run."""
         scheduler, now_s = self.engine.scheduler, self.clock.now_s
         decoding = [each for each in scheduler.running if _left_tokens(each) <= 1 and not last_step_runs(each)]
-        spare = []
+        spare: dict[bool, list[float]] = {False: [], True: []}
         for request in (*decoding, *(scheduler.requests[name] for name in self._landed())):
             had, since_s = self.answering.get(request.request_id, (request.num_output_tokens, now_s))
             tpot_s, runs = self._tpot_s(request.request_id), bool(request.num_output_placeholders)
             took_s = now_s - since_s + runs * self.last_step_s
             if request.num_output_tokens:
                 self.answering.setdefault(request.request_id, (had, since_s))
-                spare += [(request.num_output_tokens - had + runs) * tpot_s - took_s] if tpot_s else []
+                its = spare[request.priority > 0]
+                its += [(request.num_output_tokens - had + runs) * tpot_s - took_s] if tpot_s else []
             elif runs and tpot_s:
-                spare.append(0.0)
-        return spare_s(spare)
+                spare[request.priority > 0].append(0.0)
+        return min(map(spare_s, spare.values()))
 
     def _tpot_s(self, name: str) -> float:
         """0: nobody promises it one."""

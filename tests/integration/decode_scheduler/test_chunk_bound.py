@@ -80,6 +80,24 @@ def test_a_step_keeps_the_strictest_objective_of_those_who_decode_in_it(
     assert max(chunks(engine, "long")) == most
 
 
+def test_those_of_best_effort_do_not_outvote_the_one_that_has_nothing_to_spare(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    """Ten of best effort have minutes to spare: of eleven together one has no say."""
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, best_effort_tpot_s=1000 * TPOT_S, ttft_s=0.01, places=16)
+    for number in range(10):
+        decoding(engine, f"best effort {number}", priority=1)
+    decoding(engine, "interactive")
+    # Its first token has been seen.
+    engine.turn()
+    clock.now_s += 20.0
+    engine.add("late", text("late", 20), 2)
+    engine.turn()
+    engine.turn()
+
+    assert max(chunks(engine, "late")) <= BOUND
+
+
 @pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])
 def test_else_a_prompt_takes_the_whole_step(make_engine: MakeEngine, fields: dict[str, float]) -> None:
     engine = make_engine(decode=GREEDY, **fields)

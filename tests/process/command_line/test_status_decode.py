@@ -8,7 +8,8 @@ import pytest
 from cluster_core.errors import NotFoundError
 from command_line.status.overview import status
 from control_plane.service.state import StateFile
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster
+from tests.loop_turns import until
 
 
 @pytest.fixture(autouse=True)

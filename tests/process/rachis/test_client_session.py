@@ -16,7 +16,8 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
-from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster
+from tests.loop_turns import until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 

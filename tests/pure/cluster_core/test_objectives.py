@@ -42,8 +42,13 @@ def test_best_effort_is_promised_nothing_better(key: str, value: float, words: s
         load(flags={"objectives.tpot_s": 0.05, f"objectives.best_effort.{key}": value})
 
 
+def test_best_effort_has_no_pace_where_the_others_have_none() -> None:
+    with pytest.raises(ConfigError, match="which must be set"):
+        load(flags={"objectives.best_effort.tpot_s": 0.5})
+
+
 def test_engines_hear_of_objectives_once_a_step_is_bounded_by_any() -> None:
     of_none = ObjectivesSection(ttft_s=9.0)
     assert of_none.for_engines == ObjectivesSection()
-    of_some = ObjectivesSection.model_validate({"ttft_s": 9.0, "best_effort": {"tpot_s": 0.5}})
+    of_some = ObjectivesSection.model_validate({"ttft_s": 9.0, "tpot_s": 0.1, "best_effort": {"tpot_s": 0.5}})
     assert of_some.for_engines is of_some

@@ -12,11 +12,11 @@ from tests.simulated_time import run
 LEAST_S = 0.05
 
 
-async def polls(length_s: float, news_s: Iterable[float] = ()) -> list[float]:
+async def polls(length_s: float, news_s: Iterable[float] = (), most_s: float = 60.0) -> list[float]:
     """When a loop polls, in seconds from its start; news are told at these times."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
-    pause = EasingPause(LEAST_S, loop.time)
+    pause = EasingPause(LEAST_S, most_s, loop.time)
     for at_s in news_s:
         loop.call_at(start_s + at_s, pause.came)
     times: list[float] = []
@@ -46,3 +46,10 @@ def test_news_end_a_long_pause_and_those_that_follow_are_short() -> None:
 def test_news_that_come_all_the_time_do_not_make_polls_more_often_than_the_shortest_pause() -> None:
     times = run(polls(2, [each / 100 for each in range(200)]))
     assert len(times) == pytest.approx(2 / LEAST_S, abs=1)
+
+
+def test_no_pause_is_longer_than_it_may_be_unless_the_shortest_is() -> None:
+    times = run(polls(60, most_s=0.2))
+    assert times[-1] - times[-2] == pytest.approx(0.2)
+    times = run(polls(60, most_s=0.01))
+    assert times[-1] - times[-2] == pytest.approx(LEAST_S)

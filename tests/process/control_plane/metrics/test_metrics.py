@@ -22,7 +22,8 @@ from control_plane.metrics.worker_metrics import node_metrics, registration_metr
 from control_plane.model.lifecycle import OUTCOMES
 from control_plane.model.request_trace import RequestTrace
 from tests.fakes.answers import collected, failure
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from tests.loop_turns import until
 
 INTERACTIVE = {"class": "interactive"}
 RECORD = generation.SessionRecord(
@@ -200,6 +201,9 @@ def test_an_answer_of_one_token_or_whose_first_token_came_elsewhere_has_no_tpot(
     one = generation.Completion(usage=generation.Usage(completion_tokens=1))
     metrics.completed(one, RequestTrace(first_token_s=1.0))
     metrics.completed(generation.Completion(usage=generation.Usage(completion_tokens=9)), RequestTrace())
+    resumed = generation.Completion(usage=generation.Usage(completion_tokens=900))
+    resumed.route.resumed_tokens = 800
+    metrics.completed(resumed, RequestTrace(first_token_s=1.0))
     assert metrics.registry.get_sample_value("rachis_request_tpot_seconds_count", {"class": "interactive"}) == 0
 
 

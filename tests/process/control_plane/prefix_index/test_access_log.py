@@ -18,8 +18,8 @@ from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, SNAPSHOTS,
 from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
-from tests.fakes.cluster import until
 from tests.fakes.redis_server import running_redis
+from tests.loop_turns import until
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from control_plane.prefix_index.claim_following import OVERRULED_S
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
 from tests.fakes.claim_streams import as_keys
-from tests.fakes.cluster import until
+from tests.loop_turns import until
 from tests.process.control_plane.prefix_index.claims_world import KEYS
 from tests.process.control_plane.prefix_index.followed_index import Followed
 

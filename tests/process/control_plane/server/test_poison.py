@@ -10,7 +10,8 @@ from rachis.conventions import RETRY_AFTER
 from cluster_core.engine_jobs import EngineJob, EngineOutput
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import failure, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster
+from tests.loop_turns import until
 
 POISON = "poison"
 
@@ -89,9 +90,11 @@ async def test_one_death_under_several_that_ask_for_the_same_makes_none_of_them_
         first.engine.hold_before(3)
         calls = [cluster.call() for _ in range(3)]
         await until(lambda: len(first.engine.jobs) == 3)
-        await cluster.add(DECODE)
+        second = await cluster.add(DECODE)
 
         first.engine.die("of something that was the fault of none")
+        # Each has heard why: of a worker that is gone without a word nobody knows whether it still pulls.
+        await until(lambda: len(second.engine.jobs) == 3)
         await first.crash()
 
         for call in [*calls, cluster.call()]:

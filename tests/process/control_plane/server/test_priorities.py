@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.fakes.cluster import DECODE, PREFILL, named, running_cluster, until
+from tests.fakes.cluster import DECODE, PREFILL, named, running_cluster
+from tests.loop_turns import until
 
 
 async def test_what_waits_for_a_slot_gets_it_by_priority_and_not_by_arrival() -> None:

@@ -1,6 +1,7 @@
 """Times of requests of late, read off the traces that have ended."""
 
 import pytest
+from rachis.v1 import generation_pb2 as generation
 
 from control_plane.model.request_trace import Answered, RequestTrace
 from control_plane.overview.times import MOST_REQUESTS, WINDOW_S, quantile, recent_times, times_overview
@@ -11,7 +12,7 @@ NOW_S = 1000.0
 def ended(at_s: float, ttft_s: float | None = 0.5, took_s: float = 2.5, tokens: int = 11) -> RequestTrace:
     trace = RequestTrace(began_s=at_s - took_s, asked_s=at_s - took_s, ended_s=at_s)
     trace.first_token_s = None if ttft_s is None else trace.asked_s + ttft_s
-    trace.answered = Answered(8, 0, tokens, None)
+    trace.answered = Answered(8, 0, tokens, generation.Route())
     return trace
 
 
@@ -39,3 +40,18 @@ def test_a_quantile_is_one_of_the_values(share: float, expected: float) -> None:
 def test_nothing_measured_is_told_as_nothing() -> None:
     overview = times_overview([], 5.0)
     assert not overview.HasField("p50_s") and not overview.HasField("p90_s") and overview.objective_s == 5.0
+
+
+def test_an_answer_that_went_on_here_has_no_tpot_here() -> None:
+    """Of its tokens most came elsewhere."""
+    trace = ended(NOW_S)
+    assert trace.answered is not None
+    trace.answered.route.resumed_tokens = 9
+    assert recent_times(iter([trace]), NOW_S).tpot_s == []
+
+
+def test_best_effort_is_left_out_and_pushes_out_nobody() -> None:
+    best_effort = ended(NOW_S, ttft_s=30.0, took_s=50.0)
+    best_effort.priority = 1
+    times = recent_times(iter([*[best_effort] * (MOST_REQUESTS + 5), ended(NOW_S)]), NOW_S)
+    assert (times.ttft_s, times.tpot_s) == ([0.5], [0.2])

@@ -25,10 +25,9 @@ def placed_by(
     *,
     refuses: bool = True,
     costs: DecodeCosts | None = COSTS,
-    best_effort_ttft_s: float | None = None,
 ) -> tuple[RouterWorld, ObjectivePlacer]:
     """Over two workers that do both."""
-    rules = BothRules(objectives, costs, prefill_heavy, refuses, best_effort_ttft_s)
+    rules = BothRules(objectives, costs, prefill_heavy, refuses)
     world = RouterWorld(make_placer=partial(ObjectivePlacer, rules))
     world.without(PREFILL)
     assert isinstance(world.placer, ObjectivePlacer)
@@ -132,31 +131,6 @@ def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_co
     # 480 ms, of 285 that are planned with.
     assert refused.value.retry_after_ms == pytest.approx(196, abs=1)
     assert placer.counts.refused == 1
-
-
-@pytest.mark.parametrize(
-    ("priority", "own_s", "refused_by"),
-    [
-        (0, 5.0, "objectives.ttft_s: 0.3 s"),
-        (-3, 5.0, "objectives.ttft_s: 0.3 s"),
-        (1, None, "objectives.ttft_s: 0.3 s"),
-        (1, 0.4, "objectives.best_effort.ttft_s: 0.4 s"),
-        (1, 5.0, None),
-    ],
-)
-def test_best_effort_is_refused_by_its_own_objective(
-    priority: int, own_s: float | None, refused_by: str | None
-) -> None:
-    world, placer = placed_by(Objectives(0.3, 0.1), best_effort_ttft_s=own_s)
-    busy(world, placer)
-    job = world.job(prompt(1))
-    job.priority = priority
-    if refused_by is None:
-        placer.route(job, is_whole=True)
-        assert (placer.counts.refused, {each.missed for each in placer.weighed(job)}) == (0, {0})
-        return
-    with pytest.raises(OverloadedError, match=refused_by):
-        placer.route(job, is_whole=True)
 
 
 @pytest.mark.parametrize(
