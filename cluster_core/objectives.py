@@ -18,14 +18,14 @@ class RequestClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class ClassObjectives:
     """Time to first token, and time for each token after it; 0: no objective for these."""
 
     ttft_s: float
     tpot_s: float
 
 
-ObjectivesByClass = Mapping[RequestClass, Objectives]
+ObjectivesByClass = Mapping[RequestClass, ClassObjectives]
 
 
 def class_of(priority: int) -> RequestClass:
@@ -35,12 +35,12 @@ def class_of(priority: int) -> RequestClass:
 
 def objectives_by_class(section: Mapping[str, Any]) -> ObjectivesByClass:
     """section: `objectives` of the configuration. What it leaves open of best effort is that of the others."""
-    own = Objectives(section["ttft_s"], section["tpot_s"])
+    own = ClassObjectives(section["ttft_s"], section["tpot_s"])
     given = section.get("best_effort") or {}
     ttft_s, tpot_s = given.get("ttft_s"), given.get("tpot_s")
     return {
         RequestClass.INTERACTIVE: own,
-        RequestClass.BEST_EFFORT: Objectives(
+        RequestClass.BEST_EFFORT: ClassObjectives(
             own.ttft_s if ttft_s is None else ttft_s, own.tpot_s if tpot_s is None else tpot_s
         ),
     }

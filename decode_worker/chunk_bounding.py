@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_reports import EngineCosts
-from cluster_core.objectives import Objectives, RequestClass, class_of, objectives_by_class
+from cluster_core.objectives import ClassObjectives, RequestClass, class_of, objectives_by_class
 from decode_worker.pulled import pulls
 from decode_worker.step_bound import ALPHA, Chunk, Limit, PromptWork, StepRoom, bounded_chunk, spare_s, step_s
 from kv_transfer import vllm_private
@@ -139,7 +139,7 @@ class ChunkBounding(_Scheduler):
 
     # Its own.
 
-    def _objectives_of(self, request: Any) -> Objectives:
+    def _objectives_of(self, request: Any) -> ClassObjectives:
         return self.objectives[class_of(request.priority)]
 
     def _cached_tokens(self, request: Request) -> int:
@@ -191,7 +191,8 @@ class ChunkBounding(_Scheduler):
         # The strictest objective of those who wait for this step is the bound.
         tpot_s = min((each for each in map(self._tpot_s, (*work.tokens, *work.landed)) if each), default=0.0)
         if not tpot_s:
-            self._last_step_s = step_s(self._measured(), self._prompts(work, monotonic_s()), most)
+            if self.has_bound:
+                self._last_step_s = step_s(self._measured(), self._prompts(work, monotonic_s()), most)
             return Chunk(most, Limit.WORK)
         now_s = monotonic_s()
         prompts = self._prompts(work, now_s)

@@ -27,12 +27,10 @@ Rates = Annotated[
 
 Quick = Annotated[
     bool,
-    typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed; ten minutes."),
+    typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed."),
 ]
 
-Full = Annotated[
-    bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 200 s, all rates and splits; a day.")
-]
+Full = Annotated[bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 240 s, all rates and splits.")]
 
 
 def register(bench: typer.Typer) -> None:
@@ -51,15 +49,7 @@ def system_command(
     rates: Rates = None,
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
     slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=10,
-            max=1e6,
-            help="Of arrivals; a quarter of them warms up.",
-            show_default="240; of a grid by its effort",
-        ),
-    ] = None,
+    seconds: Seconds = None,
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
     grid: Annotated[bool, typer.Option("--grid", help="What each set-up carries, over a grid of objectives.")] = False,
@@ -83,15 +73,7 @@ def system_command(
         system_grid_run.bench_system_grid(asked, as_json=as_json)
         return
     given = system_run.Options(
-        trace,
-        kind,
-        cost_model,
-        sizes or "4,16,64",
-        rates or "0.75,1,1.25",
-        slo_ttft_ms,
-        slo_tpot_ms,
-        seconds or 240.0,
-        system or (),
-        seed,
-    )
+        trace, kind, cost_model, sizes or "4,16,64", rates or "0.75,1,1.25", slo_ttft_ms, slo_tpot_ms,
+        seconds or 240.0, system or (), seed,
+    )  # fmt: skip
     system_run.bench_system(given, as_json=as_json)

@@ -55,7 +55,7 @@ class ObjectivePlacer(Placer):
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
         view = self._view(job, _NOBODY)
-        found = by_objective.choices(view, self.both.objectives)
+        found = self._choices(view)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
@@ -96,21 +96,19 @@ class ObjectivePlacer(Placer):
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
-        found = by_objective.choices(view, self.both.objectives)
-        best = next((each for each in found if (each.way is Way.APART) == apart), None)
+        best = next((each for each in self._choices(view) if (each.way is Way.APART) == apart), None)
         return None if best is None else self._placement(job, view, best.row, best.way)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
         view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
-        found = by_objective.choices(view, self.both.objectives)
+        found = self._choices(view)
         choice = by_objective.decide(found, refuses=self.both.refuses)
         return Explanation("", reason=_outcome(choice), ways=tuple(found))
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
-        return by_objective.choices(view, self.both.objectives)
+        return self._choices(self._both_view(self._prompt(job).keys, question_of(job), commits=False))
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.route.prefill_worker_id
@@ -122,6 +120,9 @@ class ObjectivePlacer(Placer):
         self.counts.bound_elsewhere += worker.worker_id != source
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
+
+    def _choices(self, view: BothView) -> list[Choice]:
+        return by_objective.choices(view, self.both.objectives)
 
     def _view(
         self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()

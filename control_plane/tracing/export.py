@@ -114,6 +114,6 @@ def traces_of(
             return connected(endpoint, section.otlp_protocol, section.timeout_s)
 
         exporter = TraceExporter(connect, decisions, section.queue_traces)
-    slow_s = {each: objectives.ttft_s for each, objectives in objectives.items()}
+    slow_s = {whose: each.ttft_s for whose, each in objectives.items()}
     rules = TraceRules(section.sample_rate if exporter is not None else 0.0, slow_s)
     return Traces(TraceLog(section.memory_mib << 20), rules, exporter, now_s=now_s)

@@ -14,8 +14,7 @@ from tests.console.axe import findings
 from tests.console.browser import Page
 from tests.console.pictures import SETTINGS, VIEWS
 from tests.console.world import Shown, shown_service
-from tests.fakes.cluster import DECODE, PREFILL, named
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, named, until
 
 HOSTILE = ('"><img src=x onerror="window.hacked=1">', "<script>window.hacked=1</script>", "javascript:window.hacked=1")
 _TIMEOUT_S = 60.0

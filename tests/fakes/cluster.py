@@ -5,6 +5,7 @@ register and nothing else.
 """
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +37,6 @@ from tests.fakes.engine import FakeEngine, fabric
 from tests.fakes.grammar_compiler import FakeGrammarCompiler
 from tests.fakes.registry import RegistryRedis
 from tests.fakes.session_call import SessionCall
-from tests.loop_turns import until
 from worker_runtime.claim_feed import ClaimAudit
 from worker_runtime.own_logs import no_logs
 from worker_runtime.service import WorkerServiceBase
@@ -50,12 +50,26 @@ SERVICE = "svc-test"
 # it is to expire.
 CLIENT_DEADLINE_S = 1.0
 SESSION_DEADLINE_S = 5.0
+# How `until` looks: in each turn of the loop at first, for a second or more, and pure tests need no longer.
+_EAGER_TURNS = 200_000
+_LOOK_EVERY_S = 0.001
 
 _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]" = {
     PREFILL: ("prefill", partial(PrefillService, progress_interval_ms=0)),
     DECODE: ("decode", DecodeService),
     SHARED: ("shared", partial(SharedService, progress_interval_ms=0)),
 }
+
+
+async def until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """Lets everything else run until it is so; bounded, for what never comes: a busy machine takes its time.
+
+    What comes at once is seen in the turn of the loop that it comes in; what takes longer is no reason to keep a core.
+    """
+    turns = itertools.count()
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - what is waited for sits in objects that know nothing of events
+            await asyncio.sleep(0 if next(turns) < _EAGER_TURNS else _LOOK_EVERY_S)
 
 
 class BytesTokenizer(Tokenizer):

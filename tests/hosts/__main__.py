@@ -39,14 +39,18 @@ def why_not() -> str | None:
         names = " ".join(missing_packages())
         return f"what is in these Debian packages is missing: {names} (apt-get install {names})"
     stamp, compiled = Path(sys.prefix) / ".rachis-cpu", Path(sys.prefix) / ".rachis-compiled"
-    times = [Path(each).stat().st_mtime for each in (*_MADE_FROM, stamp, compiled) if Path(each).exists()]
-    if len(times) < len(_MADE_FROM) + 2 or times[-1] < times[-2] or max(times[:-2]) > times[-2]:
+    if not (is_made(stamp, *map(Path, _MADE_FROM)) and is_made(compiled, stamp)):
         return f"{sys.prefix} is not up to date, or not of profile cpu: `make test-hosts PROFILE=cpu VENV=.venv-cpu`"
     script = "ip link add t0 type bridge && ip link add t1 type veth peer name t2 && mount -t tmpfs tmpfs /mnt"
     tried = subprocess.run([*_NAMESPACES, "sh", "-c", script], capture_output=True, text=True, check=False)
     if tried.returncode:
         return f"this machine does not let root make namespaces, bridges and mounts: {tried.stderr.strip()}"
     return None
+
+
+def is_made(target: Path, *sources: Path) -> bool:
+    """As make sees it."""
+    return target.exists() and all(each.stat().st_mtime <= target.stat().st_mtime for each in sources)
 
 
 def missing_packages() -> list[str]:

@@ -19,6 +19,7 @@ from cluster_wire.redis_client import connect
 from control_plane.service.embedded_redis import EmbeddedRedis
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
+from tests.counting import gloo_loops
 from tests.fakes.claims_reader import read_claims
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
@@ -196,6 +197,7 @@ def claim_trials(role: EngineRole) -> dict[str, Any]:
 
     async def results() -> dict[str, Any]:
         async with trial_of(role) as trial:
-            return {name: await each(trial) for name, each in TRIALS.items()}
+            found = {name: await each(trial) for name, each in TRIALS.items()}
+            return {**found, "gloo_loops": gloo_loops()}
 
     return asyncio.run(results())

@@ -32,6 +32,10 @@ def test_a_prompts_chunks_are_claimed_by_the_keys_that_routers_find(trials: dict
     assert trials["one_prompt"] == {"plain": True, "salted": True, "alike": 0}
 
 
+def test_the_process_groups_of_an_engine_share_a_device(trials: dict[str, Any]) -> None:
+    assert trials["gloo_loops"] == 1
+
+
 def test_stream_and_pools_agree_under_eviction_copies_and_aborts(trials: dict[str, Any]) -> None:
     """Each audit compares them; here is that there was something to compare."""
     found = trials["random_prompts"]

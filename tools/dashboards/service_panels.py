@@ -6,6 +6,14 @@ from tools.dashboards.panel import Dashboard, Kind, Panel, Query, Row
 _FAILED = 'rachis_requests_total{outcome=~"failed|expired"}'
 _FIRING = 'ALERTS{alertname=~"Rachis.+",alertstate="firing"}'
 
+
+def _kept(what: str) -> tuple[Query, ...]:
+    """Of "ttft" or "tpot", by class."""
+    measured, objective = f"rachis_request_{what}_seconds", f"rachis_objective_{what}_seconds"
+    kept = (Query(quantile(each, measured, "class"), f"{each:.0%} keep, {{{{class}}}}") for each in (0.5, 0.9, 0.99))
+    return (*kept, Query(largest(objective, "class"), "objective for 90%, {{class}}"))
+
+
 SERVICE = Dashboard(
     "service",
     "Rachis: service",
@@ -88,23 +96,13 @@ SERVICE = Dashboard(
                 Panel(
                     "Time to first token",
                     "s",
-                    (
-                        Query(quantile(0.5, "rachis_request_ttft_seconds", "class"), "50% keep, {{class}}"),
-                        Query(quantile(0.9, "rachis_request_ttft_seconds", "class"), "90% keep, {{class}}"),
-                        Query(quantile(0.99, "rachis_request_ttft_seconds", "class"), "99% keep, {{class}}"),
-                        Query(largest("rachis_objective_ttft_seconds", "class"), "objective for 90%, {{class}}"),
-                    ),
+                    _kept("ttft"),
                     width=12,
                 ),
                 Panel(
                     "Time for each token after the first",
                     "s",
-                    (
-                        Query(quantile(0.5, "rachis_request_tpot_seconds", "class"), "50% keep, {{class}}"),
-                        Query(quantile(0.9, "rachis_request_tpot_seconds", "class"), "90% keep, {{class}}"),
-                        Query(quantile(0.99, "rachis_request_tpot_seconds", "class"), "99% keep, {{class}}"),
-                        Query(largest("rachis_objective_tpot_seconds", "class"), "objective for 90%, {{class}}"),
-                    ),
+                    _kept("tpot"),
                     width=12,
                 ),
                 Panel(

@@ -11,9 +11,10 @@ from unittest import mock
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from cluster_core.objectives import RequestClass
 from decode_worker import chunk_bounding
 from decode_worker.chunk_bounding import ChunkBounding, _Begun
-from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom
+from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, spare_s
 from shared_worker.engine_scheduler import SharedMixin
 from tests.campaign.fuzz.planted import PLANTS, Plant
 from tests.campaign.fuzz.slow_load import SlowLoadConnector
@@ -87,10 +88,29 @@ def _leased_blocks_are_free_at_once() -> AbstractContextManager[Any]:
     return mock.patch.object(SlowLoadConnector, "request_finished", free_at_once)
 
 
+def _all_are_taken_for_best_effort() -> AbstractContextManager[Any]:
+    return mock.patch.object(chunk_bounding, "class_of", lambda priority: RequestClass.BEST_EFFORT)
+
+
+def _what_one_class_can_spare_is_taken_from_another() -> AbstractContextManager[Any]:
+    def of_all(self: Any, answering: Iterable[Any], now_s: float) -> float:
+        held = [each for each in answering if self._tpot_s(each)]
+        had = zip(held, self._progress(held, now_s), strict=True)
+        return spare_s(tokens * self._tpot_s(each) - took_s for each, (tokens, took_s) in had)
+
+    return mock.patch.object(ChunkBounding, "_spare_s", of_all)
+
+
 SHARED_PLANTS: Mapping[str, Plant] = {
     "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
     "a_late_prompt_takes_what_decodes_have_not_to_spare": Plant(
         "whoever decodes beside a late prompt loses its TPOT", _a_late_prompt_takes_what_decodes_have_not_to_spare
+    ),
+    "all_are_taken_for_best_effort": Plant(
+        "whoever decodes beside best effort has its pace", _all_are_taken_for_best_effort
+    ),
+    "what_one_class_can_spare_is_taken_from_another": Plant(
+        "many of best effort outvote the one that somebody reads", _what_one_class_can_spare_is_taken_from_another
     ),
     "the_step_that_runs_counts_for_nothing": Plant(
         "what decodes have to spare is spent twice", _the_step_that_runs_counts_for_nothing

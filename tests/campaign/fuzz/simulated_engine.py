@@ -93,6 +93,8 @@ class World:
     # None: that of the others.
     best_effort_tpot_s: float | None = None
     ttft_s: float = 5.0
+    # Likewise.
+    best_effort_ttft_s: float | None = None
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -356,7 +358,7 @@ def _make_scheduler(kind: type, world: World) -> tuple[Any, Callable[..., Any]]:
             chunk_bounding.KEY: {
                 "tpot_s": world.tpot_s,
                 "ttft_s": world.ttft_s,
-                "best_effort": {"ttft_s": None, "tpot_s": world.best_effort_tpot_s},
+                "best_effort": {"ttft_s": world.best_effort_ttft_s, "tpot_s": world.best_effort_tpot_s},
             },
         },
     )

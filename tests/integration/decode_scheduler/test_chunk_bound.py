@@ -131,6 +131,20 @@ def test_a_prompt_whose_first_token_would_be_late_takes_what_it_needs_of_what_th
     assert engine.answers["long"] == expected_tokens(text("long", 20), 2)
 
 
+@pytest.mark.parametrize(("priority", "yields"), [(0, True), (1, False)])
+def test_a_prompt_of_best_effort_is_late_by_its_own_objective(
+    make_engine: MakeEngine, priority: int, yields: bool
+) -> None:
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, ttft_s=0.1, best_effort_ttft_s=60.0)
+    decoding(engine)
+    until(engine, lambda: len(engine.answers["decoder"]) == 200)
+    engine.outputs.clear()
+    engine.add("long", text("long", 20), 2, priority=priority)
+    engine.turn()
+
+    assert (chunks(engine, "long")[0] > BOUND) is yields
+
+
 def test_a_prompt_that_the_cache_has_is_not_late_for_what_it_need_not_compute(
     make_engine: MakeEngine, clock: SteppedClock
 ) -> None:

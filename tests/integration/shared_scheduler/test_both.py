@@ -99,6 +99,20 @@ def test_beside_an_open_session_what_has_landed_is_computed_in_the_next_step(
     assert not engine.answers.get("longer")
 
 
+@pytest.mark.parametrize(("priority", "yields"), [(0, True), (1, False)])
+def test_a_session_of_best_effort_is_late_by_its_own_objective(
+    make_engine: MakeEngine, priority: int, yields: bool
+) -> None:
+    engine = make_engine(tpot_s=TPOT_S, ttft_s=0.1, best_effort_ttft_s=60.0)
+    engine.open("session", text("session", 2), priority=priority)
+    decoding(engine, "decoder")
+    until(engine, lambda: len(engine.answers["decoder"]) == 200)
+    engine.scheduler.close_input("session", text("last", 20))
+    until(engine, lambda: bool(engine.answers.get("session")))
+
+    assert bool(engine.scheduler.chunks[Limit.TTFT]) is yields
+
+
 def test_beside_an_open_session_the_chunk_is_bounded_as_well(make_engine: MakeEngine) -> None:
     engine = make_engine(tpot_s=TPOT_S)
     engine.open("session", text("session", 2))

@@ -18,9 +18,8 @@ from rachis.v1 import admin_pb2, router_pb2, worker_pb2, worker_pb2_grpc
 
 from tests.examples import seeds
 from tests.fakes.answers import text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 from tests.fakes.random_messages import damaged, message
-from tests.loop_turns import until
 
 # A defect of ours, or a call that did not end.
 FORBIDDEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED}

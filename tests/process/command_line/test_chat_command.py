@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.fakes.answers import session_text
-from tests.fakes.cluster import Cluster, named
-from tests.loop_turns import until
+from tests.fakes.cluster import Cluster, named, until
 
 COMMAND = (sys.executable, "-m", "command_line.main", "chat", "--max-tokens", "8")
 

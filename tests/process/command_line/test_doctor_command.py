@@ -19,9 +19,8 @@ from cluster_core.ports import hold_port
 from command_line.doctor.doctor_run import doctor
 from control_plane.server.composition import RouterTiming
 from kv_transfer.claims.claims import ClaimChange
-from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, Worker, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, Worker, named, running_cluster, until
 from tests.fakes.indexed_cluster import CHUNK, index_of
-from tests.loop_turns import until
 from worker_runtime.claim_feed import ClaimFeed
 
 # What is not there beside engines that are none and a router alone.

@@ -21,8 +21,7 @@ from command_line.logs import logs
 from command_line.options import admin_address, state_file
 from control_plane.fleet.service_logs import ServiceLogs
 from control_plane.service.state import ServiceState
-from tests.fakes.cluster import Cluster, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import Cluster, running_cluster, until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from cluster_core.errors import NotFoundError
 from command_line import pools as commands
 from command_line.pools import parse_sizes
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 from tests.process.control_plane.pools.pool_world import pools_of, quiet
 
 

@@ -8,8 +8,7 @@ import pytest
 from cluster_core.errors import NotFoundError
 from command_line.status.overview import status
 from control_plane.service.state import StateFile
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from rachis.v1 import router_pb2_grpc
 from cluster_core.errors import OverloadedError
 from cluster_wire import calls
 from tests.fakes.answers import retry_after_ms
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 
 _BOUND_S = 120.0
 Answer = Callable[[calls.Context], Awaitable[None]]

@@ -16,8 +16,7 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text
-from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 

@@ -12,8 +12,7 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 from tests.fakes.answers import session_text, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
 _HOST = "127.0.0.1"

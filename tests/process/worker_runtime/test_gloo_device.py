@@ -4,12 +4,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from tests.counting import gloo_loops
+
 _GROUPS = 5
-
-
-def loops() -> int:
-    """Threads of this process that serve a device."""
-    return sum(task.read_text() == "gloo_tcp_loop\n" for task in Path("/proc/self/task").glob("*/comm"))
 
 
 def rank_in_shared_groups(rank: int, ranks: int, store: str) -> tuple[list[float], int, int, str]:
@@ -27,9 +24,9 @@ def rank_in_shared_groups(rank: int, ranks: int, store: str) -> tuple[list[float
             value = torch.tensor([float(rank + 1)])
             distributed.all_reduce(value, group=group)
             sums.append(value.item())
-    shared = loops()
+    shared = gloo_loops()
     distributed.barrier(group=distributed.new_group(list(range(ranks)), backend="gloo"))
-    return sums, shared, loops(), distributed.distributed_c10d.ProcessGroupGloo.__name__
+    return sums, shared, gloo_loops(), distributed.distributed_c10d.ProcessGroupGloo.__name__
 
 
 def test_groups_share_one_device_and_sum_up_over_two_ranks(tmp_path: Path) -> None:

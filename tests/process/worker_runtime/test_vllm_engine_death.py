@@ -13,7 +13,7 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
 from worker_runtime.vllm_engine import VllmEngine

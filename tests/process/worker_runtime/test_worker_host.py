@@ -23,9 +23,9 @@ from cluster_core.ids import registry_digest
 from cluster_core.versions import Versions
 from cluster_wire import registry
 from prefill_worker.service import PrefillService
+from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.redis_server import running_redis
-from tests.loop_turns import until
 from worker_runtime import host as worker_host
 from worker_runtime import own_node
 from worker_runtime.claim_feed import ClaimFeed

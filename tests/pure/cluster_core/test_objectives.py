@@ -5,7 +5,7 @@ import pytest
 from cluster_configs.loading import load
 from cluster_configs.schema import ObjectivesSection
 from cluster_core.errors import ConfigError
-from cluster_core.objectives import Objectives, RequestClass, class_of, objectives_by_class
+from cluster_core.objectives import ClassObjectives, RequestClass, class_of, objectives_by_class
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,18 @@ def test_a_priority_above_0_is_best_effort(priority: int, whose: str) -> None:
 @pytest.mark.parametrize(
     ("given", "best_effort"),
     [
-        ({}, Objectives(2.0, 0.05)),
-        ({"ttft_s": 60.0}, Objectives(60.0, 0.05)),
-        ({"tpot_s": 0.5}, Objectives(2.0, 0.5)),
-        ({"tpot_s": 0.0}, Objectives(2.0, 0.0)),
+        ({}, ClassObjectives(2.0, 0.05)),
+        ({"ttft_s": 60.0}, ClassObjectives(60.0, 0.05)),
+        ({"tpot_s": 0.5}, ClassObjectives(2.0, 0.5)),
+        ({"tpot_s": 0.0}, ClassObjectives(2.0, 0.0)),
     ],
 )
 def test_best_effort_has_those_of_the_others_where_nothing_else_is_said(
-    given: dict[str, float], best_effort: Objectives
+    given: dict[str, float], best_effort: ClassObjectives
 ) -> None:
     section = ObjectivesSection.model_validate({"ttft_s": 2.0, "tpot_s": 0.05, "best_effort": given})
     found = objectives_by_class(section.model_dump())
-    assert found == {RequestClass.INTERACTIVE: Objectives(2.0, 0.05), RequestClass.BEST_EFFORT: best_effort}
+    assert found == {RequestClass.INTERACTIVE: ClassObjectives(2.0, 0.05), RequestClass.BEST_EFFORT: best_effort}
 
 
 @pytest.mark.parametrize(

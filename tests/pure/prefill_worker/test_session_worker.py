@@ -13,8 +13,8 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.engine_jobs import SamplingSpec
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
+from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine, expected_text
-from tests.loop_turns import until
 
 
 class Aborted(Exception):

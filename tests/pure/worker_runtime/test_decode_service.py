@@ -11,8 +11,8 @@ from cluster_core.clock import UnixMs
 from cluster_core.engine_jobs import EmittedTokens, KvLease, SamplingSpec
 from cluster_core.engine_reports import EngineLoad
 from decode_worker.service import DecodeService, decode_job
+from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine, expected_text, fabric
-from tests.loop_turns import until
 from tests.pure.worker_runtime.worker_calls import (
     PROMPT,
     RecordingContext,

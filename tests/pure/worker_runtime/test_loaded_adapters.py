@@ -6,7 +6,7 @@ import pytest
 
 from cluster_core.engine_jobs import Adapter
 from cluster_core.errors import AdapterNotLoadedError
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 from worker_runtime.loaded_adapters import LoadedAdapters
 
 

@@ -20,8 +20,7 @@ from control_plane.access.api_keys import rotated
 from control_plane.access.key_file import edit
 from control_plane.access.roles import RPC_NEEDS, Identity
 from control_plane.model.lifecycle import State
-from tests.fakes.cluster import named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import named, running_cluster, until
 from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, Metadata, status_of
 
 

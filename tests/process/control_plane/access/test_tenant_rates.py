@@ -18,8 +18,7 @@ from cluster_wire.registry import rate_key
 from control_plane.intake.tenant_rates import TenantRates
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms
-from tests.fakes.cluster import SERVICE
-from tests.loop_turns import until
+from tests.fakes.cluster import SERVICE, until
 from tests.process.control_plane.access.conftest import Code, Keyed, keyed_cluster
 
 Made = tuple[Path, dict[str, str]]

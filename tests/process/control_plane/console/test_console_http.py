@@ -12,8 +12,7 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.console.admin_calls import METHODS
 from control_plane.console.pages import MOST_BODY_BYTES
 from control_plane.console.streams import MOST_STREAMS
-from tests.fakes.cluster import DECODE, PREFILL, Cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, until
 from tests.process.control_plane.access.conftest import Keyed
 from tests.process.control_plane.console.calls import asked, called, opened
 

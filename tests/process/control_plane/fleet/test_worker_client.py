@@ -21,9 +21,8 @@ from control_plane.fleet.worker_client import (
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
-from tests.fakes.cluster import CLIENT_DEADLINE_S
+from tests.fakes.cluster import CLIENT_DEADLINE_S, until
 from tests.fakes.engine import FakeEngine
-from tests.loop_turns import until
 
 
 class Called:

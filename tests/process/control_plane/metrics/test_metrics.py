@@ -14,7 +14,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.objectives import Objectives, RequestClass
+from cluster_core.objectives import ClassObjectives, RequestClass
 from control_plane.metrics.probe_server import Probes
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import pool_metrics
@@ -22,8 +22,7 @@ from control_plane.metrics.worker_metrics import node_metrics, registration_metr
 from control_plane.model.lifecycle import OUTCOMES
 from control_plane.model.request_trace import RequestTrace
 from tests.fakes.answers import collected, failure
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
 INTERACTIVE = {"class": "interactive"}
 RECORD = generation.SessionRecord(
@@ -165,8 +164,8 @@ def test_the_share_of_requests_that_keep_the_objective_is_exact(objective_s: flo
     later_s = 7 * objective_s
     metrics = RouterMetrics(
         {
-            RequestClass.INTERACTIVE: Objectives(objective_s, objective_s),
-            RequestClass.BEST_EFFORT: Objectives(later_s, 0.0),
+            RequestClass.INTERACTIVE: ClassObjectives(objective_s, objective_s),
+            RequestClass.BEST_EFFORT: ClassObjectives(later_s, 0.0),
         },
         now_s=lambda: 100.0,
     )
@@ -188,7 +187,7 @@ def test_the_share_of_requests_that_keep_the_objective_is_exact(objective_s: flo
 
 def test_what_best_effort_waits_counts_as_a_share_of_its_own_objective_for_pools_that_follow_their_load() -> None:
     metrics = RouterMetrics(
-        {RequestClass.INTERACTIVE: Objectives(2.0, 0.0), RequestClass.BEST_EFFORT: Objectives(60.0, 0.0)},
+        {RequestClass.INTERACTIVE: ClassObjectives(2.0, 0.0), RequestClass.BEST_EFFORT: ClassObjectives(60.0, 0.0)},
         now_s=lambda: 0.0,
     )
     for _ in range(10):
@@ -217,6 +216,19 @@ async def test_a_request_counts_with_its_ttft_and_its_handoff(cluster: Cluster) 
     assert value(cluster, "handoffs_total", outcome="pulled") == 1
     assert value(cluster, "handoffs_total", outcome="none") == 1
     assert value(cluster, "handoffs_total", outcome="recomputed") == 0
+
+
+async def test_a_request_and_a_session_of_a_priority_above_0_count_as_best_effort(cluster: Cluster) -> None:
+    await cluster.generate(priority=1)
+    session = cluster.session()
+    await session.open(priority=7)
+    await session.finish()
+    await session.answer()
+    best_effort = {"class": "best_effort"}
+    assert value(cluster, "request_ttft_seconds_count", **best_effort) == 2
+    assert value(cluster, "request_tpot_seconds_count", **best_effort) == 2
+    assert value(cluster, "request_ttft_seconds_count", **INTERACTIVE) == 0
+    assert await read(cluster, "objective_ttft_seconds", **best_effort) == 5
 
 
 async def test_a_session_counts_with_its_ttft_from_its_finish(cluster: Cluster) -> None:

@@ -17,9 +17,8 @@ from control_plane.prefix_index.redis_index import IndexHealth, WorkerFeedHealth
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.prefix_chunks import short_name
 from tests.fakes.answers import completion_of, field_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, until
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, keys_of
-from tests.loop_turns import until
 from tests.pure.control_plane.placement.left_behind import left_behind
 
 

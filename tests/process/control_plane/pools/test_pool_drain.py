@@ -13,8 +13,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError
 from tests.fakes.answers import failure, text_of, whole_text
-from tests.fakes.cluster import named
-from tests.loop_turns import until
+from tests.fakes.cluster import named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
 
 # Tokens: more than a worker sends to a router that says nothing.

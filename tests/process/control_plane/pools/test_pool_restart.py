@@ -10,8 +10,7 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.pools.timing import PoolTiming
 from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, text_of
-from tests.fakes.cluster import named
-from tests.loop_turns import until
+from tests.fakes.cluster import named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
 
 

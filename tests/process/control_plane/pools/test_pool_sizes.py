@@ -13,8 +13,7 @@ from cluster_core.errors import StartError
 from control_plane.pools.timing import PoolTiming
 from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.process.control_plane.pools.pool_world import followed, pools_of, quiet, sizes
 
 

@@ -13,8 +13,7 @@ from control_plane.pools.life import Pools
 from control_plane.pools.timing import PoolTiming
 from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, text_of, whole_text
-from tests.fakes.cluster import SHARED, Cluster, named
-from tests.loop_turns import until
+from tests.fakes.cluster import SHARED, Cluster, named, until
 from tests.process.control_plane.pools.pool_world import FakeActors, followed, pools_of, quiet, removed, sizes
 
 

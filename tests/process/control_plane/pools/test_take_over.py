@@ -8,8 +8,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_wire import registry
 from tests.fakes.answers import text_of
-from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, named
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, SERVICE, Cluster, named, until
 from tests.process.control_plane.pools.pool_world import pools_of, quiet, sizes
 
 RUNNING = {"prefill-0": PREFILL, "decode-0": DECODE, "decode-1": DECODE}

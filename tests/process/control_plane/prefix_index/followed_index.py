@@ -8,11 +8,21 @@ from typing import cast
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import IndexSection
+from cluster_wire.easing_pause import EasingPause
 from cluster_wire.redis_client import RedisClient
 from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.redis_index import IndexFollower
 from tests.fakes.claim_streams import SERVICE, MemoryStreams, Unreliable, WritingWorker
+
+
+class CountedPause(EasingPause):
+    """A pause that counts what it is told of."""
+
+    times = 0
+
+    def came(self) -> None:
+        self.times += 1
 
 
 class Followed:

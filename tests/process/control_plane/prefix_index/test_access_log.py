@@ -18,8 +18,9 @@ from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, SNAPSHOTS,
 from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot
 from control_plane.prefix_index.index import PrefixIndex
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
+from tests.fakes.cluster import until
 from tests.fakes.redis_server import running_redis
-from tests.loop_turns import until
+from tests.process.control_plane.prefix_index.followed_index import CountedPause
 
 pytestmark = pytest.mark.integration
 
@@ -88,6 +89,7 @@ class Router:
     ) -> None:
         self.index = PrefixIndex(entries, HALF_LIFE_S)
         self.client = Weak(connect(url, 2.0))
+        self.pause = CountedPause(0.001, 0.001)
         self.log = AccessLog(
             cast(RedisClient, self.client),
             SERVICE,
@@ -96,6 +98,7 @@ class Router:
             router_id=router_id,
             snapshots=snapshots,
             clock=ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms)),
+            pause=self.pause,
         )
 
     def requests(self, keys: Keys) -> float:
@@ -152,6 +155,21 @@ async def test_every_router_counts_every_request_once(make_router: MakeRouter) -
         assert router.requests(shared) == pytest.approx(4.0, abs=NEARLY)
         assert router.requests(own) == pytest.approx(1.0, abs=NEARLY)
         assert router.requests(prompt(3)) == 0.0
+
+
+async def test_polls_come_often_once_a_request_is_recorded_here_or_read_from_another_router(
+    make_router: MakeRouter,
+) -> None:
+    one, other = make_router(), make_router()
+    await one.polls()
+    assert one.pause.times == 0
+    one.log.record(prompt(1))
+    assert (one.pause.times, other.pause.times) == (1, 0)
+    await one.polls()
+    await other.polls()
+    assert (one.pause.times > 1, other.pause.times) == (True, 1)
+    await other.polls()
+    assert other.pause.times == 1, "nothing new has come"
 
 
 async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter) -> None:

@@ -21,8 +21,8 @@ from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.redis_index import IndexFollower
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot
 from tests.fakes.claim_streams import SERVICE, ClaimStreams
+from tests.fakes.cluster import until
 from tests.fakes.redis_server import running_redis
-from tests.loop_turns import until
 from tests.process.control_plane.prefix_index.claims_world import KEYS, World
 from tests.process.control_plane.prefix_index.followed_index import cancelled
 from tests.state_machines import expect_noticed

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from control_plane.prefix_index.redis_index import MOST_ENTRIES_A_POLL
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 from tests.process.control_plane.prefix_index.claims_world import KEYS
 from tests.process.control_plane.prefix_index.followed_index import Followed
 

@@ -1,18 +1,23 @@
 """What the router's index makes of the workers' streams: who comes, leaves, starts again or writes what cannot be."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from cluster_configs.schema import IndexSection
+from cluster_wire.redis_client import RedisClient
+from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.claim_following import OVERRULED_S
 from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.redis_index import IndexFollower
 from kv_transfer.claims.claims import ClaimBatch, ClaimChange, ClaimSnapshot, encode_batch, encode_snapshot
-from tests.fakes.claim_streams import as_keys
-from tests.loop_turns import until
+from tests import simulated_time
+from tests.fakes.claim_streams import SERVICE, MemoryStreams, as_keys
+from tests.fakes.cluster import until
 from tests.process.control_plane.prefix_index.claims_world import KEYS
-from tests.process.control_plane.prefix_index.followed_index import Followed
+from tests.process.control_plane.prefix_index.followed_index import CountedPause, Followed, cancelled
 
 
 async def test_a_worker_whose_lease_has_ended_leaves_without_a_poll(followed: Followed) -> None:
@@ -189,3 +194,35 @@ async def test_a_worker_that_leaves_while_its_claims_are_taken_in_has_none() -> 
 
     assert world.index.generation("decode-0") == 8
     assert world.device("decode-0") == set()
+
+
+def test_an_index_of_which_nothing_is_told_is_looked_at_before_it_would_be_too_old() -> None:
+    """However long the pause between two polls may be by itself: ten seconds here."""
+
+    async def oldest_s() -> float:
+        loop = asyncio.get_running_loop()
+        section = IndexSection(refresh_s=1.0, max_staleness_s=8.0)
+        client = cast(RedisClient, MemoryStreams().client())
+        follower = IndexFollower(client, SERVICE, Membership(), PrefixIndex(64, 600.0), section, now_s=loop.time)
+        task = asyncio.create_task(follower.follow())
+        ages = []
+        for _ in range(600):
+            await asyncio.sleep(0.25)
+            ages.append(follower.health().staleness_s)
+        await cancelled(task)
+        return max(ages)
+
+    assert 1.0 < simulated_time.run(oldest_s()) <= 2.0
+
+
+async def test_a_registration_that_is_ahead_of_the_index_ends_a_long_pause(followed: Followed) -> None:
+    writing = followed.worker("prefill-0")
+    writing.change(0, KEYS)
+    writing.write()
+    await followed.follower.poll()
+    ahead = followed.follower.pause = CountedPause(1.0, 1.0)
+    followed.follower.membership_changed()
+    assert ahead.times == 0
+    followed.register("prefill-0", claims_sequence=99)
+    followed.follower.membership_changed()
+    assert ahead.times == 1

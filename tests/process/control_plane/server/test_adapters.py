@@ -9,9 +9,8 @@ from rachis.v1 import router_pb2 as api
 from cluster_core.engine_jobs import SamplingSpec
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import text_of, tokens_of
-from tests.fakes.cluster import Cluster, named
+from tests.fakes.cluster import Cluster, named, until
 from tests.fakes.engine import expected_text
-from tests.loop_turns import until
 
 PATH = "/adapters/sql"
 DIGEST = "digest-sql"

@@ -17,8 +17,7 @@ from command_line.placement import explanation_of, print_explanation
 from control_plane.model.lifecycle import State
 from control_plane.placement.by_objective import Way
 from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, session_text, text_of, whole_text
-from tests.fakes.cluster import SHARED, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import SHARED, Cluster, named, running_cluster, until
 from tests.process.control_plane.server.test_choices import ask
 
 

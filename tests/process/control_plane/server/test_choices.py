@@ -16,8 +16,7 @@ from rachis.v1 import router_pb2 as api
 from control_plane.dispatch.choices import run_choices
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 # Some blocks of it.

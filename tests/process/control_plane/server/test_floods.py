@@ -17,9 +17,8 @@ from rachis.v1 import router_pb2_grpc
 
 from control_plane.intake.turns import Turns
 from tests.fakes.answers import text_of, whole_text
-from tests.fakes.cluster import Cluster
+from tests.fakes.cluster import Cluster, until
 from tests.fakes.session_call import SessionCall, session_open
-from tests.loop_turns import until
 
 SESSIONS = 1000
 AT_ONCE = 50

@@ -10,8 +10,7 @@ from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import failure, session_text, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, named, running_cluster, until
 
 SHARED = "s" * 300
 REQUESTS = 60

@@ -10,8 +10,7 @@ from rachis.conventions import RETRY_AFTER
 from cluster_core.engine_jobs import EngineJob, EngineOutput
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import failure, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, Worker, running_cluster, until
 
 POISON = "poison"
 

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from tests.fakes.cluster import DECODE, PREFILL, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, named, running_cluster, until
 
 
 async def test_what_waits_for_a_slot_gets_it_by_priority_and_not_by_arrival() -> None:

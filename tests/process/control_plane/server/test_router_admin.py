@@ -12,8 +12,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from tests.fakes.answers import collected, completion_of, failure, field_of, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 
 async def health_of(cluster: Cluster, service: str = "") -> int:

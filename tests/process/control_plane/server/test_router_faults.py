@@ -17,8 +17,7 @@ from control_plane.fleet.vitality import VitalityTiming
 from control_plane.model.lifecycle import State
 from control_plane.server.composition import RouterTiming
 from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, text_of, tokens_of, whole_text
-from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Cancelling and deadlines.
 

@@ -14,9 +14,8 @@ from control_plane.model.lifecycle import State
 from control_plane.model.prefix_scope import PrefixScope
 from fault_sim.blocks.pulls import KV_BYTES_PER_TOKEN
 from tests.fakes.answers import collected, completion_of, text_of, tokens_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.engine import expected_text
-from tests.loop_turns import until
 
 
 async def test_a_request_is_prefilled_handed_off_and_decoded_into_one_completion(cluster: Cluster) -> None:

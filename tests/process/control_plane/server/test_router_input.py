@@ -15,8 +15,7 @@ from rachis.v1 import router_pb2 as api
 from cluster_core.engine_jobs import StructuredOutputs
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, retry_after_ms, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 
 # Waiting.
 

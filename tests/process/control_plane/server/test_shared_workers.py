@@ -13,8 +13,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import completion_of, session_text, text_of, whole_text
-from tests.fakes.cluster import SHARED, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import SHARED, Cluster, named, running_cluster, until
 from tests.process.control_plane.sessions.test_session_drain import drain
 
 NOT_HANDED_OFF, PULLED = generation.HANDOFF_OUTCOME_NONE, generation.HANDOFF_OUTCOME_PULLED

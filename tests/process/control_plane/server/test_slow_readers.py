@@ -13,9 +13,8 @@ from rachis.v1 import router_pb2_grpc
 from control_plane.model.lifecycle import State
 from tests.fakes import cluster as clusters
 from tests.fakes.answers import text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 from tests.fakes.session_call import SessionCall
-from tests.loop_turns import until
 
 # A client that lets the router send it next to nothing that it has not read.
 NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1)]

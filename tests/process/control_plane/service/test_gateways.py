@@ -15,7 +15,7 @@ import pytest
 from cluster_configs.schema import GatewaySection, WebSocketSection
 from cluster_core.event_log import LogRules
 from control_plane.service.gateways import Gateways, Pauses
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 
 _SAYS = """
 import json, sys, time

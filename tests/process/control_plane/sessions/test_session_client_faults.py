@@ -11,9 +11,8 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
 from tests.fakes.session_call import session_open
-from tests.loop_turns import until
 
 # The client.
 

@@ -10,8 +10,7 @@ from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, until
 
 
 async def drain(cluster: Cluster, worker_id: str, **options: int) -> None:

@@ -14,9 +14,8 @@ from cluster_core.engine_jobs import SessionMode
 from control_plane.model.lifecycle import State
 from fault_sim.blocks.pulls import KV_BYTES_PER_TOKEN
 from tests.fakes.answers import session_text, text_of, tokens_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import SessionCall, session_open
-from tests.loop_turns import until
 
 # The answer.
 

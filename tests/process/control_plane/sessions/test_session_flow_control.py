@@ -12,10 +12,9 @@ import pytest
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.session_call import SessionCall
-from tests.loop_turns import until
 
 MAX_BACKLOG_TOKENS = 20
 MAX_UNAPPLIED_INPUTS = 8

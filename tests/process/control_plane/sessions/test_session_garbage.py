@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.fakes.cluster import Cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import Cluster, until
 
 _OURS = {"cluster_core", "control_plane", "prefill_worker", "decode_worker", "worker_runtime", "kv_transfer", "rachis"}
 _TIMES = 5

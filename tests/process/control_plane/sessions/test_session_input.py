@@ -13,9 +13,8 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import field_of, retry_after_ms, session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import SessionCall, session_open
-from tests.loop_turns import until
 
 # Refused before it is accepted: the call ends.
 

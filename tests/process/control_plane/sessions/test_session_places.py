@@ -11,8 +11,7 @@ from rachis.v1 import router_pb2 as api
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms, session_text, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, BytesTokenizer, Cluster, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, BytesTokenizer, Cluster, running_cluster, until
 
 SLOTS = 8
 

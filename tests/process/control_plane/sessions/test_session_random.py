@@ -12,9 +12,8 @@ import pytest
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
 from tests.fakes.session_call import SessionCall
-from tests.loop_turns import until
 
 SESSIONS = 40
 

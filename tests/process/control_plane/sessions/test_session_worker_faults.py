@@ -9,8 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms, session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 
 # Prefill workers.
 

@@ -16,8 +16,7 @@ from control_plane.dispatch import worker_calls
 from control_plane.model.request_trace import Interval, RequestTrace, TraceStage
 from tests import stages
 from tests.fakes.answers import completion_of
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
-from tests.loop_turns import until
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.planting import planted
 
 Ask = Callable[[Cluster, str, Random], Awaitable[generation.Completion]]

@@ -14,9 +14,8 @@ from rachis.v1 import router_pb2 as api
 
 from benchmarks.otlp_collector import listening
 from tests.fakes.answers import text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster
+from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, running_cluster, until
 from tests.fakes.session_call import session_open
-from tests.loop_turns import until
 from tests.stages import adds_up
 
 

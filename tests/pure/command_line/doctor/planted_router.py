@@ -8,6 +8,7 @@ from rachis.v1 import admin_pb2 as admin
 from command_line.doctor.seen import Seen
 from tests.pure.command_line.doctor.planted_workers import ALL
 from tests.pure.command_line.doctor.world import (
+    BEST_EFFORT,
     GIB,
     INTERACTIVE,
     Plant,
@@ -66,6 +67,20 @@ PLANTED = (
         figures({("rachis_request_ttft_seconds_bucket", frozenset({INTERACTIVE, ("le", "5.0")})): 340.0}),
         "objectives.ttft_s",
         "15% of 400 requests have waited longer than 5 s",
+    ),
+    Planted(
+        "ttft",
+        both(
+            configured(objectives__best_effort__ttft_s=60.0),
+            figures(
+                {
+                    ("rachis_request_ttft_seconds_count", frozenset({BEST_EFFORT})): 200.0,
+                    ("rachis_request_ttft_seconds_bucket", frozenset({BEST_EFFORT, ("le", "60.0")})): 150.0,
+                }
+            ),
+        ),
+        "objectives.ttft_s",
+        "25% of 200 best-effort requests have waited longer than 60 s",
     ),
     Planted(
         "traces",

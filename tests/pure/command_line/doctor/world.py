@@ -17,7 +17,7 @@ from command_line.doctor.seen import Comparison, Disk, Part, Probe, Seen
 
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 # As metrics have it.
-INTERACTIVE = ("class", "interactive")
+INTERACTIVE, BEST_EFFORT = ("class", "interactive"), ("class", "best_effort")
 NOW_S = 1_800_000_000.0
 GIB = 1 << 30
 DAY_S = 86_400.0

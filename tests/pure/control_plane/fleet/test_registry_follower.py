@@ -16,7 +16,7 @@ from control_plane.fleet.registry_follower import RegistryFollower
 from fault_sim.local_redis.client import LocalRedis
 from fault_sim.local_redis.store import Store
 from fault_sim.network import Network
-from tests.loop_turns import until
+from tests.fakes.cluster import until
 
 SERVICE = "svc-test"
 

@@ -8,8 +8,8 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_wire import registry
 from cluster_wire.redis_client import RedisClient
 from control_plane.pools.kept_sizes import KeptSizes, held
+from tests.fakes.cluster import until
 from tests.fakes.registry import RegistryRedis
-from tests.loop_turns import until
 
 SIZES = {wire.POOL_PREFILL: 1, wire.POOL_DECODE: 2}
 
