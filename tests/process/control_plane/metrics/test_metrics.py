@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
+from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.objectives import ClassObjectives, RequestClass
@@ -229,6 +230,12 @@ async def test_a_request_and_a_session_of_a_priority_above_0_count_as_best_effor
     assert value(cluster, "request_tpot_seconds_count", **best_effort) == 2
     assert value(cluster, "request_ttft_seconds_count", **INTERACTIVE) == 0
     assert await read(cluster, "objective_ttft_seconds", **best_effort) == 5
+    # And each of two choices.
+    cluster.calls += 1
+    prompt, sampling = generation.PromptInput(text="hello"), generation.SamplingParams(max_tokens=4)
+    async for _ in cluster.api.Generate(api.GenerateRequest(prompt=prompt, sampling=sampling, priority=1, n=2)):
+        pass
+    assert value(cluster, "request_tpot_seconds_count", **best_effort) == 4
 
 
 async def test_a_session_counts_with_its_ttft_from_its_finish(cluster: Cluster) -> None:

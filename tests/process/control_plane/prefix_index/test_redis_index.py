@@ -215,12 +215,19 @@ def test_an_index_of_which_nothing_is_told_is_looked_at_before_it_would_be_too_o
     assert 1.0 < simulated_time.run(oldest_s()) <= 2.0
 
 
-async def test_a_registration_that_is_ahead_of_the_index_ends_a_long_pause(followed: Followed) -> None:
+async def test_a_batch_and_a_registration_that_is_ahead_of_the_index_end_a_long_pause(followed: Followed) -> None:
     writing = followed.worker("prefill-0")
     writing.change(0, KEYS)
     writing.write()
     await followed.follower.poll()
     ahead = followed.follower.pause = CountedPause(1.0, 1.0)
+    await followed.follower.poll()
+    assert ahead.times == 0, "nothing new has come"
+    writing.change(0, KEYS[:1])
+    writing.write()
+    await followed.follower.poll()
+    assert ahead.times == 1, "a batch has"
+    ahead.times = 0
     followed.follower.membership_changed()
     assert ahead.times == 0
     followed.register("prefill-0", claims_sequence=99)
