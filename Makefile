@@ -103,6 +103,8 @@ test: setup sdks ## All tests, in order: of one core, processes beside many host
 	$(PYTEST) tests/process $(SPREAD) || failed=1
 	wait $$hosts || failed=1
 	$(PYTEST) $(ENGINES) $(SPREAD) || failed=1
+	# Nothing of these tests is left to yield to; beside strangers it would get next to nothing.
+	{ echo 0 > /proc/$$campaign/autogroup; renice -n 0 -g $$campaign; } > /dev/null 2>&1 || true
 	wait $$campaign || failed=1
 	cat $$beside/campaign $$beside/hosts
 	rm -r $$beside

@@ -88,6 +88,16 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantShare:
+    """Whose a job is, and its part of an engine while others want it as well."""
+
+    # Empty: of nobody; a service without keys has no tenants.
+    tenant_id: str = ""
+    # 0 is as 1.
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineJob:
     """One prompt for the engine."""
 
@@ -110,6 +120,7 @@ class EngineJob:
     adapter: Adapter | None = None
     # Of the span that the engine's own belongs below, as W3C Trace Context writes it; empty: of none.
     traceparent: str = ""
+    tenant: TenantShare = field(default_factory=TenantShare)
 
     @property
     def kv_scope(self) -> str:

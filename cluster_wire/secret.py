@@ -33,6 +33,10 @@ class Secret:
         """That a request's KV is kept under: 64 hexadecimal digits. cache_salt: the client's own, which refines it."""
         return self._derived("salt", tenant if sharing == "never" else "", cache_salt).hex()
 
+    def tenant_id(self, tenant: str) -> str:
+        """16 hexadecimal digits by which workers tell tenants apart."""
+        return self._derived("tenant", tenant).hex()[:16]
+
     @property
     def service_key(self) -> str:
         """By which processes of the service show that they have the secret."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Key in `SamplingParams.extra_args`: until when anybody waits for the request, monotonic.
 REQUEST_DEADLINE_ARG = "rachis_deadline_s"
+# Likewise: the request's `TenantShare`, where it is some tenant's.
+TENANT_ARG = "rachis_tenant"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -75,6 +77,8 @@ def sampling_params(job: EngineJob, pull_until_s: float | None = None) -> Sampli
         extra[EMITTED_ARG] = list(job.emitted.token_ids)
     if job.deadline_s is not None:
         extra[REQUEST_DEADLINE_ARG] = monotonic_s() + job.deadline_s
+    if job.tenant.tenant_id:
+        extra[TENANT_ARG] = job.tenant
     return SamplingParams(
         max_tokens=spec.max_tokens,
         temperature=spec.temperature,

@@ -34,6 +34,7 @@ from cluster_core.engine_jobs import (
     SessionProgress,
     SessionRecord,
     StructuredOutputs,
+    TenantShare,
     TokenLogprob,
 )
 from cluster_core.engine_reports import (
@@ -70,6 +71,7 @@ ROWS = (
     Row(KvLease, wire.KvHandoff, given=frozenset({"worker_id", "generation"})),
     Row(EmittedTokens, wire.EmittedTokens),
     Row(Adapter, wire.Adapter),
+    Row(TenantShare, wire.TenantShare),
     Row(EngineJob, wire.PrefillRequest, given=frozenset({"generation", "named"})),
     Row(EngineJob, wire.PrefillSessionOpen, given=frozenset({"generation", "mode", "named"})),
     Row(

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from rachis.metadata_channel import Metadata
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import SecuritySection
 from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
@@ -69,6 +70,12 @@ class Access:
     def limits_of(self, tenant: str) -> TenantLimits:
         """What a tenant may have, as the operator has said last."""
         return UNLIMITED
+
+    def share(self, tenant: str) -> wire.TenantShare:
+        """What workers are told of whose a request is."""
+        if not tenant or self._secret is None:
+            return wire.TenantShare()
+        return wire.TenantShare(tenant_id=self._secret.tenant_id(tenant), weight=self.limits_of(tenant).weight)
 
     def salt(self, caller: Identity, cache_salt: str) -> str:
         """What the KV of the caller's prompt is kept under. cache_salt: the caller's own."""

@@ -51,6 +51,7 @@ class WholePrompt:
             adapter=self._job.scope.adapter,
             priority=self._job.priority,
             named=names_of(self._job),
+            tenant=self._job.share,
         )
         say_emitted(request, self._job)
         return await self._client.prefill(worker, request, self._job.remaining_s(self._now_s()))

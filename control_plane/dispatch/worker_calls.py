@@ -249,6 +249,7 @@ class WorkerCalls:
             adapter=job.scope.adapter,
             priority=job.priority,
             named=names_of(job),
+            tenant=job.share,
         )
         if call.pulls and self._handoff is not None:
             request.handoff.CopyFrom(self._handoff)

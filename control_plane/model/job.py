@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import DeadlineError
 from cluster_core.ids import RequestId
@@ -38,6 +39,8 @@ class Job:
     priority: int = 0
     # Whose it is; empty in a service without keys.
     tenant: str = ""
+    # That tenant, as workers are told of it.
+    share: wire.TenantShare = field(default_factory=wire.TenantShare)
     # A session's prompt may still grow or change.
     prompt_changes: bool = False
     # The prompt as placement sees it, once it has looked.

@@ -184,6 +184,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 scope=scope,
                 priority=request.priority,
                 tenant=caller.tenant,
+                share=self._arrivals.access.share(caller.tenant),
                 arrived_s=arrived_s,
                 deadline_s=arrived_s + self._arrivals.timeout_s(context.time_remaining()),
             )

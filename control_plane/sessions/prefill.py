@@ -81,6 +81,7 @@ class PromptInPieces:
             adapter=self._job.scope.adapter,
             priority=self._job.priority,
             named=names_of(self._job),
+            tenant=self._job.share,
         )
         self._attach()
         try:

@@ -107,6 +107,7 @@ class StreamingSessions:
             scope=PrefixScope(self._arrivals.access.salt(caller, opened.cache_salt), adapter),
             priority=opened.priority,
             tenant=caller.tenant,
+            share=self._arrivals.access.share(caller.tenant),
             lifecycle=lifecycle,
             arrived_s=arrived_s,
             deadline_s=called_s + timeout_s,

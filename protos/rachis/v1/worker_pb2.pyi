@@ -158,6 +158,32 @@ class RequestNames(_message.Message):
 Global___RequestNames: _TypeAlias = RequestNames  # noqa: Y015
 
 @_typing.final
+class TenantShare(_message.Message):
+    """Whose a request is, for the order in which an engine computes and for what its caches keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """Told apart by it alone: made from the secret and the tenant's name, which workers need not know. Empty: no tenants."""
+    weight: _builtins.float
+    """Its part of what is waited for, above 0; 0 is as 1."""
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
+
+@_typing.final
 class PrefillRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -171,6 +197,7 @@ class PrefillRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     NAMED_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     """The registration this request was placed on: a worker of another generation refuses it."""
@@ -193,6 +220,8 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def named(self) -> Global___RequestNames: ...
+    @_builtins.property
+    def tenant(self) -> Global___TenantShare: ...
     def __init__(
         self,
         *,
@@ -206,10 +235,11 @@ class PrefillRequest(_message.Message):
         adapter: Global___Adapter | None = ...,
         priority: _builtins.int = ...,
         named: Global___RequestNames | None = ...,
+        tenant: Global___TenantShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "named", b"named", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "hand_off", b"hand_off", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,6 +305,7 @@ class PrefillSessionOpen(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     NAMED_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     mode: _generation_pb2.SessionMode.ValueType
@@ -292,6 +323,8 @@ class PrefillSessionOpen(_message.Message):
     def adapter(self) -> Global___Adapter: ...
     @_builtins.property
     def named(self) -> Global___RequestNames: ...
+    @_builtins.property
+    def tenant(self) -> Global___TenantShare: ...
     def __init__(
         self,
         *,
@@ -305,10 +338,11 @@ class PrefillSessionOpen(_message.Message):
         adapter: Global___Adapter | None = ...,
         priority: _builtins.int = ...,
         named: Global___RequestNames | None = ...,
+        tenant: Global___TenantShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "named", b"named", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "generation", b"generation", "hand_off", b"hand_off", "mode", b"mode", "named", b"named", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,6 +520,7 @@ class DecodeRequest(_message.Message):
     OUTPUT_STREAM_FIELD_NUMBER: _builtins.int
     OUTPUT_CALL_FIELD_NUMBER: _builtins.int
     NAMED_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     generation: _builtins.int
     cache_salt: _builtins.str
@@ -513,6 +548,8 @@ class DecodeRequest(_message.Message):
     def adapter(self) -> Global___Adapter: ...
     @_builtins.property
     def named(self) -> Global___RequestNames: ...
+    @_builtins.property
+    def tenant(self) -> Global___TenantShare: ...
     def __init__(
         self,
         *,
@@ -528,10 +565,11 @@ class DecodeRequest(_message.Message):
         output_stream: _builtins.str = ...,
         output_call: _builtins.int = ...,
         named: Global___RequestNames | None = ...,
+        tenant: Global___TenantShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "named", b"named", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "emitted", b"emitted", "handoff", b"handoff", "named", b"named", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "named", b"named", "output_call", b"output_call", "output_stream", b"output_stream", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "emitted", b"emitted", "generation", b"generation", "handoff", b"handoff", "named", b"named", "output_call", b"output_call", "output_stream", b"output_stream", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
