@@ -63,8 +63,10 @@ _IDLE_S = 1.0
 _FEWER_S = 5.0
 # For as long a report may come again.
 _KEPT_MS = 600_000
-# Buckets that one call brings.
-_MOST_BUCKETS = 256
+# Tenants of whom one call tells, with two buckets each: the loop is others' between two calls.
+_MOST_TENANTS = 64
+# A report of many tenants is followed by so many times what it took, so that it is no more than a fifth of the time.
+_REST = 4.0
 
 
 class SharedRates:
@@ -91,6 +93,8 @@ class SharedRates:
         self._is_new = asyncio.Event()
         # Since when there are fewer routers than count.
         self._fewer_since_s = now_s()
+        # The last report, of all tenants.
+        self._took_s = 0.0
         self._loop = RedisLoop(self.share, self._pause, _WORDS)
         self.rates = TenantRates(limits_of)
         self.apart = 0
@@ -122,22 +126,26 @@ class SharedRates:
         many = len(self._others) + 1
         if many >= self.rates.routers:
             self.rates.routers, self._fewer_since_s = many, self._now_s()
-        spent = self.rates.to_tell(self._now_s())
-        for first in range(0, len(spent), _MOST_BUCKETS):
-            told = spent[first : first + _MOST_BUCKETS]
+        began_s, tenants = self._now_s(), self.rates.tenants()
+        for first in range(0, len(tenants), _MOST_TENANTS):
+            told = self.rates.to_tell(tenants[first : first + _MOST_TENANTS], self._now_s())
+            if not told:
+                await asyncio.sleep(0)
+                continue
             try:
                 levels = await self._spend(told)
             except BaseException:
-                self.rates.not_told(spent[first:])
+                self.rates.not_told(told)
                 self._fewer_since_s = self._now_s()
                 raise
             if self._now_s() - self._fewer_since_s > _FEWER_S:
                 self.rates.routers = many
             self.rates.told(told, map(float, levels), self._now_s())
+        self._took_s = self._now_s() - began_s
 
     async def _pause(self) -> None:
         if len(self.rates):
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(max(self._every_s, min(_REST * self._took_s, _IDLE_S)))
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_S):

@@ -95,10 +95,15 @@ class TenantRates:
         if tokens:
             self._spend(tenant, "tokens_per_s", tokens, now_s)
 
-    def to_tell(self, now_s: float) -> list[Spent]:
-        """What has happened since, and of whom there is something to be known. `told` or `not_told` follows."""
+    def tenants(self) -> list[str]:
+        """Whose buckets are not full, as far as this router knows."""
+        return list(self._parts)
+
+    def to_tell(self, tenants: Iterable[str], now_s: float) -> list[Spent]:
+        """What these have spent since, and of whom there is something to be known. `told` or `not_told` follows."""
         spent = []
-        for tenant in list(self._parts):
+        known = [tenant for tenant in tenants if tenant in self._parts]
+        for tenant in known:
             limits, parts = self.limits_of(tenant), self._parts[tenant]
             rates = dict(_rates(limits))
             for limit in [limit for limit in parts if limit not in rates]:
@@ -112,7 +117,7 @@ class TenantRates:
                 if part.telling or missing or not part.is_heard:
                     spent.append(Spent(tenant, limit, rates[limit], burst, part.telling, part.number))
         told = {each.tenant for each in spent}
-        for tenant in [tenant for tenant in self._parts if tenant not in told]:
+        for tenant in [tenant for tenant in known if tenant not in told]:
             del self._parts[tenant]
         return spent
 

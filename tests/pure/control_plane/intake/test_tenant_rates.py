@@ -59,7 +59,7 @@ class Routers:
 
     def share(self, router: int) -> None:
         rates = self.rates[router]
-        spent = rates.to_tell(self.now_s)
+        spent = rates.to_tell(rates.tenants(), self.now_s)
         if self.is_away:
             rates.not_told(spent)
         else:
@@ -209,10 +209,10 @@ def test_what_is_spent_while_a_report_is_on_its_way_still_counts(monkeypatch: py
     def left() -> float:
         rates = TenantRates(lambda tenant: TenantLimits(tokens_per_s=RATE, burst_s=BURST_S))
         rates.spend("acme", 5, 0.0)
-        spent = rates.to_tell(0.0)
+        spent = rates.to_tell(rates.tenants(), 0.0)
         rates.spend("acme", 7, 0.0)
         rates.told(spent, [15.0], 0.0)
-        (after,) = rates.to_tell(0.0)
+        (after,) = rates.to_tell(rates.tenants(), 0.0)
         assert after.amount == 7
         # Of a part: what is left is not told to anybody.
         return rates._parts["acme"]["tokens_per_s"].balance
@@ -226,13 +226,13 @@ def test_who_has_no_limits_is_not_remembered_and_who_is_full_again_is_forgotten(
     for _ in range(100):
         rates.begin("zeta", 0.0)
         rates.spend("zeta", 10**9, 0.0)
-    assert len(rates) == 0 and rates.to_tell(0.0) == []
+    assert len(rates) == 0 and rates.to_tell(rates.tenants(), 0.0) == []
     assert rates.begin("acme", 0.0) and not rates.begin("acme", 0.0)
-    spent = rates.to_tell(0.0)
+    spent = rates.to_tell(rates.tenants(), 0.0)
     assert [each.amount for each in spent] == [2.0]
     rates.told(spent, [18.0], 0.0)
-    assert [each.amount for each in rates.to_tell(0.1)] == [0.0]
-    assert rates.to_tell(10.0) == [] and len(rates) == 0
+    assert [each.amount for each in rates.to_tell(rates.tenants(), 0.1)] == [0.0]
+    assert rates.to_tell(rates.tenants(), 10.0) == [] and len(rates) == 0
 
 
 def test_a_router_that_sees_a_tenant_for_the_first_time_hears_of_its_debt_though_it_has_spent_nothing() -> None:
@@ -254,7 +254,7 @@ def test_limits_that_change_hold_from_the_next_request_on() -> None:
     rates.begin("acme", 0.1)
     limits[0] = UNLIMITED
     rates.begin("acme", 0.1)
-    assert rates.to_tell(0.1) == [] and len(rates) == 0
+    assert rates.to_tell(rates.tenants(), 0.1) == [] and len(rates) == 0
 
 
 def test_tenants_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
