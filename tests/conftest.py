@@ -40,10 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
 
 
+# All modules and tests live to the end: nothing is looked through for garbage before they are there.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """All modules and tests live to the end: a full collection need not walk them each time."""
+    """No collection need walk through what is there by now."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -20,6 +20,7 @@ _PACKAGE = "prometheus"
 _APT_TIMEOUT_S = 120
 
 
+@functools.cache
 def rule_groups() -> list[dict[str, Any]]:
     """Of all rule files."""
     return [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]

@@ -55,10 +55,12 @@ class Worker:
         self.router = Router()
         self.streaming = asyncio.create_task(self.service.StreamOutputs(iter(()), self.router))  # type: ignore[arg-type]
         self.messages: list[wire.StreamOutputsResponse] = []
+        self.rows: list[Row] = []
 
     async def read(self, *, takes: bool = True) -> wire.StreamOutputsResponse:
         message = await self.router.messages.get()
         self.messages.append(message)
+        self.rows.extend(rows_of(message))
         if takes and message.acknowledge:
             self.router.requests.put_nowait(wire.StreamOutputsRequest())
         return message
@@ -66,10 +68,6 @@ class Worker:
     async def decode(self, call: int, max_tokens: int = 6) -> None:
         """To its end: nothing comes on the call itself."""
         assert [message async for message in self.service.Decode(request(call, max_tokens), context())] == []
-
-    @property
-    def rows(self) -> list[Row]:
-        return [row for message in self.messages for row in rows_of(message)]
 
     def responses(self, call: int) -> list[wire.DecodeResponse]:
         unread = Unread()
