@@ -5,7 +5,7 @@
     attempts      a prefill worker that is lost is tried again elsewhere so often as the limits say, a decode worker
                   too, while nothing comes of it; one that drains or was not reached counts as no attempt. A decode
                   worker that hangs may only be slow: it is left, gone back to a few times, and at last waited for
-    the answer    what has been emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a pause:
+    the answer    what was emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a pause:
                   prompt and answer are prefilled in one pass, or pulled from one that drains, and generation goes on
     poison        a request during which two engines have died is tried no more (`poison` remembers it for others)
     exclusions    what failed the request gets it no more, in this pool
