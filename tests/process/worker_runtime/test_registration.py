@@ -87,7 +87,7 @@ async def test_a_registration_outlives_a_defect(server: Server, client: redis.Re
             raise failure
 
     record = wire.WorkerRegistration(worker_id=WORKER)
-    registration = Registration(connect(server.url, 0.2), SERVICE, record, 0.2, refresh)
+    registration = Registration(connect(server.url, 10.0), SERVICE, record, 2.0, refresh)
     await registration.open()
     task = asyncio.create_task(registration.keep())
 
