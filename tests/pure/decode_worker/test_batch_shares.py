@@ -141,7 +141,8 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
 
     def waits() -> list[int]:
         tried = Backlog({"flood": 1.0, "few": 0.02}, {"flood": MANY, "few": 600}, places=1)
-        tried.come("flood")
+        for _ in range(2):
+            tried.come("flood")
         found = []
         for _ in range(6):
             for _ in range(40):
@@ -154,7 +155,7 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
             found.append(others)
         return found
 
-    assert max(waits()) <= 1
+    assert max(waits()) <= 2
     joined = BatchShares.joined
 
     def joined_beside_others_alone(self: BatchShares, member: Member) -> None:
@@ -162,7 +163,7 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
             joined(self, member)
 
     planted(monkeypatch, BatchShares, "joined", joined_beside_others_alone)
-    assert max(waits()) > 1
+    assert max(waits()) > 2
 
 
 def test_who_was_away_has_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
