@@ -7,7 +7,7 @@ tenant furthest behind is next, with the request that came first: one that was p
 arrival, and goes before none that came earlier. It joins again for as many tokens as before.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from math import inf
@@ -44,7 +44,7 @@ class BatchShares:
         self._lines: dict[Claimant, _Line] = {}
         self._planned: dict[str, Member] = {}
         # Virtual tokens of those planned.
-        self._planned_tokens: Counter[Claimant] = Counter()
+        self._planned_tokens: defaultdict[Claimant, float] = defaultdict(float)
         # By priority the furthest place of those in turn, until something changes.
         self._limits: dict[int, float] = {}
 
@@ -121,7 +121,7 @@ class BatchShares:
                 yield self._place(whose), first.arrival, first
 
     def _place(self, whose: Claimant) -> float:
-        return self._shares.start(whose) + self._planned_tokens[whose]
+        return self._shares.start(whose) + self._planned_tokens.get(whose, 0.0)
 
 
 def _whose(member: Member) -> Claimant:

@@ -1,7 +1,7 @@
 """Tenants take turns at prompts: tokens by weight, step by step, without credit, and nobody loses what has begun."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
@@ -323,34 +323,42 @@ def test_what_cannot_be_taken_keeps_what_it_will_need_as_well() -> None:
 # Who is here.
 
 
+def looked(mix: Mix, now_s: float) -> bool:
+    mix.look(now_s)
+    mix.check_invariants()
+    return mix.is_mixed
+
+
 def test_a_mix_lasts_for_a_while() -> None:
     mix = Mix()
-    mix.came("1", 0, TenantShare("a", 2.0))
-    mix.came("1", 0, TenantShare("a", 2.0))
-    mix.look(0.0)
-    assert not mix.is_mixed and mix.alone == ((0, "a"), 2.0)
+    for _ in range(2):
+        mix.came("1", 0, TenantShare("a", 2.0))
+    assert not looked(mix, 0.0)
+    assert mix.alone == ((0, "a"), 2.0)
     mix.came("2", 0, TenantShare("b"))
-    mix.look(1.0)
-    assert mix.is_mixed and mix.alone is None
-    mix.left("2")
-    mix.left("2")
-    mix.look(0.9 + LATELY_S)
-    assert mix.is_mixed and mix.alone is not None
-    mix.look(1.0 + LATELY_S)
-    assert not mix.is_mixed
+    assert looked(mix, 1.0)
+    for _ in range(2):
+        mix.left("2")
+    assert looked(mix, 0.9 + LATELY_S)
+    assert not looked(mix, 1.0 + LATELY_S)
     mix.came("3", 1, TenantShare("a"))
-    mix.look(50.0)
-    assert mix.is_mixed, "another priority"
-    mix.check_invariants()
+    assert looked(mix, 50.0), "another priority"
 
 
-def test_the_last_one_leaves_nobody_alone() -> None:
+def alone(mix: Mix) -> tuple[Claimant, float] | None:
+    return mix.alone
+
+
+def test_several_are_not_alone_and_the_last_one_leaves_nobody() -> None:
     mix = Mix()
-    assert mix.alone is None
-    mix.came("1", 0, replace(TenantShare(), weight=0.0))
+    assert alone(mix) is None
+    mix.came("1", 0, TenantShare("a", 0.0))
+    assert alone(mix) == ((0, "a"), 1.0)
+    mix.came("2", 0, TenantShare("b"))
+    assert alone(mix) is None
+    mix.left("2")
     mix.left("1")
-    assert mix.alone is None
-    mix.check_invariants()
+    assert alone(mix) is None
 
 
 def test_what_was_computed_without_a_plan_counts() -> None:
