@@ -4,8 +4,8 @@ All of it on one service with several routers, whose settings alone differ:
 
     never, always    two tenants ask in turn; whether the second one's time to first token tells what the first one has
                      asked: with `security.sharing: never` it must not, with `always` it does, as a control
-    shares           a tenant with requests at random times, alone and beside one that asks for ten times its share, with
-                     prompts as long as its own and five times as long: routers share slots, engines their steps
+    shares           a tenant with requests at random times, alone and beside one that asks for ten times its share,
+                     with prompts as long as its own and five times as long: routers share slots, engines their steps
     plain            neither keys nor TLS: pairs of requests to this router and to one with both
     rated            keys, TLS and rates that nobody reaches: pairs of requests to this router and to one without rates
 """
