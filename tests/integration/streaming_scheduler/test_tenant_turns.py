@@ -238,6 +238,7 @@ def test_what_a_tenant_had_alone_counts_and_a_pause_is_no_credit(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert steps_until_few_are_answered(make_engine) == [1, 1, 1]
+    # Nothing else tells it that a tenant has had something.
     charge = PromptTurns._charge
 
     def charge_beside_others_alone(self: PromptTurns, had: Counter[Claimant]) -> None:

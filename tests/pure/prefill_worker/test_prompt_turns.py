@@ -50,7 +50,7 @@ class Engine:
         self.prompts.append(Prompt(name, TenantShare(name.partition(".")[0], weight), tokens, priority))
 
     def step(self) -> dict[str, int]:
-        contenders = [self._contender(prompt, index) for index, prompt in enumerate(self.prompts)]
+        contenders = [self.contender(prompt, index) for index, prompt in enumerate(self.prompts)]
         by_policy = self.policy(contenders, 0.0)  # type: ignore[operator]
         ordered = self.turns.order(by_policy)
         self.turns.check_invariants()
@@ -81,7 +81,7 @@ class Engine:
             prompt = by_name[victim.request_id]
             prompt.computed, prompt.held_blocks, prompt.losses = 0, 0, prompt.losses + 1
 
-    def _contender(self, prompt: Prompt, index: int) -> Contender:
+    def contender(self, prompt: Prompt, index: int) -> Contender:
         return Contender(
             prompt.name, True, float(index), 0.0, inf, prompt.computed, Tenure.WAITING, index,
             remaining_tokens=prompt.tokens - prompt.computed, known_tokens=prompt.tokens,
@@ -157,6 +157,7 @@ def test_one_that_asks_little_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) 
 
     assert waits(flooded()) == [1] * 5
 
+    # Nothing else tells it that a tenant has had something.
     charge = PromptTurns._charge
 
     def charge_beside_others_alone(self: PromptTurns, had: Counter[Claimant]) -> None:
@@ -220,7 +221,7 @@ def test_one_tenant_has_the_order_of_the_policy() -> None:
     engine.add("a.1", 100)
     engine.add("a.2", 200)
     engine.prompts[1].computed = 50
-    contenders = [engine._contender(prompt, index) for index, prompt in enumerate(engine.prompts)]
+    contenders = [engine.contender(prompt, index) for index, prompt in enumerate(engine.prompts)]
     by_policy = mcps(contenders, 0.0)
     assert turns.order(by_policy) == by_policy
     assert turns.begun(by_policy) == [], "nobody else takes turns"
