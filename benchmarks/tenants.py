@@ -4,7 +4,8 @@ All of it on one service with several routers, whose settings alone differ:
 
     never, always    two tenants ask in turn; whether the second one's time to first token tells what the first one has
                      asked: with `security.sharing: never` it must not, with `always` it does, as a control
-    shares           a tenant with requests at random times, alone and beside one that asks for ten times its share
+    shares           a tenant with requests at random times, alone and beside one that asks for ten times its share,
+                     with prompts as long as its own and five times as long: routers share slots, engines their steps
     plain            neither keys nor TLS: pairs of requests to this router and to one with both
     rated            keys, TLS and rates that nobody reaches: pairs of requests to this router and to one without rates
 """
@@ -27,6 +28,7 @@ Clients = Mapping[tuple[str, str], AsyncClient]
 
 _GREEDY = {"temperature": 0.0, "ignore_eos": True}
 _PROMPT_TOKENS = 600
+_LONG_PROMPT_TOKENS = 3000
 _VOCABULARY = 250
 # Slots of the router at which shares are measured; tenants may have half of them.
 SLOTS = 16
@@ -50,6 +52,7 @@ class TenantsReport:
     victim_p90_ratio: float = 0.0
     # The other one's requests as the victim's own: who waits longest is next.
     victim_p90_ratio_without_shares: float = 0.0
+    victim_p90_ratio_beside_long_prompts: float = 0.0
     tls_ttft_ratio: float = 0.0
     tls_router_cpu_ratio: float = 0.0
     rates_ttft_ratio: float = 0.0
@@ -94,9 +97,9 @@ async def _shares(clients: Clients, requests: int, rng: random.Random, report: T
     victim = clients["shares", "zeta"]
     alone = await _at_random_times(victim, requests, rng)
     ratios = []
-    for tenant in ("acme", "zeta"):
+    for tenant, tokens in (("acme", _PROMPT_TOKENS), ("zeta", _PROMPT_TOKENS), ("acme", _LONG_PROMPT_TOKENS)):
         other = clients["shares", tenant]
-        flood = [asyncio.create_task(_ask_on(other, rng.randrange(1 << 30))) for _ in range(_OUTSTANDING)]
+        flood = [asyncio.create_task(_ask_on(other, rng.randrange(1 << 30), tokens)) for _ in range(_OUTSTANDING)]
         try:
             # Until it has all that it gets.
             await asyncio.sleep(2.0)
@@ -108,7 +111,8 @@ async def _shares(clients: Clients, requests: int, rng: random.Random, report: T
         report.failures += [str(each) for each in ended if isinstance(each, Exception)]
         ratios.append(_p90(beside) / _p90(alone))
     report.victim_requests, report.victim_p90_alone_ms = requests, 1000 * _p90(alone)
-    report.victim_p90_ratio, report.victim_p90_ratio_without_shares = ratios
+    report.victim_p90_ratio, report.victim_p90_ratio_without_shares = ratios[:2]
+    report.victim_p90_ratio_beside_long_prompts = ratios[2]
 
 
 async def _cost(clients: Clients, names: tuple[str, str], pairs: int, rng: random.Random) -> tuple[float, float]:
@@ -140,10 +144,10 @@ async def _at_random_times(client: AsyncClient, requests: int, rng: random.Rando
     return await asyncio.gather(*asked)
 
 
-async def _ask_on(client: AsyncClient, seed: int) -> None:
+async def _ask_on(client: AsyncClient, seed: int, tokens: int) -> None:
     rng = random.Random(seed)
     while True:
-        await client.generate(token_prompt(_prompt(rng)), max_tokens=_ANSWER_TOKENS, **_GREEDY)
+        await client.generate(token_prompt(_prompt(rng, tokens)), max_tokens=_ANSWER_TOKENS, **_GREEDY)
 
 
 async def _ttft_s(client: AsyncClient, prompt: Sequence[int], max_tokens: int = 1) -> tuple[float, int]:
@@ -157,8 +161,8 @@ async def _ttft_s(client: AsyncClient, prompt: Sequence[int], max_tokens: int = 
     return first_s - began_s, cached
 
 
-def _prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(_VOCABULARY) for _ in range(_PROMPT_TOKENS)]
+def _prompt(rng: random.Random, tokens: int = _PROMPT_TOKENS) -> list[int]:
+    return [rng.randrange(_VOCABULARY) for _ in range(tokens)]
 
 
 def _p90(values: Sequence[float]) -> float:

@@ -96,6 +96,14 @@ class TenantShare:
     # 0 is as 1.
     weight: float = 1.0
 
+    @property
+    def part(self) -> float:
+        """What its tokens are divided by."""
+        return self.weight or 1.0
+
+
+NOBODY = TenantShare()
+
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import Decision
 
@@ -25,6 +26,8 @@ class Reason(Enum):
     OVERDUE = "overdue"
     # Nothing ran.
     IDLE = "idle"
+    # Its tenant was furthest behind, and the one chosen too far ahead.
+    SHARE = "share"
 
 
 class Cause(Enum):
@@ -58,6 +61,9 @@ class Member:
     refused_s: float = inf
     # Whether its KV has to be pulled.
     pulls: bool = False
+    # Of its prompt.
+    tokens: int = 0
+    tenant: TenantShare = NOBODY
 
     @property
     def cause(self) -> Cause:

@@ -39,7 +39,7 @@ from kv_transfer import vllm_private
 from kv_transfer.handoff.rules import DEADLINE_PARAM
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
-from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG, tenant_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
@@ -115,6 +115,8 @@ class BatchScheduling(_Scheduler):
                 request.priority,
                 _deadline_s(request),
                 pulls=pulls(request),
+                tokens=request.num_prompt_tokens,
+                tenant=tenant_of(request),
             )
             self.batch_counters.planned(monotonic_s() - began_s)
 

@@ -10,16 +10,20 @@ has been held for its share of the bound, the one whose turn came first takes th
 attracts no request any more, so the batch turns from one prefix to the next as places become free, instead of mixing
 all of them. An overdue request that would spoil the tip joins outside the cohort.
 
+Shares (`decode_worker.batch_shares`). Of several tenants none gets far ahead, whatever its requests share.
+
 Prefixes on their way. A request whose prefix another one is pulling waits for it: then it shares the blocks.
 """
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from math import inf
 
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from decode_worker.batch_members import BatchingCounters, Cause, FormerLead, Joining, Member, Plan, Reason
+from decode_worker.batch_shares import BatchShares
 from decode_worker.chunk_hashes import ChunkHash, common_chunks
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
 from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
@@ -47,6 +51,7 @@ class Batching:
         self._loading: dict[str, Member] = {}
         self._priorities: Counter[int] = Counter()
         self.turns = Turns(self._waiting, wait_bound_s)
+        self.shares = BatchShares()
         # The one that waits for a prefix on its way, since the last plan.
         self._for_prefix: Member | None = None
         self._waiting_priorities: Counter[int] = Counter()
@@ -95,35 +100,39 @@ class Batching:
         deadline_s: float | None = None,
         *,
         pulls: bool = False,
+        tokens: int = 0,
+        tenant: TenantShare = NOBODY,
     ) -> None:
-        """A request waits. deadline_s: then its answer is of no use any more. Raises ValueError for a known id."""
+        """A request waits. deadline_s: then nobody wants its answer. tokens: of its prompt. ValueError: a known id."""
         if request_id in self:
             raise ValueError(f"request {request_id} is known already")
         self.tree.insert(request_id, hashes, priority, self._arrivals)
-        member = Member(request_id, hashes, priority, self._arrivals, now_s, pulls=pulls)
+        member = Member(request_id, hashes, priority, self._arrivals, now_s, pulls=pulls, tokens=tokens, tenant=tenant)
         self._arrivals += 1
         self._waiting[request_id] = member
         self._waiting_priorities[priority] += 1
         self._changed = True
         self.turns.arrived(member, now_s, deadline_s)
+        self.shares.waits(member)
 
     def plan(self, now_s: float, places: int, *, by_arrival: bool = False) -> Plan:
         """Which requests join now; at most `places`. `settle` has to follow.
 
-        by_arrival: in the order of priority and arrival, whatever is shared.
+        by_arrival: in the order of priority and arrival, whatever prefix is shared.
         """
         self._stop_waiting_for_prefix(now_s)
         if by_arrival is not self._by_arrival:
             self._by_arrival = by_arrival
             self.tree.finish_all()
         plan = Plan(places)
-        first = self._first_by_arrival(places) if by_arrival else iter(())
+        first = deque(self._first_by_arrival(places)) if by_arrival else deque()
         while len(plan.joining) < places and len(plan.joining) < len(self._waiting):
-            joining = Joining(next(first), Reason.FCFS) if by_arrival else self._next(plan, now_s)
+            joining = self._next_by_arrival(first) if by_arrival else self._next(plan, now_s)
             if joining is None:
                 break
             name = joining.member.request_id
             self._planned.add(name)
+            self.shares.planned(joining.member)
             if joining.joins_cohort:
                 self.tree.add_to_batch(name)
             else:
@@ -144,6 +153,7 @@ class Batching:
             else:
                 self._return_to_tree(member)
                 self.turns.refused(member, now_s)
+        self.shares.settled()
         self._loading.update((name, self._batch[name]) for name in loading)
         if plan.former is not None and plan.former.lead.request_id not in admitted:
             self._restore(plan.former)
@@ -169,6 +179,7 @@ class Batching:
         self._waiting.move_to_end(request_id, last=False)
         self._waiting_priorities[member.priority] += 1
         self.turns.returned(member, now_s)
+        self.shares.returned(member)
 
     def gone(self, request_id: str) -> bool:
         """A request has finished or was cancelled, wherever it was. False: it was not known."""
@@ -185,9 +196,18 @@ class Batching:
     # Which is next.
 
     def _first_by_arrival(self, most: int) -> Iterator[Member]:
+        most = len(self._waiting) if self.shares.are_several else most
         if len(self._waiting_priorities) <= 1:
             return islice(self._waiting.values(), most)
         return iter(heapq.nsmallest(most, self._waiting.values(), key=lambda each: each.priority))
+
+    def _next_by_arrival(self, first: deque[Member]) -> Joining:
+        """first: by priority and arrival; who has joined is taken out."""
+        while first[0].request_id in self._planned:
+            first.popleft()
+        if self.shares.is_in_turn(first[0]):
+            return Joining(first.popleft(), Reason.FCFS)
+        return Joining(self.shares.furthest_behind(first[0].priority), Reason.SHARE)
 
     def _next(self, plan: Plan, now_s: float) -> Joining | None:
         """None: the batch stays as it is."""
@@ -197,6 +217,8 @@ class Batching:
         member, overdue = self._waiting[best.request_id], self.turns.overdue(now_s, self._planned)
         if overdue is not None and overdue.priority <= member.priority:
             return self._overdue_joins(overdue, plan, now_s)
+        if not self.shares.is_in_turn(member):
+            return self._joins_anyway(self.shares.furthest_behind(member.priority), plan, now_s, Reason.SHARE)
         joining = self._chosen(best, member, plan, now_s)
         if joining is None and overdue is not None:
             # More urgent ones stay out: no other request wants the place.
@@ -233,17 +255,22 @@ class Batching:
         member.prefix_since_s = now_s
         if len(self._batch) > len(self._loading) or plan.joining or len(self._loading) > 1:
             return None
-        others = (each for each in self._longest() if not self._waits_for_prefix(each, plan))
-        other = next(others, None)
+        other = next((each for each in self._longest() if not self._waits_for_prefix(each, plan)), None)
         return Joining(other, Reason.IDLE, joins_cohort=False) if other is not None else None
 
-    def _overdue_joins(self, member: Member, plan: Plan, now_s: float) -> Joining:
+    def _overdue_joins(self, overdue: Member, plan: Plan, now_s: float) -> Joining:
+        if self.shares.is_in_turn(overdue):
+            return self._joins_anyway(overdue, plan, now_s, Reason.OVERDUE)
+        return self._joins_anyway(self.shares.furthest_behind(overdue.priority), plan, now_s, Reason.SHARE)
+
+    def _joins_anyway(self, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining:
+        """Whatever it shares; where it would spoil the tip, outside the cohort."""
         if not self.tree.active_requests:
-            return self._takes_lead(member, plan, now_s, Reason.OVERDUE)
+            return self._takes_lead(member, plan, now_s, reason)
         candidate = self.tree.candidate(member.request_id)
         if 2 * candidate.tip_after < self._tip_chunks():
-            return Joining(member, Reason.OVERDUE, joins_cohort=False)
-        return Joining(member, Reason.OVERDUE, self._loss(candidate))
+            return Joining(member, reason, joins_cohort=False)
+        return Joining(member, reason, self._loss(candidate))
 
     def _takes_lead(self, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining:
         former = FormerLead(member, self.tree.finish_all(), self._lead_s, self._lead_until_s)
@@ -304,7 +331,9 @@ class Batching:
         return self.tree.wanted_tip_chunks if self.tree.active_requests == 1 else self.tree.tip_chunks
 
     def _unplanned(self) -> Iterator[Member]:
-        return (each for each in self._waiting.values() if each.request_id not in self._planned)
+        """Of those in turn."""
+        unplanned = (each for each in self._waiting.values() if each.request_id not in self._planned)
+        return filter(self.shares.is_in_turn, unplanned)
 
     def _longest(self) -> Iterator[Member]:
         return islice(self._unplanned(), _LEADS)
@@ -331,6 +360,7 @@ class Batching:
         counters.recently_held_s.append(held_s)
         counters.admissions[joining.reason] += 1
         counters.lost_chunks += joining.loss_chunks
+        self.shares.joined(member)
         self._leave_queue(member)
         self._batch[member.request_id] = member
         self._priorities[member.priority] += 1
@@ -341,6 +371,7 @@ class Batching:
             self._for_prefix = None
         _count_down(self._waiting_priorities, member.priority)
         self.turns.left(member)
+        self.shares.left(member)
 
     def _leave_batch(self, request_id: str) -> Member:
         member = self._batch.pop(request_id)

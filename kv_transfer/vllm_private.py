@@ -32,6 +32,7 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
+    "prefill_worker/turn_taking.py": ("Scheduler._free_request",),
     "shared_worker/engine_scheduler.py": ("Scheduler._inflight_prefill_reserved_blocks",),
 }
 
@@ -104,8 +105,7 @@ def workers_of(connector: Any) -> int:
 
 def rank_of(connector: Any) -> int:
     """Of the worker that has this side of a connector, among those of its engine."""
-    rank: int = connector.connector_worker.tp_rank
-    return rank
+    return int(connector.connector_worker.tp_rank)
 
 
 def publish_block(pool: Any, keyed_hash: Any, block: Any) -> None:

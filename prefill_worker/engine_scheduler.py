@@ -1,8 +1,9 @@
 """The streaming scheduler: vLLM's own, with sessions whose prompt arrives while it is prefilled.
 
-A mixin over `Scheduler` and `AsyncScheduler`. While no session is open it changes nothing: vLLM's `schedule` runs as it
-is. Otherwise each step has two phases (`prefill_worker.two_phase`), and between steps sessions take in their input
-(`prefill_worker.session_input`).
+A mixin over `Scheduler` and `AsyncScheduler`. While no session is open, and all requests are of one tenant and one
+priority, it changes nothing: vLLM's `schedule` runs as it is. Otherwise each step has two phases
+(`prefill_worker.two_phase`), tenants and priorities take turns (`prefill_worker.turn_taking`), and between steps
+sessions take in their input (`prefill_worker.session_input`).
 
 Nothing of a session is sampled before its input is closed: its last known token is held back, so that the model runner
 never reaches the end of what it knows.
@@ -29,7 +30,6 @@ from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker.policies import BOUND_PARTIAL, make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
-from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import StreamingRequest
 from prefill_worker.survival import SurvivalEstimates
 from prefill_worker.two_phase import TwoPhase
@@ -45,7 +45,6 @@ class StreamingMixin(TwoPhase):
         self.cost_model = settings.cost_model
         self._order = make_policy(settings.policy, settings.starvation_s)
         self._bounds_partial = settings.policy in BOUND_PARTIAL
-        self._speed = StepSpeed()
         self._survival = SurvivalEstimates()
         self._starvation_s = settings.starvation_s
         self._sessions = {}
@@ -71,14 +70,20 @@ class StreamingMixin(TwoPhase):
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if not self._plans_steps:
-            return super().schedule(throttle_prefills)
-        return self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
+        now_s = monotonic_s()
+        if self._plans_steps:
+            with self._in_short_steps():
+                output = self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
+        else:
+            output = super().schedule(throttle_prefills)
+            self._note_unplanned(output.total_num_scheduled_tokens)
+        self._speed.began(output, output.total_num_scheduled_tokens, now_s)
+        return output
 
     @property
     def _plans_steps(self) -> bool:
         """Else vLLM's own schedule does."""
-        return bool(self._sessions) or self._runs_too_many_adapters()
+        return bool(self._sessions) or self._takes_turns or self._runs_too_many_adapters()
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []
@@ -98,6 +103,7 @@ class StreamingMixin(TwoPhase):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
         self._speed.ended(scheduler_output, monotonic_s())
+        self._mix.look(monotonic_s())
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._sessions:
             now_s = monotonic_s()

@@ -7,13 +7,17 @@ Source: Stream2LLM (arXiv:2604.16395), section 4.1; docs/decisions/0014 says why
 - A contender is charged for all of its known prompt, so that a lower one is only admitted where everything above it
   can finish what is known.
 - Phase 2 preempts the lowest-priority holder among those that Phase 1 left out.
+- What has begun keeps its blocks, and what it needs to end, while tenants take turns (`prefill_worker.prompt_turns`):
+  only a lower priority number takes them.
 
 Who owns which blocks while a plan is made:
     evictable contender        its held blocks, until Phase 2 takes them; charged only when it is granted tokens
     contender not evictable    its held blocks, which nobody can take: charged before anybody else
+    contender that keeps       all blocks of its prompt, against those of its own priority and of higher numbers
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -35,6 +39,8 @@ class StepPlan:
 
     grants: list[Grant]
     left_out: list[Contender]
+    # Of those left out, by name, who keeps its blocks.
+    kept: Collection[str] = ()
 
 
 class _Room:
@@ -47,16 +53,57 @@ class _Room:
     def has(self, contender: Contender, blocks: int) -> bool:
         return self._price(contender, blocks) <= self._blocks
 
-    def charge(self, contender: Contender, blocks: int) -> None:
-        self._blocks -= self._price(contender, blocks)
+    def charge(self, contender: Contender, blocks: int) -> int:
+        """Returns what it takes."""
+        price = self._price(contender, blocks)
+        self._blocks -= price
         if contender.first_block >= 0:
             # Others that share blocks with this one share those in front.
             paid = self._paid.get(contender.first_block, 0)
             self._paid[contender.first_block] = max(paid, contender.shared_blocks, contender.held_blocks)
+        return price
+
+    def copy(self) -> "_Room":
+        other = _Room(self._blocks)
+        other._paid = dict(self._paid)
+        return other
 
     def _price(self, contender: Contender, blocks: int) -> int:
         paid = self._paid.get(contender.first_block, 0)
         return max(0, blocks - min(contender.shared_blocks, paid))
+
+
+class _Kept:
+    """What those that have begun need to end, as far as all of it fits. What still takes input may need it for ever: it
+    keeps nothing against a prompt that is whole."""
+
+    def __init__(self, begun: Sequence[Contender], room: _Room, block_size: int) -> None:
+        self._blocks: dict[str, int] = {}
+        # By priority, and whether they are whole.
+        self._needed: Counter[tuple[int, bool]] = Counter()
+        for each in begun:
+            blocks = _charged_blocks(each, block_size)
+            if room.has(each, blocks):
+                self._blocks[each.request_id] = room.charge(each, blocks)
+                self._needed[each.priority, each.complete] += self._blocks[each.request_id]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._blocks.keys()
+
+    def against(self, each: Contender) -> int:
+        """Blocks that this one may not take."""
+        if not self._blocks or each.request_id in self._blocks:
+            return 0
+        return sum(
+            blocks
+            for (priority, complete), blocks in self._needed.items()
+            if priority <= each.priority and (complete or not each.complete)
+        )
+
+    def granted(self, each: Contender) -> None:
+        """It is charged for itself from now on."""
+        self._needed[each.priority, each.complete] -= self._blocks.pop(each.request_id, 0)
 
 
 def plan_step(
@@ -69,6 +116,7 @@ def plan_step(
     overdue_since_s: float = -inf,
     most_adapters: int = 0,
     partial: PartialBudget | None = None,
+    begun: Sequence[Contender] = (),
 ) -> StepPlan:
     """Phase 1 over contenders in priority order.
 
@@ -77,22 +125,24 @@ def plan_step(
     overdue_since_s: behind one that has waited since then and does not fit, none is admitted that holds nothing;
     otherwise small ones could keep a large one out for ever. most_adapters: different adapters of one step; those that
     come first say which. partial: what sessions that still take input may compute, in a step without a complete prompt;
-    in others nothing. None: there is no such bound.
+    in others nothing. None: there is no such bound. begun: of them those that keep their blocks, as far as these fit
+    together, in this order.
     """
-    plan = StepPlan([], [])
     room, closed, adapters = _Room(capacity_blocks), False, set[int]()
     for each in ordered:
         if not each.evictable:
             room.charge(each, each.held_blocks)
+    kept = _Kept(begun, room.copy(), block_size)
+    plan = StepPlan([], [], kept.names)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
         if partial is not None and not each.complete:
             tokens = min(tokens, partial.most_tokens(each))
-        blocks = footprint_blocks(each, block_size) if each.evictable else _growth_blocks(each, block_size)
+        blocks = _charged_blocks(each, block_size)
         has_place = each.adapter in adapters or not each.adapter or len(adapters) < most_adapters
         if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
             plan.left_out.append(each)
-        elif not has_place or not room.has(each, blocks):
+        elif not has_place or not room.has(each, blocks + kept.against(each)):
             plan.left_out.append(each)
             closed = closed or each.waiting_since_s <= overdue_since_s
         else:
@@ -101,12 +151,21 @@ def plan_step(
             if partial is not None and not each.decodes:
                 partial.granted(each, tokens)
             room.charge(each, blocks)
+            kept.granted(each)
             adapters |= {each.adapter} - {0}
     return plan
 
 
-def _growth_blocks(contender: Contender, block_size: int) -> int:
-    return max(0, footprint_blocks(contender, block_size) - contender.held_blocks)
+def _charged_blocks(contender: Contender, block_size: int) -> int:
+    """Beside what it holds, where nobody can take that."""
+    footprint = footprint_blocks(contender, block_size)
+    return footprint if contender.evictable else max(0, footprint - contender.held_blocks)
+
+
+def reached_tokens(grant: Grant) -> int:
+    """Tokens of it that are computed or found when the step has run."""
+    contender = grant.contender
+    return max(contender.computed_tokens, contender.known_tokens - contender.remaining_tokens) + grant.tokens
 
 
 def footprint_blocks(contender: Contender, block_size: int) -> int:
@@ -114,6 +173,9 @@ def footprint_blocks(contender: Contender, block_size: int) -> int:
     return -(-contender.known_tokens // block_size)
 
 
-def victims(left_out: Sequence[Contender]) -> Iterator[Contender]:
-    """What may be preempted in Phase 2, lowest priority first: those left out that hold blocks which can be taken."""
-    return (each for each in reversed(left_out) if each.held_blocks > 0 and each.evictable)
+def victims(left_out: Sequence[Contender], kept: Collection[str] = ()) -> Iterator[Contender]:
+    """What may be preempted in Phase 2, lowest priority first: those left out that hold blocks which can be taken.
+
+    kept: by name, those of them that come last."""
+    holders = [each for each in reversed(left_out) if each.held_blocks > 0 and each.evictable]
+    return iter(sorted(holders, key=lambda each: each.request_id in kept) if kept else holders)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 
+from cluster_core.engine_jobs import NOBODY, TenantShare
+
 
 class Tenure(IntEnum):
     """Where the engine's own queues hold a contender, in the order in which vLLM serves them."""
@@ -64,6 +66,8 @@ class Contender:
     adapter: int = 0
     # The lowest is computed first, whatever the policy says of the others.
     priority: int = 0
+    # Whose it is.
+    tenant: TenantShare = NOBODY
 
     # It has begun to answer: it is no prompt beside which others wait.
     decodes: bool = False

@@ -6,42 +6,38 @@ with the planned requests alone in its queues; the others are put back behind it
 Source: Stream2LLM section 4.1; docs/decisions/0014.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 from vllm.config import LoRAConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
 from prefill_worker.partial_budget import PartialBudget
-from prefill_worker.planning import Grant, StepPlan, plan_step, victims
-from prefill_worker.policies import Contender, Policy, Tenure, by_priority
+from prefill_worker.planned_queues import PlannedQueues
+from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
+from prefill_worker.policies import Contender, Policy, Tenure
 from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
-from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
+from prefill_worker.turn_taking import TurnTaking
+from worker_runtime.vllm_conversion import tenant_of
 
 
-class TwoPhase(SessionInput):
-    """Mixin over `SessionInput`."""
+class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
+    """Mixin over `Scheduler` and `AsyncScheduler`."""
 
-    running: list[Any]
-    num_waiting_for_streaming_input: int
     # Those that vLLM ends with the step.
     grammar_compile_error_reqs: set[str]
-    scheduler_reserve_full_isl: bool
     lora_config: LoRAConfig | None
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
     # Sessions that still take input are computed little at a time, and beside no whole prompt.
     _bounds_partial: bool
-    _speed: StepSpeed
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
@@ -63,7 +59,8 @@ class TwoPhase(SessionInput):
         with self._only(plan):
             output = schedule()
         self._note_scheduled(output, before, now_s)
-        self._speed.began(output, output.total_num_scheduled_tokens, now_s)
+        contenders = (*(grant.contender for grant in plan.grants), *plan.left_out)
+        self._turns.computed(contenders, output.num_scheduled_tokens)
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
         for contender in plan.left_out:
             request = self.requests[contender.request_id]
@@ -81,7 +78,8 @@ class TwoPhase(SessionInput):
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
-        ordered = by_priority(self._order(self._contenders(now_s), now_s))
+        by_policy = self._order(self._contenders(now_s), now_s)
+        ordered = self._turns.order(by_policy)
         if self._has_turns():
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
@@ -101,6 +99,7 @@ class TwoPhase(SessionInput):
             overdue_since_s=now_s - self._starvation_s,
             most_adapters=self._most_adapters,
             partial=self._partial_budget(now_s) if self._bounds_partial else None,
+            begun=self._turns.begun(by_policy),
         )
 
     def _partial_budget(self, now_s: float) -> PartialBudget:
@@ -178,6 +177,7 @@ class TwoPhase(SessionInput):
             evictable=vllm_private.may_free_blocks(self, request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
+            tenant=tenant_of(request),
             survival=1.0 if is_overdue else self._survival.survival(request.request_id, ready),
         )
 
@@ -236,7 +236,7 @@ class TwoPhase(SessionInput):
     def _make_room(self, plan: StepPlan, now_s: float) -> None:
         needed = sum(self._blocks_needed(grant) for grant in plan.grants)
         pool = vllm_private.pool_of(self)
-        for victim in victims(plan.left_out):
+        for victim in victims(plan.left_out, plan.kept):
             if pool.get_num_free_blocks() >= needed:
                 break
             self._preempt_left_out(self.requests[victim.request_id], now_s)
@@ -253,7 +253,7 @@ class TwoPhase(SessionInput):
         have = contender.held_blocks or self._shared_hits.get(contender.request_id, 0)
         newcomer = contender.tenure is not Tenure.RUNNING
         watermark = self.kv_cache_manager.watermark_blocks if newcomer else 0
-        return max(0, -(-_reached(grant) // self.block_size) - have) + int(watermark)
+        return max(0, -(-reached_tokens(grant) // self.block_size) - have) + int(watermark)
 
     def _preempt_left_out(self, request: Any, now_s: float) -> None:
         """Takes the blocks of a holder, to host memory or for good."""
@@ -310,58 +310,6 @@ class TwoPhase(SessionInput):
             self._sessions[request.request_id].caught_up(now_s)
         return True
 
-    @contextmanager
-    def _only(self, plan: StepPlan) -> Iterator[None]:
-        """While the block runs, vLLM's queues hold the planned requests alone, in priority order."""
-        planned = {grant.contender.request_id: grant for grant in plan.grants}
-        rank = {request_id: index for index, request_id in enumerate(planned)}
-        hidden = [request for request in self.running if request.request_id not in planned]
-        self.running = [request for request in self.running if request.request_id in planned]
-        self.running.sort(key=lambda request: rank[request.request_id])
-        queues = (self.kv_holding_waiting, self.waiting)
-        order = [list(queue) for queue in queues]
-        for queue in queues:
-            chosen = [request for request in queue if request.request_id in planned]
-            _refill(queue, sorted(chosen, key=lambda request: rank[request.request_id]))
-        limited = self._limit(plan)
-        # What vLLM counts as paused sessions are places taken in the model runner: here only the hidden ones take any.
-        paused, self.num_waiting_for_streaming_input = self.num_waiting_for_streaming_input, len(hidden)
-        reserve, self.scheduler_reserve_full_isl = self.scheduler_reserve_full_isl, False
-        try:
-            yield
-        finally:
-            self.scheduler_reserve_full_isl = reserve
-            self.num_waiting_for_streaming_input = paused
-            for request in limited:
-                request.step_limit = None
-            self.running.extend(hidden)
-            for queue, before in zip(queues, order, strict=True):
-                self._restore(queue, before, planned.keys())
-
-    def _limit(self, plan: StepPlan) -> list[Any]:
-        """Keeps a request to its grant: there is room for no more. A prompt that is whole and holds nothing may be on
-        its way from another engine, at its full length; it is limited by what the others leave."""
-        limited = []
-        for grant in plan.grants:
-            request = self.requests[grant.contender.request_id]
-            if grant.tokens >= grant.contender.remaining_tokens:
-                continue
-            if request.num_computed_tokens:
-                request.step_limit = request.num_computed_tokens + grant.tokens
-            elif request.input_open:
-                request.step_limit = _reached(grant)
-            else:
-                continue
-            limited.append(request)
-        return limited
-
-    def _restore(self, queue: RequestQueue, before: list[Any], planned: Any) -> None:
-        """What was left out is back in its place; what vLLM preempted meanwhile stays in front."""
-        left = list(queue)
-        known, waiting = set(before), set(left)
-        kept = [each for each in before if each in waiting or each.request_id not in planned]
-        _refill(queue, [*(each for each in left if each not in known), *kept])
-
     def _note_scheduled(self, output: SchedulerOutput, before: dict[str, int], now_s: float) -> None:
         for request_id, computed in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
@@ -385,15 +333,3 @@ class TwoPhase(SessionInput):
             ledger.ready(0)
             if request.input_open:
                 self._requeue_preempted(request)
-
-
-def _reached(grant: Grant) -> int:
-    """Tokens of it that are computed or found when the step has run."""
-    contender = grant.contender
-    return max(contender.computed_tokens, contender.known_tokens - contender.remaining_tokens) + grant.tokens
-
-
-def _refill(queue: RequestQueue, requests: Sequence[Any]) -> None:
-    queue.remove_requests(list(queue))
-    for request in requests:
-        queue.add_request(request)

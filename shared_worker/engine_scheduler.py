@@ -4,7 +4,8 @@ The mixins of both pools, and here what each has to know of the other. Every ste
     ChunkBounding     how many tokens there are: one for each decode and each landed request, the rest for prompts
     BatchScheduling   which of those that will decode here may begin; sessions, and prompts that are handed off, join no
                       decode batch, and are not asked
-    StreamingMixin    while a session is open: who of all these is computed, and who loses blocks for it
+    StreamingMixin    while a session is open, or tenants take turns: who of all these is computed, and who loses blocks
+                      for it
     vLLM              carries it out
 
 Who knows a request:
@@ -64,6 +65,10 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
         return not self._plans_steps
 
     # For `StreamingMixin`.
+
+    def _one_token_each(self) -> int:
+        landed = sum(self._needs_one_token(each) for each in (*self.kv_holding_waiting, *self.waiting))
+        return super()._one_token_each() + landed
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
         return self._is_held_back(request) or super()._has_to_wait(request, holds_blocks=holds_blocks)

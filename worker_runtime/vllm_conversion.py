@@ -8,11 +8,13 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import (
+    NOBODY,
     EngineJob,
     FinishReason,
     PositionLogprobs,
     SamplingSpec,
     StructuredOutputs,
+    TenantShare,
     TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError
@@ -39,6 +41,13 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
 def trace_headers(job: EngineJob) -> dict[str, str] | None:
     """The span that vLLM's own is put below, where it exports any."""
     return {"traceparent": job.traceparent} if job.traceparent else None
+
+
+def tenant_of(request: Any) -> TenantShare:
+    """Whose one of vLLM's requests is; nobody's where nothing is said."""
+    extra = request.sampling_params.extra_args if request.sampling_params is not None else None
+    share: TenantShare = (extra or {}).get(TENANT_ARG, NOBODY)
+    return share
 
 
 def check_emitted(job: EngineJob, max_model_len: int, vocabulary: int) -> None:

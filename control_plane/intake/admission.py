@@ -1,11 +1,12 @@
 """How many requests the router works on at once, how many may wait, and what memory prompts take: above, it refuses.
 
 The lowest priority number is served first, whoever waits longer. Of one priority tenants share the slots and the queue
-fairly. A slot that is free goes to the tenant that has had the fewest tokens for its weight (`fair_order`), and of its
-requests to the one that has waited longest. Who holds a slot for longer than its tokens take at the recent pace of all
-has had the tokens of that time. A full queue takes a request in place of the latest one of a higher number, and of a
-tenant that has fewer waiting for its weight than another one in place of that one's latest (longest queue drop, Suter
-et al. 1998). No tenant has more slots than its share. Without tenants all are one, and who waits longest is next.
+fairly. A slot that is free goes to the tenant that has had the fewest tokens for its weight
+(`cluster_core.tenant_shares`), and of its requests to the one that has waited longest. Who holds a slot for longer than
+its tokens take at the recent pace of all has had the tokens of that time. A full queue takes a request in place of the
+latest one of a higher number, and of a tenant that has fewer waiting for its weight than another one in place of that
+one's latest (longest queue drop, Suter et al. 1998). No tenant has more slots than its share. Without tenants all are
+one, and who waits longest is next.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end.
@@ -18,27 +19,15 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import OverloadedError
-from control_plane.intake.fair_order import FairOrder, WeightOf
+from cluster_core.tenant_shares import LEAST_TOKENS, Claimant, TenantShares
 from control_plane.intake.prompt_memory import PromptMemory
 
 _PACE_WEIGHT = 0.1
 
-
-class Claimant(NamedTuple):
-    """Whose requests wait in one line."""
-
-    priority: int = 0
-    tenant: str = ""
-
-    @property
-    def is_best_effort(self) -> bool:
-        return self.priority > 0
-
-
+WeightOf = Callable[[str], float]
 _ANYBODY = Claimant()
 
 
@@ -99,8 +88,8 @@ class Admission:
         self._queued = 0
         self._came = 0
         self._weight_of = weight_of
-        # Of each priority that has something here, and who has how much.
-        self._orders: dict[int, FairOrder] = {}
+        self._shares = TenantShares()
+        # How much each has here, running or waiting.
         self._here: Counter[Claimant] = Counter()
 
     @property
@@ -133,11 +122,10 @@ class Admission:
     def check_invariants(self) -> None:
         assert self.in_flight == self._running.total(), "who runs is miscounted"
         assert self.queued == sum(map(len, self._waiting.values())), "who waits is miscounted"
-        assert self._orders.keys() == {each.priority for each in self._here}, "an order of nobody"
+        assert self._shares.here == self._here.keys(), "somebody has a share who is not here"
         assert self._here.total() == self.in_flight + self.queued, "somebody here is miscounted"
         assert self._waiting.keys() <= self._here.keys(), "somebody waits who is not here"
-        for order in self._orders.values():
-            order.check_invariants()
+        self._shares.check_invariants()
         assert 0 <= self._best_effort <= self.in_flight, "best effort is miscounted"
 
     def retry_after_ms(self) -> int:
@@ -150,7 +138,7 @@ class Admission:
         self._service_tokens += _PACE_WEIGHT * (tokens - self._service_tokens)
         # Where all have taken no time, so has this one.
         as_long = int(self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
-        self._orders[claimant.priority].ended(claimant.tenant, guessed, max(tokens, as_long), weight)
+        self._put_right(claimant, guessed, max(tokens, as_long), weight)
         self._free(claimant)
 
     def _has_room(self, claimant: Claimant) -> bool:
@@ -160,10 +148,8 @@ class Admission:
 
     def _comes(self, claimant: Claimant) -> None:
         """To the queue, or past it."""
-        if claimant.priority not in self._orders:
-            self._orders[claimant.priority] = FairOrder(self._weight_of)
         if claimant not in self._waiting:
-            self._orders[claimant.priority].comes(claimant.tenant)
+            self._shares.comes(claimant)
         self._here[claimant] += 1
 
     def _goes(self, claimant: Claimant) -> None:
@@ -171,16 +157,20 @@ class Admission:
         if self._here[claimant]:
             return
         del self._here[claimant]
-        self._orders[claimant.priority].leaves(claimant.tenant)
-        if all(each.priority != claimant.priority for each in self._here):
-            del self._orders[claimant.priority]
+        self._shares.leaves(claimant)
 
     def _run(self, claimant: Claimant, tokens: int) -> float:
         """The weight that it begins with."""
         self._running[claimant.tenant] += 1
         self._in_flight += 1
         self._best_effort += claimant.is_best_effort
-        return self._orders[claimant.priority].begins(claimant.tenant, tokens)
+        weight = self._weight_of(claimant.tenant)
+        self._shares.begins(claimant, max(tokens, LEAST_TOKENS), weight)
+        return weight
+
+    def _put_right(self, claimant: Claimant, guessed: int, tokens: int, weight: float) -> None:
+        """What was taken for `guessed` tokens when it began took so many."""
+        self._shares.put_right(claimant, max(tokens, LEAST_TOKENS) - max(guessed, LEAST_TOKENS), weight)
 
     def _free(self, claimant: Claimant) -> None:
         self._running[claimant.tenant] -= 1
@@ -210,7 +200,7 @@ class Admission:
         """Of those who wait; the lowest is next, and of equals who waits longest."""
         return (
             claimant.priority,
-            self._orders[claimant.priority].start(claimant.tenant),
+            self._shares.start(claimant),
             self._waiting[claimant][0].number,
         )
 
@@ -262,7 +252,7 @@ class Admission:
         if not wait.given.done() or wait.given.cancelled():
             self._leave(claimant, wait)
         elif wait.given.exception() is None:
-            self._orders[claimant.priority].ended(claimant.tenant, wait.tokens, 0, wait.given.result())
+            self._put_right(claimant, wait.tokens, 0, wait.given.result())
             self._free(claimant)
 
     def _leave(self, claimant: Claimant, wait: _Wait) -> None:

@@ -22,6 +22,7 @@ from cluster_core.errors import (
     WithdrawnError,
 )
 from cluster_core.ids import RequestId, new_request_id
+from cluster_core.tenant_shares import Claimant
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.access.roles import Identity
@@ -29,7 +30,7 @@ from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission, Claimant
+from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer

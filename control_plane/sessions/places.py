@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake.admission import Admission, Claimant, Slot
+from cluster_core.tenant_shares import Claimant
+from control_plane.intake.admission import Admission, Slot
 
 _RETRY_AFTER_MS = 1000
 

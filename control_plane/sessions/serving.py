@@ -13,6 +13,7 @@ from cluster_configs.schema import StreamingSection
 from cluster_core import event_log
 from cluster_core.errors import DeadlineError, InvalidInputError
 from cluster_core.ids import RequestId
+from cluster_core.tenant_shares import Claimant
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from control_plane.access.roles import Identity
@@ -20,7 +21,7 @@ from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.fleet.worker_client import WorkerClient
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission, Claimant
+from control_plane.intake.admission import Admission
 from control_plane.intake.arrivals import Arrivals
 from control_plane.intake.malformed_input import Malformed
 from control_plane.intake.prompt_memory import TOKEN_BYTES, HeldPrompt

@@ -12,7 +12,8 @@ from rachis.v1 import generation_pb2 as generation
 from control_plane.sessions.backlog import Backlog
 from prefill_worker.policies import POLICIES
 from prefill_worker.streaming_request import PARKED
-from tests.campaign.fuzz.simulated_engine import SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
 
 pytestmark = pytest.mark.integration
 

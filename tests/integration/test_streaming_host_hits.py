@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from prefill_worker.policies import POLICIES
-from tests.campaign.fuzz.simulated_engine import SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
 from tests.integration.test_streaming_fairness import numbered, turn
 
 pytestmark = pytest.mark.integration

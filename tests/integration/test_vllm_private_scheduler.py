@@ -74,7 +74,8 @@ REQUEST_FIELDS: dict[str, type] = {
 @pytest.fixture(scope="module")
 def stock() -> "SimulatedEngine":
     """vLLM's own scheduler, with one request that waits."""
-    from tests.campaign.fuzz.simulated_engine import SimulatedEngine, World
+    from tests.campaign.fuzz.simulated_engine import SimulatedEngine
+    from tests.campaign.fuzz.worlds import World
 
     engine = SimulatedEngine(World(), Scheduler)
     engine.add("r", list(range(40)))

@@ -1440,6 +1440,7 @@ class DecodeReport(_message.Message):
         """Requests that joined the batch, by reason. "fcfs": by order of arrival. "policy": the policy chose them. "priority":
         theirs is above all others. "turn": they were held for their share of the time and lead the batch to another prefix.
         "overdue": they had waited as long as they may. "idle": the batch was empty.
+        "share": their tenant was furthest behind of those that waited, and the one chosen too far ahead.
         """
 
     @_builtins.property

@@ -22,16 +22,10 @@ from kv_transfer.handoff.emitted_output import EMITTED_ARG
 from kv_transfer.tiers.tier_terms import TierCounters
 from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
-from tests.campaign.fuzz.simulated_engine import (
-    BLOCK_SIZE,
-    STEP_S,
-    SimulatedEngine,
-    SteppedClock,
-    World,
-    with_adapters,
-)
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
-from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
+from tests.campaign.fuzz.worlds import World, share_of, with_adapters, with_tenants
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG, TENANT_ARG
 
 _MOST_TOKENS = 40
 _SHARE_EMITTED = 0.4
@@ -62,7 +56,7 @@ def drawn(rng: random.Random) -> World:
         consumer=rng.random() < 0.7,
         decode=settings,
     )
-    return with_adapters(world, rng)
+    return with_tenants(with_adapters(world, rng), rng)
 
 
 class _Simulation:
@@ -83,6 +77,7 @@ class _Simulation:
         # Apart, so that a seed draws the same requests as ever.
         self.emitting = random.Random(f"emitted {seed}")
         self.adapting = random.Random(f"adapters {seed}")
+        self.whose = random.Random(f"tenants {seed}")
         self.rate = self.random.choice((0.1, 0.4, 0.9))
         longest = min(10, (world.blocks - 1) // 2) * BLOCK_SIZE
         # Two levels of shared prefixes.
@@ -142,6 +137,7 @@ class _Simulation:
         if batching is None:
             return
         batching.tree.check_invariants()
+        batching.shares.check_invariants()
         alive = {name: each for name, each in scheduler.requests.items() if not each.is_finished()}
         waiting = {member.request_id for member in batching.waiting()}
         # The batching core tells nobody the names in its batch.
@@ -205,7 +201,10 @@ class _Simulation:
             cache_salt=salt,
             lora_request=adapter(number),
         )
-        arguments: dict[str, Any] = {EMITTED_ARG: emitted} if emitted else {}
+        whose = self.whose.randrange(self.world.tenants + 1)
+        arguments: dict[str, Any] = {TENANT_ARG: share_of(whose)} if whose else {}
+        if emitted:
+            arguments[EMITTED_ARG] = emitted
         if rng.random() < 0.2:
             arguments[REQUEST_DEADLINE_ARG] = self.clock.now_s + rng.random()
         request.sampling_params.extra_args = arguments or None

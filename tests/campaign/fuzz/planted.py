@@ -21,6 +21,7 @@ from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.partial_budget import PartialBudget
+from prefill_worker.prompt_turns import Mix
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import StreamingRequest
 from prefill_worker.two_phase import TwoPhase
@@ -210,6 +211,10 @@ def _newcomers_take_more_than_granted() -> AbstractContextManager[Any]:
     return mock.patch.object(TwoPhase, "_limit", limit_holders)
 
 
+def _who_is_gone_takes_turns() -> AbstractContextManager[Any]:
+    return mock.patch.object(Mix, "left", lambda self, name: None)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """real: whether a real engine on a CPU, whose runner is V1 and which loads nothing, can show it."""
@@ -283,6 +288,9 @@ PLANTS: Mapping[str, Plant] = {
         "an open session that holds nothing wants all its blocks where room was made for its grant, and starves",
         _newcomers_take_more_than_granted,
         real=False,
+    ),
+    "who_is_gone_takes_turns": Plant(
+        "steps are short for tenants that are not there any more, for good", _who_is_gone_takes_turns, real=False
     ),
     # The last: no engine recovers from it.
     "loses_a_block": Plant("an update that frees blocks forgets one of them", _loses_a_block),

@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 from decode_worker import chunk_hashes
 from decode_worker.batch_members import Member, Plan
 from decode_worker.batch_scheduling import BatchScheduling
+from decode_worker.batch_shares import BatchShares
 from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
 from kv_transfer.handoff.emitted_output import EmittedOutput, emitted_of
@@ -124,6 +125,16 @@ def _hashes_ignore_the_adapter() -> AbstractContextManager[Any]:
     return mock.patch.object(kv_cache_utils, "_gen_lora_extra_hash_keys", lambda request: [])
 
 
+def _who_does_not_wait_is_furthest_behind() -> AbstractContextManager[Any]:
+    left = BatchShares.left
+
+    def left_but_stays(self: BatchShares, member: Member) -> None:
+        left(self, member)
+        self.waits(member)
+
+    return mock.patch.object(BatchShares, "left", left_but_stays)
+
+
 DECODE_PLANTS: Mapping[str, Plant] = {
     "emitted_output_stays_unknown": Plant("an answer begins again", _emitted_output_stays_unknown),
     "emitted_output_is_counted_as_cached_prompt": Plant(
@@ -150,6 +161,9 @@ DECODE_PLANTS: Mapping[str, Plant] = {
     ),
     "the_gate_shows_a_request_twice": Plant("an admitted request is admitted again", _the_gate_shows_a_request_twice),
     "the_gate_loses_who_was_skipped": Plant("who could not be taken yet is gone", _the_gate_loses_who_was_skipped),
+    "who_does_not_wait_is_furthest_behind": Plant(
+        "who has joined or is gone is chosen for its tenant's share", _who_does_not_wait_is_furthest_behind
+    ),
     "hashes_ignore_the_salt": Plant("prompts share a prefix whose salts are different", _hashes_ignore_the_salt),
     "hashes_ignore_the_adapter": Plant("the KV of an adapter is found by all", _hashes_ignore_the_adapter),
     "hashes_cover_the_wrong_blocks": Plant(

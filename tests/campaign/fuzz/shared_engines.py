@@ -29,8 +29,9 @@ from prefill_worker.policies import POLICIES as ORDERS
 from prefill_worker.streaming_request import LOADING
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens, root_of
 from tests.campaign.fuzz.simulated import Simulation
-from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock, World, with_adapters
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
+from tests.campaign.fuzz.worlds import World, with_adapters, with_tenants
 
 # 10 ms for a step, and 1 ms for each token of a prompt.
 COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
@@ -74,6 +75,7 @@ def drawn(rng: random.Random) -> World:
     world = replace(world, is_measured=world.policy in BOUND_PARTIAL, has_priorities=world.places == 12)
     world = with_adapters(world, rng) if rng.random() < 0.3 else world
     best_effort_tpot_s = rng.choice((None, 0.0, 4 * world.tpot_s))
+    world = with_tenants(world, rng)
     return replace(world, best_effort_tpot_s=best_effort_tpot_s) if world.has_priorities else world
 
 
@@ -123,7 +125,8 @@ class SharedSimulation(Simulation):
         emitted = answer[: rng.randrange(1, max_tokens)] if name in self.pulled and max_tokens > 1 else []
         self.expected[name] = answer[len(emitted) :]
         request = self.engine.request(name, prompt, max_tokens, transfer, **fields)
-        request.sampling_params.extra_args = {EMITTED_ARG: emitted} if emitted else None
+        if emitted:
+            request.sampling_params.extra_args = {**(request.sampling_params.extra_args or {}), EMITTED_ARG: emitted}
         self.tally.emitted += bool(emitted)
         self.engine.scheduler.add_request(request)
         if emitted:
@@ -217,6 +220,7 @@ class SharedSimulation(Simulation):
         if batching is None:
             return
         batching.tree.check_invariants()
+        batching.shares.check_invariants()
         alive = {name for name, each in scheduler.requests.items() if not each.is_finished()}
         # The scheduler's own rule: who of all that it knows the core should know.
         members = {name for name in alive if scheduler._joins_batch(scheduler.requests[name])}

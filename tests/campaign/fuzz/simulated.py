@@ -18,8 +18,9 @@ from cluster_core.engine_jobs import SessionMode
 from kv_transfer.tiers.tier_terms import TierCounters
 from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.session_moves import Client, Kind
-from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
+from tests.campaign.fuzz.worlds import World, share_of
 
 _MOST_TOKENS = 6
 # A step in which a session does something: one of about so many.
@@ -46,6 +47,8 @@ class Simulation:
         # Apart, so that a seed draws the same sessions as ever.
         self.adapting = random.Random(f"adapters {seed}")
         self.adapters: dict[str, int] = {}
+        # Likewise.
+        self.whose = random.Random(f"tenants {seed}")
         self.engine = SimulatedEngine(world)
         self.client = Client(self.random, longest=(world.blocks - 1) * BLOCK_SIZE - _MOST_TOKENS)
         self.tally = Tally()
@@ -111,13 +114,18 @@ class Simulation:
             self._draw_load(name, prompt, is_plain=is_plain)
         number = self.adapters[name] = self.adapting.randrange(world.adapters + 1)
         priority = (0, 1, 0, -1)[self.started % 4] if world.has_priorities else 0
+        fields = {
+            "lora_request": adapter(number),
+            "priority": priority,
+            "tenant": share_of(self.whose.randrange(world.tenants + 1)),
+        }
         if is_plain:
             self.expected[name] = expected_tokens(prompt, max_tokens, number)
             self.tally.requests += 1
-            self._add(name, prompt, max_tokens, lora_request=adapter(number), priority=priority)
+            self._add(name, prompt, max_tokens, **fields)
             return
         session = self.open[name] = _Session(rng.choice(list(SessionMode)), prompt, max_tokens)
-        self.engine.open(name, prompt, max_tokens, session.mode, lora_request=adapter(number), priority=priority)
+        self.engine.open(name, prompt, max_tokens, session.mode, **fields)
 
     def _draw_load(self, name: str, prompt: list[int], *, is_plain: bool) -> None:
         self.engine.remote_tokens[name] = self.random.randrange(1, len(prompt) + 1)

@@ -1,9 +1,8 @@
 """A real scheduler without a model, stepped by hand in the setting of one world, and the clock that goes with it."""
 
-import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 from unittest import mock
@@ -25,112 +24,23 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine_jobs import SessionMode, SessionRecord
+from cluster_core.engine_jobs import NOBODY, SessionMode, SessionRecord, TenantShare
 from decode_worker import batch_settings, chunk_bounding
-from decode_worker.batch_settings import BatchSettings
-from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
 from prefill_worker import scheduler_settings
-from prefill_worker.engine_scheduler import AsyncStreamingScheduler, StreamingScheduler
-from prefill_worker.policies import BOUND_PARTIAL, POLICIES
+from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import LOADING, PARKED
 from prefill_worker.two_phase import TwoPhase
-from shared_worker.engine_scheduler import AsyncSharedScheduler, SharedScheduler
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
+from tests.campaign.fuzz.worlds import World
+from worker_runtime.vllm_conversion import TENANT_ARG
 
 BLOCK_SIZE = 16
 STEP_S = 0.01
 MODEL_LEN = 4096
 _HASH = get_hash_fn_by_name("sha256_cbor")
-
-
-_HOST_RICH: dict[str, Any] = {
-    "loads": 0.0, "token_budget": 24, "host_slots": 80, "admission": "everything", "requests": 20,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """One setting of the simulation.
-
-    depth: engine steps in flight; above 1 the asynchronous scheduler. loads: share of all prompts whose beginning comes
-    from elsewhere. consumer: whether the connector may receive KV, which makes vLLM free blocks later. tiers: without
-    them the order of eviction is vLLM's own, and host memory is for swapped sessions only. decode: settings of a decode
-    scheduler, which has no sessions; None: a streaming one.
-    """
-
-    v2: bool = False
-    depth: int = 1
-    policy: str = "fcfs"
-    preemption: str = "swap"
-    starvation_s: float = 0.2
-    blocks: int = 30
-    host_slots: int = 24
-    places: int = 6
-    token_budget: int = 96
-    sessions: int = 30
-    requests: int = 6
-    loads: float = 0.0
-    consumer: bool = True
-    tiers: bool = True
-    eviction: str = "rachis"
-    admission: str = "selective"
-    frequency_threshold: int = 2
-    decode: BatchSettings | None = None
-    # How many there are, and how many of them a step may compute; 0: none.
-    adapters: int = 0
-    adapters_in_step: int = 1
-    # The streaming scheduler knows how fast its engine is.
-    is_measured: bool = False
-    # Clients say who goes first.
-    has_priorities: bool = False
-    # Of a scheduler that does both; with `decode`.
-    is_shared: bool = False
-    # Objectives of a scheduler that decodes; 0: its steps are not bounded.
-    tpot_s: float = 0.0
-    # None: that of the others.
-    best_effort_tpot_s: float | None = None
-    ttft_s: float = 5.0
-    # Likewise.
-    best_effort_ttft_s: float | None = None
-
-    @classmethod
-    def drawn(cls, rng: random.Random) -> "World":
-        world = cls(
-            v2=rng.random() < 0.5,
-            depth=rng.choice((1, 2)),
-            policy=rng.choice(list(POLICIES)),
-            preemption=rng.choice(("recompute", "swap", "swap", "cost")),
-            starvation_s=rng.choice((0.02, 0.2, 2.0)),
-            blocks=rng.choice((16, 24, 30, 40, 60)),
-            host_slots=rng.choice((0, 5, 24, 80)),
-            places=rng.choice((2, 4, 6, 12)),
-            token_budget=rng.choice((24, 96, 200)),
-            requests=rng.choice((0, 6, 20)),
-            loads=rng.choice((0.0, 0.0, 0.3)),
-            consumer=rng.random() < 0.7,
-            eviction=rng.choice(("rachis", "rachis", "hotprefix", "lru", "lfu", "fifo", "2q")),
-            admission=rng.choice(("none", "everything", "selective")),
-            frequency_threshold=rng.choice((1, 2, 3)),
-        )
-        world = replace(
-            world,
-            is_measured=world.policy in BOUND_PARTIAL and world.starvation_s < 1.0,
-            has_priorities=world.places == 12,
-        )
-        # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
-        is_host_rich = rng.random() < 0.15
-        return replace(world, **_HOST_RICH) if is_host_rich else with_adapters(world, rng)
-
-    @property
-    def scheduler_class(self) -> type:
-        if self.is_shared:
-            return AsyncSharedScheduler if self.depth > 1 else SharedScheduler
-        if self.decode is not None:
-            return AsyncDecodeScheduler if self.depth > 1 else DecodeScheduler
-        return AsyncStreamingScheduler if self.depth > 1 else StreamingScheduler
 
 
 class SimulatedEngine:
@@ -145,7 +55,7 @@ class SimulatedEngine:
         self.scheduler, self._hasher = _make_scheduler(scheduler_class or world.scheduler_class, world)
         if world.is_measured:
             # Steps take no time here: as if they had been measured, and a short one had a block.
-            self.scheduler._speed.tokens_per_s = 100.0
+            self.scheduler._speed = KnownSpeed()
         self.runner = KvCheckingRunner(
             v2=world.v2,
             blocks=world.blocks,
@@ -166,10 +76,17 @@ class SimulatedEngine:
         return remote
 
     def request(
-        self, name: str, prompt: list[int], max_tokens: int, transfer: dict[str, Any] | None = None, **fields: Any
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        transfer: dict[str, Any] | None = None,
+        tenant: TenantShare = NOBODY,
+        **fields: Any,
     ) -> Request:
         """transfer: what vLLM's connector is told of its KV."""
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        extra = {TENANT_ARG: tenant} if tenant.tenant_id else None
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args=extra)
         request = Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
         request.kv_transfer_params = transfer
         return request
@@ -240,8 +157,10 @@ class SimulatedEngine:
         scheduler, swaps = self.scheduler, self.scheduler.connector.swaps
         swaps.check_invariants()
         if isinstance(scheduler, TwoPhase):
-            # What was learned is looked at nowhere else.
+            # What was learned, and who is here, is looked at nowhere else.
             scheduler._survival.check_invariants()
+            scheduler._turns.check_invariants()
+            scheduler._mix.check_invariants()
         pool, host_tier = vllm_private.pool_of(scheduler), scheduler.connector.host_tier
         if host_tier is not None:
             pool.check_invariants()
@@ -283,6 +202,7 @@ class SimulatedEngine:
             assert not scheduler._sessions
             assert not scheduler._late_input
             assert not scheduler._ended
+            assert scheduler._mix.alone is None
         if self.world.decode is not None:
             # Likewise, of those that decode.
             assert not scheduler._asked
@@ -319,8 +239,15 @@ class SteppedClock:
         self._patch.stop()
 
 
-def with_adapters(world: World, rng: random.Random) -> World:
-    return replace(world, adapters=rng.choice((0, 0, 2, 3)), adapters_in_step=rng.choice((1, 2)))
+class KnownSpeed(StepSpeed):
+    """That of an engine whose steps take no time."""
+
+    def __init__(self, tokens_per_s: float = 100.0) -> None:
+        super().__init__()
+        self.tokens_per_s = tokens_per_s
+
+    def began(self, step: object, tokens: int, now_s: float) -> None:
+        return
 
 
 def _lora(world: World) -> LoRAConfig:

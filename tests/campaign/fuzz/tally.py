@@ -45,6 +45,7 @@ class Tally:
     joined_turn: int = 0
     joined_overdue: int = 0
     joined_idle: int = 0
+    joined_share: int = 0
     invalidated_tokens: int = 0
     copied_out: int = 0
     copied_back: int = 0

@@ -31,7 +31,7 @@ def test_requests_answer_as_fresh_ones_do(v2: bool) -> None:
     assert not tally.wrong, tally.wrong
     assert min(tally.cancelled, tally.recomputes, tally.loads, tally.failed_loads, tally.emitted) > 0
     assert min(tally.joined_fcfs, tally.joined_policy, tally.joined_priority) > 0
-    assert min(tally.joined_turn, tally.joined_overdue, tally.joined_idle) > 0
+    assert min(tally.joined_turn, tally.joined_overdue, tally.joined_idle, tally.joined_share) > 0
 
 
 @pytest.mark.parametrize("name", DECODE_PLANTS)

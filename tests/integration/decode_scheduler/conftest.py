@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.fuzz.simulated_engine import STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import STEP_S, SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
 from tests.integration.decode_scheduler.requests import SETTINGS, MakeEngine
 
 

@@ -9,7 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from decode_worker.batch_settings import BatchSettings
 from kv_transfer.handoff.rules import DEADLINE_PARAM
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
-from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
 from tests.integration.decode_scheduler.requests import (
     EVERY_PROTOCOL,
     GREEDY,

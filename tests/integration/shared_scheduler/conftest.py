@@ -7,7 +7,8 @@ import pytest
 
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.batch_settings import BatchSettings
-from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock, World
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
 
 # Everybody joins who finds a place.
 GREEDY = BatchSettings(policy="greedy", chunk_tokens=BLOCK_SIZE, guard=False)

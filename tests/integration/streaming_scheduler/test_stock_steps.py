@@ -6,7 +6,8 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tests.campaign.fuzz.simulated_engine import SimulatedEngine, World
+from tests.campaign.fuzz.simulated_engine import SimulatedEngine
+from tests.campaign.fuzz.worlds import World
 from tests.integration.stock_steps import play_the_same
 from tests.integration.streaming_scheduler.sessions import EVERY_PROTOCOL, text
 

@@ -7,7 +7,7 @@ import pytest
 from prefill_worker.step_speed import SHORT_STEP_S, StepSpeed
 
 
-def test_the_fastest_step_of_late_counts() -> None:
+def test_the_fastest_of_late_counts() -> None:
     speed = StepSpeed()
     assert speed.tokens_per_s == 0.0
     now_s = 0.0
@@ -37,9 +37,47 @@ def test_steps_under_way_end_in_order_and_unknown_ones_are_ignored() -> None:
     speed.ended(first, 1.0)
     assert speed.tokens_per_s == 100.0
     speed.ended(second, 1.5)
-    assert speed.tokens_per_s == 300.0
+    assert speed.tokens_per_s == 600.0, "it began when the first one had ended"
     speed.ended(second, 9.0)
-    assert speed.tokens_per_s == 300.0
+    assert speed.tokens_per_s == 600.0
+
+
+def late_host(speed: StepSpeed, late_every: int, steps: int = 400, tokens: int = 1000, step_s: float = 0.025) -> None:
+    """Steps one at a time; of one in so many the host hears that it has begun when it is nearly over."""
+    for number in range(steps):
+        step, end_s = object(), (number + 1) * step_s
+        speed.began(step, tokens, end_s - (0.0015 if number % late_every == 0 else step_s))
+        speed.ended(step, end_s)
+
+
+def test_a_step_that_seems_over_at_once_makes_no_engine_many_times_as_fast() -> None:
+    """An imitated H100 was once taken for one of 663,000 tokens a second, for good."""
+    for late_every in (1, 2, 3, 10):
+        speed = StepSpeed()
+        late_host(speed, late_every)
+        assert 40_000 * 0.999 <= speed.tokens_per_s < 1.5 * 40_000
+
+
+def test_pauses_do_not_count() -> None:
+    speed = StepSpeed()
+    for number in range(4):
+        step = object()
+        speed.began(step, 1000, 10.0 * number)
+        speed.ended(step, 10.0 * number + 0.025)
+    assert speed.tokens_per_s == pytest.approx(40_000)
+
+
+def test_short_steps_are_measured_together() -> None:
+    speed = StepSpeed()
+    for number in range(49):
+        step = object()
+        speed.began(step, 10, number * 0.001)
+        speed.ended(step, (number + 1) * 0.001)
+    assert speed.tokens_per_s == 0.0
+    step = object()
+    speed.began(step, 10, 0.049)
+    speed.ended(step, 0.0505)
+    assert speed.tokens_per_s == pytest.approx(500 / 0.0505)
 
 
 def test_a_wait_earns_half_of_what_the_engine_computes_and_counts_alone_before_that_is_known() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from control_plane.intake.admission import Admission, Claimant
+from cluster_core.tenant_shares import Claimant
+from control_plane.intake.admission import Admission
 
 
 class Holder:

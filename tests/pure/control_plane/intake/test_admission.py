@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake.admission import Admission, Claimant
+from cluster_core.tenant_shares import Claimant
+from control_plane.intake.admission import Admission
 from tests import simulated_time
 from tests.pure.control_plane.intake.slot_holders import Holder, counts, entered, finish, settle
 

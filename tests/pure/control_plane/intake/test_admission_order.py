@@ -3,7 +3,8 @@
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane.intake.admission import Admission, Claimant
+from cluster_core.tenant_shares import Claimant
+from control_plane.intake.admission import Admission
 from tests.pure.control_plane.intake.slot_holders import Holder, at_once, counts, entered, finish, order_of, settle
 
 

@@ -1,4 +1,4 @@
-"""Whose request is next: by weight while all wait, without credit for who was away, and nobody starves."""
+"""Whose work is next: by weight while all wait, without credit for who was away, and nobody starves."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.intake import fair_order
-from control_plane.intake.fair_order import LEAST_TOKENS, FairOrder
+from cluster_core import tenant_shares
+from cluster_core.tenant_shares import LEAST_TOKENS, Claimant, FairOrder, TenantShares
 from tests.planting import planted
 
 TENANTS = ("a", "b", "c", "d")
@@ -20,7 +20,7 @@ class Backlog:
     """Tenants who always have another request; those of each cost what its list says, again and again."""
 
     def __init__(self, weight_of: dict[str, float], costs_of: dict[str, Sequence[int]]) -> None:
-        self.order = FairOrder(lambda tenant: weight_of[tenant])
+        self.order = FairOrder()
         self.weight_of = weight_of
         self.costs_of = costs_of
         self.begun = dict.fromkeys(weight_of, 0)
@@ -37,7 +37,7 @@ class Backlog:
         tenant = min(self.waiting, key=self.order.start)
         own = self.costs_of[tenant]
         cost = own[self.begun[tenant] % len(own)]
-        self.order.begins(tenant, cost)
+        self.order.begins(tenant, max(cost, LEAST_TOKENS), self.weight_of[tenant])
         self.begun[tenant] += 1
         self.had[tenant] += max(cost, LEAST_TOKENS) / self.weight_of[tenant]
         self.order.check_invariants()
@@ -118,15 +118,40 @@ def test_who_was_away_has_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_order_without_weights_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     begins = FairOrder.begins
-
-    def begins_without_weight(self: FairOrder, tenant: str, tokens: int) -> float:
-        weight_of, self.weight_of = self.weight_of, lambda tenant: 1.0
-        weight = begins(self, tenant, tokens)
-        self.weight_of = weight_of
-        return weight
-
-    planted(monkeypatch, FairOrder, "begins", begins_without_weight)
+    planted(monkeypatch, FairOrder, "begins", lambda self, tenant, tokens, weight: begins(self, tenant, tokens, 1.0))
     assert unfairness(backlog([1.0, 7.0], [[100]]), 200) > 1000
+
+
+def beside_who_was_alone(tried: Backlog) -> list[str]:
+    """b comes with one request at a time after a had the place for itself; who begins."""
+    tried.come("a")
+    for _ in range(50):
+        tried.next()
+    begun = []
+    for _ in range(10):
+        tried.come("b")
+        begun.append(tried.next())
+        if "b" in begun[-1:]:
+            tried.waiting.remove("b")
+            tried.order.leaves("b")
+        for _ in range(5):
+            begun.append(tried.next())
+    return begun
+
+
+def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes now and then is next each time."""
+    assert beside_who_was_alone(backlog([1.0, 1.0], [[100], [300]]))[::6] == ["b"] * 10
+
+    begins = FairOrder.begins
+
+    def begins_beside_others_alone(self: FairOrder, tenant: str, tokens: float, weight: float) -> None:
+        if len(self._starts) > 1:
+            begins(self, tenant, tokens, weight)
+
+    # A planted bug: who is alone has everything for nothing, and takes it all again from whoever comes.
+    planted(monkeypatch, FairOrder, "begins", begins_beside_others_alone)
+    assert beside_who_was_alone(backlog([1.0, 1.0], [[100], [300]]))[::6] != ["b"] * 10
 
 
 def test_coming_and_going_does_not_help() -> None:
@@ -142,37 +167,78 @@ def test_coming_and_going_does_not_help() -> None:
 
 
 def test_tokens_that_were_guessed_are_put_right() -> None:
-    order = FairOrder(lambda tenant: 1.0)
+    order = FairOrder()
     for tenant in "ab":
         order.comes(tenant)
-    order.begins("a", 32_000)
+    order.begins("a", 32_000, 1.0)
     assert order.start("b") < order.start("a")
-    order.ended("a", 32_000, 500, 1.0)
-    order.begins("b", 1000)
+    order.put_right("a", 500 - 32_000, 1.0)
+    order.begins("b", 1000, 1.0)
     assert order.start("a") == 500 and order.start("b") == 1000
-    order.ended("b", 1000, 1, 1.0)
-    assert order.start("b") == LEAST_TOKENS
+    order.put_right("b", 64 - 1000, 1.0)
+    assert order.start("b") == 64
 
 
 def test_a_correction_is_no_credit_for_who_was_away() -> None:
-    order = FairOrder(lambda tenant: 1.0)
+    order = FairOrder()
     order.comes("a")
-    order.begins("a", 10_000)
+    order.begins("a", 10_000, 1.0)
     order.comes("b")
     for _ in range(50):
-        order.begins("b", 100)
-    order.ended("a", 10_000, 1, 1.0)
+        order.begins("b", 100, 1.0)
+    order.put_right("a", 1 - 10_000, 1.0)
     order.comes("a")
     assert order.start("a") == order.virtual
 
 
 def test_tenants_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # Thousands would take a second.
-    monkeypatch.setattr(fair_order, "_MOST_AWAY", 5)
-    order = FairOrder(lambda tenant: 1.0)
+    monkeypatch.setattr(tenant_shares, "_MOST_AWAY", 5)
+    order = FairOrder()
     for number in range(100):
         order.comes(f"t{number}")
-        order.begins(f"t{number}", 100)
+        order.begins(f"t{number}", 100, 1.0)
         order.leaves(f"t{number}")
         order.check_invariants()
     assert order.start("t0") == order.virtual < order.start("t99")
+
+
+def test_who_is_away_and_not_ahead_any_more_is_forgotten() -> None:
+    order = FairOrder()
+    for number in range(100):
+        order.comes(f"t{number}")
+        order.begins(f"t{number}", 1000, 1.0)
+        order.leaves(f"t{number}")
+    order.comes("on")
+    for _ in range(20):
+        order.begins("on", 1000, 1.0)
+    order.check_invariants()
+    # What is remembered is visible nowhere else.
+    assert list(order._starts) == ["on"]
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["comes", "begins", "leaves"]), st.integers(-1, 1), st.sampled_from(TENANTS)),
+    max_size=60,
+)
+
+
+@given(moves)
+def test_each_priority_has_an_order_while_somebody_is_there(given_moves: list[tuple[str, int, str]]) -> None:
+    shares = TenantShares()
+    for what, priority, tenant in given_moves:
+        whose = Claimant(priority, tenant)
+        if what == "comes":
+            shares.comes(whose)
+        elif whose in shares.here and what == "begins":
+            before = {each: shares.start(each) for each in shares.here}
+            shares.begins(whose, 100, 2.0)
+            assert {each for each in shares.here if shares.start(each) != before[each]} == {whose}
+        elif whose in shares.here:
+            shares.leaves(whose)
+        shares.check_invariants()
+        assert shares.count(priority) == sum(each.priority == priority for each in shares.here)
+    for whose in list(shares.here):
+        shares.leaves(whose)
+    shares.check_invariants()
+    assert all(shares.start(Claimant(priority, "a")) == 0.0 for priority in (-1, 0, 1))

@@ -1,0 +1,82 @@
+"""A scheduler that does both: tenants take turns at prompts, and none gets far ahead in the decode batch."""
+
+import pytest
+
+from cluster_core.engine_jobs import TenantShare
+from decode_worker.batch_shares import SLACK_TOKENS
+from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
+from tests.integration.decode_scheduler.requests import begun, text, until
+from tests.integration.shared_scheduler.conftest import MakeEngine
+
+pytestmark = pytest.mark.integration
+
+PULLS = {"do_remote_prefill": True}
+HANDS_OFF = {"do_remote_decode": True}
+A, B = TenantShare("a"), TenantShare("b")
+
+
+def flood(engine: SimulatedEngine, count: int, blocks: int = 20, max_tokens: int = 2, share: TenantShare = A) -> None:
+    for number in range(count):
+        engine.add(f"a{number}", text(f"a{number}", blocks), max_tokens, tenant=share)
+
+
+def next_step(engine: SimulatedEngine) -> dict[str, int]:
+    known = len(engine.outputs)
+    until(engine, lambda: len(engine.outputs) > known, most_turns=3)
+    tokens: dict[str, int] = engine.outputs[-1].num_scheduled_tokens
+    return tokens
+
+
+@pytest.mark.parametrize("tpot_s", [0.0, 0.05])
+@pytest.mark.parametrize("is_session", [False, True])
+def test_prompts_of_tenants_take_turns(make_engine: MakeEngine, tpot_s: float, is_session: bool) -> None:
+    engine = make_engine(token_budget=64, places=12, tpot_s=tpot_s, is_measured=True)
+    if is_session:
+        engine.open("session", text("session", 2), tenant=B)
+    flood(engine, 6)
+    for _ in range(6):
+        engine.turn()
+    engine.add("few", text("few", 1), 3, tenant=B)
+    assert "few" in {name for _ in range(2) for name in next_step(engine)}
+    engine.drain()
+    assert engine.answers["few"] == expected_tokens(text("few", 1), 3)
+    assert engine.answers["a5"] == expected_tokens(text("a5", 20), 2)
+
+
+def test_prompts_for_other_workers_take_turns_as_well(make_engine: MakeEngine) -> None:
+    engine = make_engine(token_budget=64, places=12)
+    for number in range(6):
+        engine.add(f"a{number}", text(f"a{number}", 20), 1, transfer=dict(HANDS_OFF), tenant=A)
+    for _ in range(4):
+        engine.turn()
+    engine.add("few", text("few", 4), 1, transfer=dict(HANDS_OFF), tenant=B)
+    assert "few" in next_step(engine)
+    engine.drain()
+
+
+def test_what_decodes_and_what_is_pulled_is_no_turn(make_engine: MakeEngine) -> None:
+    """Each has its token of every step, whosever prompts are computed."""
+    engine = make_engine(token_budget=64, places=12, is_measured=True)
+    engine.add("decodes", text("decodes", 1), 200, tenant=A)
+    until(engine, lambda: bool(engine.answers.get("decodes")))
+    for number in range(4):
+        engine.add(f"b{number}", text(f"b{number}", 20), 2, tenant=B)
+    engine.remote_tokens["pulled"] = 10 * BLOCK_SIZE
+    engine.add("pulled", text("pulled", 10), 3, transfer=dict(PULLS), tenant=A)
+    for _ in range(10):
+        assert next_step(engine)["decodes"] == 1
+    until(engine, lambda: len(engine.answers.get("pulled", ())) == 3)
+    engine.drain()
+    assert engine.answers["pulled"] == expected_tokens(text("pulled", 10), 3)
+
+
+def test_none_gets_far_ahead_in_the_batch(make_engine: MakeEngine) -> None:
+    engine = make_engine(places=2)
+    flood(engine, 20, 12, 4, TenantShare("a", 12 * BLOCK_SIZE * 3 / SLACK_TOKENS))
+    for _ in range(4):
+        engine.turn()
+    engine.add("few", text("few", 11), 4, tenant=B)
+    engine.drain()
+    assert begun(engine).index("few") <= 7
+    assert len(engine.answers) == 21
