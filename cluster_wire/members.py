@@ -1,8 +1,7 @@
 """By what the parts of a service know each other: keys and seals that they alone can make, from the service's secret.
 
-A call brings a key, which travels as it is: it keeps strangers out, and not those who read along. A registration has a
-seal, so that no router brings its key to a worker that whoever can write to Redis has made up. A worker without a
-secret serves everybody who reaches it.
+A call brings a key, which nobody reads on its way (`worker_tls`). A registration has a seal, so that no router asks a
+worker that whoever can write to Redis has made up. A worker without a secret serves everybody who reaches it.
 """
 
 import hmac

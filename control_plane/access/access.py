@@ -19,6 +19,7 @@ from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
 from cluster_wire.calls import Context
 from cluster_wire.members import member_metadata, unsealed
 from cluster_wire.secret import Secret, Sharing, read_secret
+from cluster_wire.worker_tls import MakeChannel, worker_channel
 from control_plane.access.api_keys import ApiKey
 from control_plane.access.client_certificates import OWN_FIELD, ClientCertificates, read_names
 from control_plane.access.followed_file import FollowedFile
@@ -57,6 +58,11 @@ class Access:
     def as_member(self) -> Metadata:
         """What calls to workers bring along."""
         return member_metadata(self._secret)
+
+    @property
+    def worker_channel(self) -> MakeChannel:
+        """What makes a channel to a worker: one that has the same secret, where there is one."""
+        return worker_channel(self._secret)
 
     @property
     def refused(self) -> Mapping[str, int]:
