@@ -27,7 +27,7 @@ from cluster_wire.secret import Secret
 WORKER_NAME = "worker.rachis.internal"
 _AUTHORITY = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "workers of a Rachis service")])
 # The last one is what RFC 5280 (4.1.2.5) has for a certificate without an end.
-_FROM, _UNTIL = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - X.509 has UTC
+_FROM, _UNTIL = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)
 _SERVER_NAME = ("grpc.ssl_target_name_override", WORKER_NAME)
 
 MakeChannel = Callable[..., grpc.aio.Channel]

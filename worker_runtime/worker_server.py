@@ -34,7 +34,7 @@ class WorkerServer:
         ports: PortRange | None,
         secret: Secret | None = None,
     ) -> None:
-        """secret: of the service whose parts may call, and what they say is encrypted; None: anybody may, as plain text."""
+        """secret: of the service whose parts may call, encrypted; None: anybody may, as plain text."""
         self._record = record
         self._host = host
         self._ports = ports

@@ -91,7 +91,9 @@ class AdminCalls:
         handler = await self._door.intercept_service(self._found, details)
         behaviour = handler.unary_stream or handler.unary_unary
         try:
-            answer = behaviour(request, context)
+            # As gRPC has it: what parses a message by itself gets its bytes.
+            is_parsed = handler.request_deserializer is not None
+            answer = behaviour(request if is_parsed else request.SerializeToString(), context)
             if inspect.isawaitable(answer):
                 yield await answer
                 return

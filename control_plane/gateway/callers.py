@@ -103,9 +103,8 @@ class Callers:
         certificate = shown_certificate(scope)
         if self._hand_on is not None and certificate and not _brings_key(scope["headers"]):
             if len(certificate) > _MOST_CERTIFICATE_BYTES:
-                raise UnauthenticatedError.local(
-                    f"a certificate of {len(certificate)} bytes is not handed on, {_MOST_CERTIFICATE_BYTES} are the most"
-                )
+                sentence = f"certificates of more than {_MOST_CERTIFICATE_BYTES} bytes are not handed on"
+                raise UnauthenticatedError.local(sentence)
             # No key has such a name: what is brought is printable.
             key, metadata = f"\0{certificate.hex()}", self._hand_on(certificate)
         else:

@@ -122,7 +122,7 @@ async def run(
             callers = None
             if secret is not None:
                 is_for_all = security.open or is_loopback(args.host or "0.0.0.0")
-                hand_on = _handing_on(secret, security, args.ssl_ca_certs)
+                hand_on = handing_on(secret, security, args.ssl_ca_certs)
                 answer = front.refusal_of_router
                 callers = partial(Callers, client=client, answer=answer, may_be_open=is_for_all, hand_on=hand_on)
             app = await front.make_app(args, engine, callers)
@@ -145,9 +145,9 @@ async def run(
             sock.close()
 
 
-def _handing_on(secret: Secret, security: SecuritySection, trusted: str | None) -> Callable[[bytes], Metadata] | None:
-    """trusted: the file of the authorities by which the front knows its clients, which the user's own options may have
-    made another than that of the routers: they have not agreed to that one."""
+def handing_on(secret: Secret, security: SecuritySection, trusted: str | None) -> Callable[[bytes], Metadata] | None:
+    """By what routers are told of certificates of callers; None: they are not. trusted: the file of the authorities by
+    which the front knows its clients; the user's own options may have made it another one, which no router knows."""
     if security.client_ca_file is None or trusted != security.client_ca_file:
         return None
     return partial(caller_metadata, secret)

@@ -23,8 +23,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import load
 from cluster_core.log_files import ReadLogs
-from cluster_wire.redis_client import RedisClient
 from cluster_wire.members import MembersOnly
+from cluster_wire.redis_client import RedisClient
 from cluster_wire.secret import Secret, read_secret
 from cluster_wire.worker_tls import MakeChannel, add_worker_port
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text

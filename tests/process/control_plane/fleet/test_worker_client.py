@@ -145,7 +145,9 @@ async def test_a_channel_to_a_worker_that_left_is_closed_only_after_its_calls(ca
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["an end", "a reset"])
-async def test_a_worker_that_dies_under_calls_has_died_and_is_not_reached_after(called: Called, *, resets: bool) -> None:
+async def test_a_worker_that_dies_under_calls_has_died_and_is_not_reached_after(
+    called: Called, *, resets: bool
+) -> None:
     called.engine.hold_before(3)
     async with tapped(called.worker.address) as (tap, address):
         called.reached_at(address)

@@ -1,7 +1,7 @@
 """What can be read between a router and its workers, and whom a router tells anything.
 
-With a secret all of it is encrypted, and goes to workers that have the same one alone. That the same relay reads prompts
-without one, and the key where nothing is encrypted, shows that this looks in the right place.
+With a secret all of it is encrypted, and goes to workers that have the same one alone. That the same relay reads
+prompts without one, and the key where nothing is encrypted, shows that this looks in the right place.
 """
 
 from collections.abc import AsyncIterator
@@ -87,7 +87,8 @@ async def test_with_a_secret_neither_prompts_nor_the_key_nor_names_are_read(secr
         await ask_and_open_a_session(tapped.cluster)
         names = [job.request_id for worker in tapped.cluster.workers for job in worker.engine.jobs]
         assert len(tapped.passed) > 2000 and names
-        for said in (PROMPT, PROMPT[:10], read_secret(secret_file).service_key, "rachis-service-key", "Prefill", *names):
+        key = read_secret(secret_file).service_key
+        for said in (PROMPT, PROMPT[:10], key, "rachis-service-key", "Prefill", *names):
             assert said.encode() not in tapped.passed, said
 
 
