@@ -745,7 +745,7 @@ class SecuritySection(Section):
     )
     metrics_tls: bool = Field(
         False,
-        description="Encrypt a router's metrics, probes and console with `certificate_file`; clients need none there.",
+        description="Encrypt a router's metrics, probes and console with `certificate_file`; clients may show one there, and need none.",
     )
 
     @property
