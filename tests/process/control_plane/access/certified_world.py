@@ -63,10 +63,10 @@ def showing(trusted: Authority, own: tuple[Path, Path] | None) -> ssl.SSLContext
     return context
 
 
-async def told(client: AsyncClient) -> str:
+async def told(client: AsyncClient, timeout_s: float = 10.0) -> str:
     """Who one is, or what one is told instead."""
     try:
-        return (await client.identity(10.0)).name
+        return (await client.identity(timeout_s)).name
     except RachisError as refused:
         return f"{refused.status} {refused}"
 
